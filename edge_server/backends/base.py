@@ -1,0 +1,164 @@
+"""The contract between the serving core and a runtime.
+
+A *Backend* knows one runtime: it can read a model file's inputs and outputs and open a *Session* on it. A Session is
+one model on one device; it runs a batch at a time and knows nothing of queues, batching rules or wires. A runtime's
+library is imported inside its backend file only, and only when a model first needs it.
+
+Rules that every backend keeps:
+
+- `Session.run` is called by one thread at a time, not always the same one. It releases the GIL while it computes.
+- It must not keep references to its inputs after it returned, nor write into them (they may be read-only views).
+- Whatever the library raises leaves as BackendError (in `run`) or LoadError (in `inspect`, `open`), with the model's
+  name, the runtime's words, and nothing that pins a tensor.
+- `close` may be called once, after the last run; it gives the memory back.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_server.core.message import Request
+from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.errors import EdgeServerError
+
+Array: TypeAlias = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a model file says about itself.
+
+    Shapes are complete (a leading batch dimension included), -1 where any size goes. `is_batchable`: every input and
+    output has a leading dimension of any size, so the model may be given `max_batch_size` > 0.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    is_batchable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One version's file on disk. `path` is the model file (or the directory that is the model); `version_dir` and
+    `model_dir` are the folders around it."""
+
+    path: Path
+    model_dir: Path
+    version: int
+
+    @property
+    def version_dir(self) -> Path:
+        return self.model_dir / str(self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What is in force in an open session, for the log, `status`, `check` and metrics.
+
+    `runtime`: "onnxruntime 1.23.2". `device`: "CPU", "GPU:0". `precision`: the arithmetic in use: "f32", "bf16",
+    "f16", "int8", or "as the model says" where the runtime does not tell. `options`: runtime options set, as text.
+    """
+
+    runtime: str
+    device: str
+    precision: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+class Session(abc.ABC):
+    """One model opened by one runtime: tensors in, tensors out, all rows of a batch at once."""
+
+    info: SessionInfo
+
+    @abc.abstractmethod
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Run one batch and return the named outputs.
+
+        Arrays have `(rows, *shape)` when the model batches, else the shape itself; element types are
+        `DType.numpy` of the declared types (object arrays of bytes for BYTES, uint16 bit patterns for BF16).
+        Returned arrays belong to the caller: the session neither reuses nor frees them.
+        Raises BackendError.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the model's memory back. Called once."""
+
+
+class Execution(Protocol):
+    """One request handed to a RequestSession, with the means to answer it any number of times."""
+
+    request: Request
+
+    def is_cancelled(self) -> bool: ...
+
+    def send(self, outputs: Mapping[str, Array], *, is_final: bool = False) -> None:
+        """Send one response. The last one says `is_final`; `finish` closes without one."""
+
+    def fail(self, error: EdgeServerError) -> None:
+        """Answer with an error and close."""
+
+    def finish(self) -> None:
+        """Close the stream of responses without a further one."""
+
+
+class RequestSession(abc.ABC):
+    """A model that sees requests rather than a batch of rows: decoupled models, models written in Python.
+
+    Each execution must be closed exactly once (a final `send`, `fail` or `finish`), now or later, from any thread.
+    """
+
+    info: SessionInfo
+
+    @abc.abstractmethod
+    def execute(self, executions: Sequence[Execution]) -> None:
+        """Take the requests of one batch. What it raises fails every execution that is not closed."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the model's memory back. Called once."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """What a backend needs to open one instance. `device_id` counts GPUs; None is the CPU.
+
+    `settings` are server-wide options for this backend (`--backend-config=name,key=value`)."""
+
+    spec: ModelSpec
+    file: ModelFile
+    instance_name: str
+    device_id: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+class Backend(abc.ABC):
+    """One runtime. Made once, on first use; its constructor imports the library and raises BackendMissing with the
+    pip line when it is not there or does not import."""
+
+    name: str
+    default_filename: str
+    """File looked for in the version directory when the configuration names none; "" when the backend needs no file."""
+
+    default_instance_count: int = 1
+    default_max_batch_size: int = 4
+    """max_batch_size given to a batchable model whose configuration states none (Triton: 4 for ORT and OpenVINO)."""
+
+    @abc.abstractmethod
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+        """Read the inputs and outputs from the file; None when this runtime cannot tell (the configuration must).
+
+        Raises LoadError when the file is missing, corrupt, or not for this runtime.
+        """
+
+    @abc.abstractmethod
+    def open(self, job: OpenJob) -> Session | RequestSession:
+        """Open one instance. Raises LoadError."""
+

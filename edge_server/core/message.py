@@ -1,0 +1,72 @@
+"""What a caller asks and what a model answers, free of any wire: no JSON, no protobuf here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from edge_server.core.tensor import Tensor
+from edge_server.errors import EdgeServerError
+
+Parameter: TypeAlias = str | int | float | bool
+"""Value of a request or response parameter (Triton's extension_parameters)."""
+
+NO_PARAMETERS: Mapping[str, Parameter] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Which sequence a request belongs to. `id` is never 0 or "" (those mean: no sequence)."""
+
+    id: int | str
+    is_start: bool = False
+    is_end: bool = False
+
+
+@dataclass(slots=True)
+class Request:
+    """One inference request. Not to be changed once submitted.
+
+    `version` None asks for the highest version that serves. `outputs` empty asks for all outputs, in model order.
+    `priority` 0 means the model's default, 1 is the highest. `timeout_us` 0 means none was asked for.
+    `release` is called exactly once, from any thread, when no part of the server holds the inputs any more; it gives
+    back what they are views of (a pinned shared-memory region).
+    """
+
+    model: str
+    inputs: Mapping[str, Tensor]
+    version: int | None = None
+    id: str = ""
+    outputs: tuple[str, ...] = ()
+    parameters: Mapping[str, Parameter] = field(default_factory=lambda: NO_PARAMETERS)
+    priority: int = 0
+    timeout_us: int = 0
+    sequence: SequenceStep | None = None
+    release: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class Response:
+    """One answer of the stream of answers to a request; most models send exactly one.
+
+    Either `error` is set and `outputs` is empty, or `error` is None. `is_final` closes the stream. A decoupled model
+    may close with a response that has neither outputs nor error: `is_empty` is then true and clients see it only if
+    they asked for empty final responses. Output arrays belong to the receiver.
+    """
+
+    model: str
+    version: int
+    request_id: str
+    outputs: tuple[Tensor, ...] = ()
+    parameters: Mapping[str, Parameter] = field(default_factory=lambda: NO_PARAMETERS)
+    error: EdgeServerError | None = None
+    is_final: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        return self.error is None and self.is_final and not self.outputs
+
+
+ResponseSink: TypeAlias = Callable[[Response], None]
+"""Takes each response on the thread that produced it. Must return at once and must not raise."""

@@ -1,0 +1,72 @@
+"""Counters of one model version, in the shape of Triton's statistics extension. Durations are nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something happened and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        self.count += count
+        self.ns += ns
+
+    def copy(self) -> Duration:
+        return Duration(self.count, self.ns)
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Executions of one batch size; each duration counts executions, not requests."""
+
+    batch_size: int
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ResponseStatistics:
+    """Responses at one position of a decoupled model's streams."""
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class VersionStatistics:
+    """A consistent copy of one version's counters.
+
+    `success.count` is requests; `inference_count` is rows (the sum of batch sizes); `execution_count` is batches.
+    Sums of queue and compute times are per request, so a batch of four adds its compute time four times.
+    `last_inference_ms` is milliseconds since the epoch, 0 before the first request.
+    `failures` counts failed requests by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER).
+    """
+
+    name: str
+    version: int
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    pending_count: int = 0
+    load_duration_s: float = 0.0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    responses: dict[int, ResponseStatistics] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,83 @@
+"""Tensors as they pass through the server: a name, a KServe data type and a numpy view, never a copy."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+class DType(enum.Enum):
+    """A KServe v2 data type. The value is its v2 name ("FP32", "BYTES", ...).
+
+    `itemsize`: bytes an element on the wire; 0 for BYTES, whose elements vary.
+    `numpy`: element type of the arrays that carry it. BYTES travels as an object array of `bytes`; BF16, which numpy
+    lacks, as uint16 bit patterns (the upper half of the FP32 pattern).
+    `number`: value of inference.DataType in Triton's model_config.proto.
+    """
+
+    itemsize: int
+    numpy: np.dtype[np.generic]
+    number: int
+
+    def __new__(cls, name: str, number: int, itemsize: int, numpy_name: str) -> DType:
+        member = object.__new__(cls)
+        member._value_ = name
+        member.number = number
+        member.itemsize = itemsize
+        member.numpy = np.dtype(numpy_name)
+        return member
+
+    BOOL = ("BOOL", 1, 1, "bool")
+    UINT8 = ("UINT8", 2, 1, "u1")
+    UINT16 = ("UINT16", 3, 2, "<u2")
+    UINT32 = ("UINT32", 4, 4, "<u4")
+    UINT64 = ("UINT64", 5, 8, "<u8")
+    INT8 = ("INT8", 6, 1, "i1")
+    INT16 = ("INT16", 7, 2, "<i2")
+    INT32 = ("INT32", 8, 4, "<i4")
+    INT64 = ("INT64", 9, 8, "<i8")
+    FP16 = ("FP16", 10, 2, "<f2")
+    FP32 = ("FP32", 11, 4, "<f4")
+    FP64 = ("FP64", 12, 8, "<f8")
+    BYTES = ("BYTES", 13, 0, "O")
+    BF16 = ("BF16", 14, 2, "<u2")
+
+    @property
+    def config_name(self) -> str:
+        """Its name in config.pbtxt: "TYPE_FP32"; BYTES is "TYPE_STRING" there."""
+        return "TYPE_STRING" if self is DType.BYTES else f"TYPE_{self.value}"
+
+    @classmethod
+    def from_numpy(cls, dtype: npt.DTypeLike) -> DType:
+        """Return the KServe type of a numpy dtype. Strings and objects are BYTES. KeyError when there is none."""
+        found = np.dtype(dtype)
+        if found.kind in "OSU":
+            return cls.BYTES
+        return _BY_NUMPY[found.newbyteorder("<")]
+
+
+BY_NAME: dict[str, DType] = {member.value: member for member in DType}
+BY_CONFIG_NAME: dict[str, DType] = {member.config_name: member for member in DType}
+_BY_NUMPY: dict[np.dtype[np.generic], DType] = {
+    member.numpy: member for member in DType if member not in (DType.BYTES, DType.BF16)
+}
+
+
+@dataclass(slots=True)
+class Tensor:
+    """One named tensor of a request or a response. Not to be changed once made.
+
+    `array.shape` is the tensor's shape with the batch dimension, `array.dtype` is `dtype.numpy`. The array may be a
+    read-only view of a received body or of a shared-memory region; it is valid until the request it belongs to ends.
+    """
+
+    name: str
+    dtype: DType
+    array: npt.NDArray[np.generic]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape

@@ -1,0 +1,72 @@
+"""What the server says about itself and its models: the answers to every question that is not an inference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """Answer to GET /v2: `extensions` lists Triton's names of what is served, in Triton's order."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """One input or output as clients see it: v2 type name, shape with a leading -1 when the model batches."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """Answer to GET /v2/models/NAME: `versions` are those that serve, or just the one asked for."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository index. Empty `version`, `state` or `reason` are left out on the wire.
+
+    `state` is one of UNKNOWN, READY, UNAVAILABLE, LOADING, UNLOADING, or "" for a model that was never loaded.
+    """
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRegion:
+    """A registered system shared-memory region: `key` is the POSIX name, `byte_size` bytes from `offset`."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReport:
+    """What is in force in one loaded version, for `status`, `check`, the start-up line and metrics."""
+
+    name: str
+    version: int
+    backend: str
+    runtime: str
+    device: str
+    precision: str
+    instance_count: int
+    load_s: float
+    notes: tuple[str, ...]

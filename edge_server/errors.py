@@ -1,0 +1,136 @@
+"""The error taxonomy: every failure that a caller may see is an EdgeServerError with one of Triton's code words.
+
+Status numbers live only in `frontends/status.py`. Messages name the model, version and tensor concerned, what was
+expected and what was given. Lives at the bottom: imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ErrorCode(enum.Enum):
+    """What kind of failure it is, in Triton's words (TRITONSERVER_Error_Code, plus RESOURCE_EXHAUSTED)."""
+
+    UNKNOWN = "UNKNOWN"
+    INTERNAL = "INTERNAL"
+    NOT_FOUND = "NOT_FOUND"
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNSUPPORTED = "UNSUPPORTED"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    CANCELLED = "CANCELLED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+
+
+class EdgeServerError(Exception):
+    """A failure with a code for machines and a sentence for people.
+
+    `retry_after_s` is None when trying again without a change cannot help.
+    """
+
+    code = ErrorCode.INTERNAL
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(EdgeServerError):
+    """The caller asked for something that can never be right as it stands."""
+
+    code = ErrorCode.INVALID_ARG
+
+
+class NotFound(EdgeServerError):
+    """A thing named by the caller does not exist."""
+
+    code = ErrorCode.NOT_FOUND
+
+
+class UnknownModel(NotFound):
+    """No model, or no version of it, by that name."""
+
+
+class Unsupported(EdgeServerError):
+    """Understood, but not offered by this server or this model."""
+
+    code = ErrorCode.UNSUPPORTED
+
+
+class AlreadyExists(EdgeServerError):
+    """The name is taken."""
+
+    code = ErrorCode.ALREADY_EXISTS
+
+
+class Cancelled(EdgeServerError):
+    """The caller went away or took its request back."""
+
+    code = ErrorCode.CANCELLED
+
+
+class Refusal(EdgeServerError):
+    """Right, but not now: the same request may succeed later."""
+
+    code = ErrorCode.UNAVAILABLE
+
+    def __init__(self, message: str, *, retry_after_s: float | None = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class NotReady(Refusal):
+    """The model version exists but is not serving."""
+
+
+class QueueFull(Refusal):
+    """The model's queue holds as many requests as its policy allows."""
+
+
+class DeadlineExceeded(Refusal):
+    """The request waited longer than its time limit."""
+
+
+class Draining(Refusal):
+    """The server or the version is stopping and takes nothing new."""
+
+
+class Throttled(EdgeServerError):
+    """Heat, power or memory pressure forbids the work for now."""
+
+    code = ErrorCode.RESOURCE_EXHAUSTED
+
+
+class ServingFault(EdgeServerError):
+    """The server's own side failed."""
+
+
+class BackendError(ServingFault):
+    """A runtime refused or failed while executing."""
+
+
+class SessionLost(ServingFault):
+    """A session can no longer be used (device lost, runtime wedged)."""
+
+
+class LoadError(EdgeServerError):
+    """A version could not be brought up; becomes the version's reason in the repository index."""
+
+    code = ErrorCode.INVALID_ARG
+
+
+class BadModelConfig(LoadError):
+    """The configuration contradicts itself, the schema, or the model file."""
+
+
+class BackendMissing(LoadError):
+    """The runtime that the model needs is not installed or does not import; says what to install."""
+
+
+class OutOfMemory(LoadError):
+    """Loading would not fit, or did not fit, into memory."""
+
+
+class WarmupFailed(LoadError):
+    """A warm-up sample failed; the version was never offered."""
