@@ -7,6 +7,9 @@ expected and what was given. Lives at the bottom: imports nothing of this packag
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
+
+Error = TypeVar("Error", bound="EdgeServerError")
 
 
 class ErrorCode(enum.Enum):
@@ -35,6 +38,11 @@ class EdgeServerError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+
+    def detached(self: Error) -> Error:
+        """Return itself without traceback, cause and context: their frames keep alive whatever they worked on."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 class InvalidRequest(EdgeServerError):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -26,6 +25,7 @@ import numpy.typing as npt
 
 from edge_server.core.message import Request
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model import ModelFile as ModelFile
 from edge_server.errors import EdgeServerError
 
 Array: TypeAlias = npt.NDArray[np.generic]
@@ -42,20 +42,6 @@ class Signature:
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     is_batchable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFile:
-    """One version's file on disk. `path` is the model file (or the directory that is the model); `version_dir` and
-    `model_dir` are the folders around it."""
-
-    path: Path
-    model_dir: Path
-    version: int
-
-    @property
-    def version_dir(self) -> Path:
-        return self.model_dir / str(self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +136,9 @@ class Backend(abc.ABC):
     default_instance_count: int = 1
     default_max_batch_size: int = 4
     """max_batch_size given to a batchable model whose configuration states none (Triton: 4 for ORT and OpenVINO)."""
+
+    runs_on_gpu: bool = False
+    """Whether KIND_AUTO means the box's GPUs for this backend, when the box has any; KIND_CPU otherwise."""
 
     @abc.abstractmethod
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:

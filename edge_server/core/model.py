@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edge_server.core.tensor import DType
 
@@ -186,3 +187,19 @@ class ModelSpec:
     def wire_dims(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         """Return `dims` as clients see them: with a leading -1 when the model batches."""
         return (-1, *dims) if self.max_batch_size > 0 else dims
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One version's file on disk.
+
+    `path` is the model file, or the directory that is the model; `model_dir` is the model's folder in the repository.
+    """
+
+    path: Path
+    model_dir: Path
+    version: int
+
+    @property
+    def version_dir(self) -> Path:
+        return self.model_dir / str(self.version)

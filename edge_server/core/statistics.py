@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -29,6 +29,11 @@ class BatchStatistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
 
+    def copy(self) -> BatchStatistics:
+        return BatchStatistics(
+            self.batch_size, self.compute_input.copy(), self.compute_infer.copy(), self.compute_output.copy()
+        )
+
 
 @dataclass(slots=True)
 class ResponseStatistics:
@@ -40,6 +45,16 @@ class ResponseStatistics:
     fail: Duration = field(default_factory=Duration)
     empty_response: Duration = field(default_factory=Duration)
     cancel: Duration = field(default_factory=Duration)
+
+    def copy(self) -> ResponseStatistics:
+        return ResponseStatistics(
+            self.compute_infer.copy(),
+            self.compute_output.copy(),
+            self.success.copy(),
+            self.fail.copy(),
+            self.empty_response.copy(),
+            self.cancel.copy(),
+        )
 
 
 @dataclass(slots=True)
@@ -70,3 +85,20 @@ class VersionStatistics:
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> VersionStatistics:
+        """Return a copy that shares nothing which changes."""
+        return replace(
+            self,
+            success=self.success.copy(),
+            fail=self.fail.copy(),
+            queue=self.queue.copy(),
+            compute_input=self.compute_input.copy(),
+            compute_infer=self.compute_infer.copy(),
+            compute_output=self.compute_output.copy(),
+            cache_hit=self.cache_hit.copy(),
+            cache_miss=self.cache_miss.copy(),
+            batches={size: item.copy() for size, item in self.batches.items()},
+            responses={index: item.copy() for index, item in self.responses.items()},
+            failures=dict(self.failures),
+        )

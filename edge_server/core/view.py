@@ -59,7 +59,11 @@ class SharedRegion:
 
 @dataclass(frozen=True, slots=True)
 class InstanceReport:
-    """What is in force in one loaded version, for `status`, `check`, the start-up line and metrics."""
+    """What is in force in one loaded version, for `status`, `check`, the start-up line and metrics.
+
+    `load_rss_bytes` is how much the process's resident memory grew while it loaded; approximate when models load
+    side by side.
+    """
 
     name: str
     version: int
@@ -69,4 +73,5 @@ class InstanceReport:
     precision: str
     instance_count: int
     load_s: float
+    load_rss_bytes: int
     notes: tuple[str, ...]

@@ -1,0 +1,112 @@
+"""Reads from an ONNX file in which arithmetic its weights are written, without loading it.
+
+ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). Only tags and lengths are
+followed; weight bytes are stepped over in a memory map and never read. Used by the backend files of this folder only.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+_QUANTISED_OPERATORS = frozenset(
+    (
+        b"ConvInteger",
+        b"DequantizeLinear",
+        b"DynamicQuantizeLinear",
+        b"MatMulInteger",
+        b"QLinearConv",
+        b"QLinearMatMul",
+        b"QuantizeLinear",
+    )
+)
+
+_FLOATS = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
+"""TensorProto.DataType numbers of the floating types."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+_MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_OPERATOR = 7, 1, 5, 4
+_TENSOR_DIMS, _TENSOR_TYPE = 1, 2
+
+
+def arithmetic(path: Path) -> str | None:
+    """Return "int8" for a file with quantised operators, else the floating type of most weights ("f32", "f16" ...).
+
+    None when the file holds no floating weights outside its operators. Raises ValueError when it is not ONNX.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        elements: Counter[str] = Counter()
+        for number, start, end in _fields(view, 0, len(view)):
+            if number == _MODEL_GRAPH and _count_weights(view, start, end, elements):
+                return "int8"
+    return elements.most_common(1)[0][0] if elements else None
+
+
+def _count_weights(view: mmap.mmap, start: int, end: int, elements: Counter[str]) -> bool:
+    """Add up a graph's weights by type; True (and no more counting) at the first quantised operator."""
+    for number, begin, stop in _fields(view, start, end):
+        if number == _GRAPH_INITIALIZER:
+            kind, count = _tensor(view, begin, stop)
+            if kind in _FLOATS:
+                elements[_FLOATS[kind]] += count
+        elif number == _GRAPH_NODE and _operator(view, begin, stop) in _QUANTISED_OPERATORS:
+            return True
+    return False
+
+
+def _operator(view: mmap.mmap, start: int, end: int) -> bytes:
+    for number, begin, stop in _fields(view, start, end):
+        if number == _NODE_OPERATOR:
+            return view[begin : min(stop, begin + 64)]
+    return b""
+
+
+def _tensor(view: mmap.mmap, start: int, end: int) -> tuple[int, int]:
+    """Return a weight's element type and number of elements."""
+    kind, dims = 0, []
+    for number, begin, stop in _fields(view, start, end):
+        if number == _TENSOR_TYPE:
+            kind = _varint(view, begin, stop)[0]
+        elif number == _TENSOR_DIMS:
+            while begin < stop:
+                size, begin = _varint(view, begin, stop)
+                dims.append(size)
+    return kind, math.prod(dims)
+
+
+def _fields(view: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Walk one message: field number, and where its value begins and ends (for varints: the varint itself)."""
+    at = start
+    while at < end:
+        tag, at = _varint(view, at, end)
+        wire = tag & 7
+        if wire == _VARINT:
+            stop = _varint(view, at, end)[1]
+        elif wire == _BYTES:
+            length, at = _varint(view, at, end)
+            stop = at + length
+        elif wire in (_FIXED64, _FIXED32):
+            stop = at + (8 if wire == _FIXED64 else 4)
+        else:
+            raise ValueError(f"not an ONNX file: wire type {wire} at byte {at}")
+        if stop > end:
+            raise ValueError(f"not a whole ONNX file: a field ends at byte {stop}, its message at {end}")
+        yield tag >> 3, at, stop
+        at = stop
+
+
+def _varint(view: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    """Decode a varint; return it and the position behind it."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError(f"not an ONNX file: a number does not end by byte {at}")

@@ -1,0 +1,93 @@
+"""`edge-server check DIR`: would this repository serve on this box? Loads, warms and runs every model once."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from edge_server.cli.table import render
+from edge_server.config import ServerConfig
+from edge_server.config.load import parse_serve
+from edge_server.config.sources import process_environment
+from edge_server.core.view import TensorMetadata
+from edge_server.errors import EdgeServerError
+from edge_server.server import Core, build, first_wish
+from edge_server.serving.version import ModelVersion
+from edge_server.telemetry.log import setup_logging
+
+HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
+
+HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
+
+Loads and warms every model of the repositories as `serve` would, runs one inference each (the first warm-up sample, or
+zeros with every free dimension set to 1), and prints a table. MEMORY is how much the process grew while the model
+loaded. Exits 0 when everything works, 1 with reasons when something does not, 2 when a repository cannot be read."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Check the repositories named as plain arguments; return the exit code."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(HELP)
+        return 0 if arguments else 2
+    flags = [word if word.startswith("-") else f"--model-repository={word}" for word in arguments]
+    # Warnings and worse go to the log; the table is the news.
+    parsed = parse_serve(["--log-info=false", "--log-error=false", *flags], process_environment())
+    config = _one_by_one(parsed.config)
+    core = build(config, setup_logging(config.log))
+    try:
+        core.manager.wish_for_all(first_wish(config.repository, core.source).values())
+        core.manager.wait_settled()
+        return _report(core)
+    finally:
+        core.close(0.0)
+
+
+def _one_by_one(config: ServerConfig) -> ServerConfig:
+    """Load everything there is, one model after the other, so that memory can be told apart."""
+    repository = dataclasses.replace(config.repository, control_mode="none", load_thread_count=1)
+    return dataclasses.replace(config, repository=repository)
+
+
+def _report(core: Core) -> int:
+    reasons = [
+        f"{entry.name}{' version ' + entry.version if entry.version else ''}: {entry.reason}"
+        for entry in core.service.repository_index()
+        if entry.state == "UNAVAILABLE"
+    ]
+    rows = []
+    for version in core.manager.all_ready():
+        try:
+            infer_ms = f"{version.probe() * 1000:.1f}"
+        except EdgeServerError as error:
+            infer_ms = "failed"
+            reasons.append(f"{version.name} version {version.version}: {error}")
+        rows.append(_row(core, version, infer_ms))
+    if rows:
+        print(render(HEADS, rows))
+    elif not reasons:
+        reasons.append("there is no model in it")
+    for reason in reasons:
+        print(f"FAILED {reason}", file=sys.stderr)
+    return 1 if reasons else 0
+
+
+def _row(core: Core, version: ModelVersion, infer_ms: str) -> tuple[str, ...]:
+    report = version.report()
+    metadata = core.service.model_metadata(version.name, version.version)
+    return (
+        report.name,
+        str(report.version),
+        report.backend,
+        report.precision,
+        "\n".join(map(describe, metadata.inputs)),
+        "\n".join(map(describe, metadata.outputs)),
+        f"{report.load_s * 1000:.0f}",
+        infer_ms,
+        f"{report.load_rss_bytes / 1e6:.0f}",
+    )
+
+
+def describe(tensor: TensorMetadata) -> str:
+    """Return "name FP32[-1,3,224,224]"."""
+    return f"{tensor.name} {tensor.datatype}[{','.join(map(str, tensor.shape))}]"

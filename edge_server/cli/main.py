@@ -1,0 +1,43 @@
+"""The command `edge-server`: picks the sub-command and turns what it raises into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from edge_server import __version__
+from edge_server.config import ConfigError
+from edge_server.errors import EdgeServerError
+
+COMMANDS = {
+    "serve": "serve the models of one or more repositories until told to stop",
+    "check": "load and warm every model of a repository, run one inference each, and print a table",
+    "status": "ask a running server what it serves, and print a table",
+}
+"""Command -> what it does; each is `run(arguments) -> exit code` in the module of its name."""
+
+USAGE = "usage: edge-server COMMAND [OPTIONS]\n\n" + "\n".join(
+    f"  {name:8} {text}" for name, text in COMMANDS.items()
+) + "\n\n  edge-server COMMAND --help tells the options; edge-server --version tells the version."  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the process's exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"edge-server {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"edge-server: there is no command '{name}'\n{USAGE}", file=sys.stderr)
+        return 2
+    try:
+        code: int = importlib.import_module(f"edge_server.cli.{name}").run(rest)
+    except (ConfigError, EdgeServerError) as error:
+        print(f"edge-server {name}: {error}", file=sys.stderr)
+        return 2
+    return code

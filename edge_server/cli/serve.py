@@ -1,0 +1,29 @@
+"""`edge-server serve`: serve until SIGTERM or SIGINT, drain, exit 0."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from edge_server.config.load import parse_serve
+from edge_server.config.sources import process_environment
+from edge_server.config.text import describe, help_text
+from edge_server.server import serve
+from edge_server.telemetry.log import setup_logging
+
+log = logging.getLogger(__name__)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serve as the arguments, the environment and the configuration file say; return the exit code."""
+    parsed = parse_serve(arguments, process_environment())
+    if parsed.asks_help:
+        print(help_text())
+        return 0
+    if parsed.asks_print:
+        print(describe(parsed))
+        return 0
+    settings = setup_logging(parsed.config.log)
+    for warning in parsed.warnings:
+        log.warning("%s", warning)
+    return serve(parsed.config, settings)

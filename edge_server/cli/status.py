@@ -1,0 +1,102 @@
+"""`edge-server status`: what a running server serves, asked over the wire."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, cast
+
+from edge_server.cli.check import describe
+from edge_server.cli.table import render
+from edge_server.core.view import TensorMetadata
+
+HEADS = (
+    "MODEL", "VERSION", "STATE", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS",
+    "LOAD MS", "INFER MS", "MEMORY MB", "REQUESTS", "FAILED",
+)  # fmt: skip
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print a table of the server at `--url`; 0 when it is ready, 1 when it is not or does not answer."""
+    parser = argparse.ArgumentParser(
+        prog="edge-server status",
+        description="Ask a running server what it serves. INFER MS is the mean since the model was loaded.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of its HTTP endpoint")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for each answer")
+    options = parser.parse_args(arguments)
+    try:
+        return _report(options.url.rstrip("/"), options.timeout)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        print(f"edge-server status: no answer from {options.url}: {reason}", file=sys.stderr)
+        return 1
+
+
+def _report(url: str, timeout_s: float) -> int:
+    server = _get(f"{url}/v2", timeout_s)
+    is_ready = _is_ready(url, timeout_s)
+    index = cast("list[dict[str, str]]", _post(f"{url}/v2/repository/index", timeout_s))
+    reports = {(item["name"], str(item["version"])): item for item in _get(f"{url}/edge/v1/models", timeout_s)["models"]}
+    rows = [_row(url, timeout_s, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
+    print(f"{server['name']} {server['version']} at {url} is {'ready' if is_ready else 'NOT ready'}")
+    if rows:
+        print(render(HEADS, rows))
+    for entry in index:
+        if entry.get("reason"):
+            print(f"{entry['name']} version {entry.get('version', '-')}: {entry['reason']}")
+    return 0 if is_ready else 1
+
+
+def _row(url: str, timeout_s: float, entry: dict[str, str], report: dict[str, Any] | None) -> tuple[str, ...]:
+    name, version = entry["name"], entry.get("version", "")
+    state = entry.get("state", "not loaded")
+    if report is None or state != "READY":
+        return (name, version, state, *[""] * (len(HEADS) - 3))
+    base = f"{url}/v2/models/{urllib.parse.quote(name, safe='')}/versions/{version}"
+    metadata = _get(base, timeout_s)
+    statistics = _get(f"{base}/stats", timeout_s)["model_stats"][0]["inference_stats"]
+    infer = statistics["compute_infer"]
+    return (
+        name,
+        version,
+        state,
+        report["backend"],
+        report["precision"],
+        _tensors(metadata["inputs"]),
+        _tensors(metadata["outputs"]),
+        f"{report['load_s'] * 1000:.0f}",
+        f"{infer['ns'] / infer['count'] / 1e6:.1f}" if infer["count"] else "-",
+        f"{report['load_rss_bytes'] / 1e6:.0f}",
+        str(statistics["success"]["count"]),
+        str(statistics["fail"]["count"]),
+    )
+
+
+def _tensors(items: list[dict[str, Any]]) -> str:
+    return "\n".join(describe(TensorMetadata(item["name"], item["datatype"], tuple(item["shape"]))) for item in items)
+
+
+def _is_ready(url: str, timeout_s: float) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=timeout_s):
+            return True
+    except urllib.error.HTTPError:
+        return False
+
+
+def _get(url: str, timeout_s: float) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=timeout_s) as reply:
+        return cast("dict[str, Any]", json.load(reply))
+
+
+def _post(url: str, timeout_s: float) -> Any:
+    request = urllib.request.Request(url, data=b"", method="POST")
+    with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+        return json.load(reply)

@@ -1,0 +1,18 @@
+"""Plain-text tables for people at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows in columns as wide as their widest cell. A cell may have several lines."""
+    split = [[cell.split("\n") for cell in row] for row in (heads, *rows)]
+    widths = [max(len(line) for row in split for line in row[column]) for column in range(len(heads))]
+    lines = []
+    for row in split:
+        for index in range(max(len(cell) for cell in row)):
+            cells = [cell[index] if index < len(cell) else "" for cell in row]
+            lines.append("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""What the operator decides: flag > environment > TOML file > default, merged once at the start.
+
+May import only the standard library (and tomli below Python 3.11); everyone above core may import from here. The only
+folder that reads os.environ, in one function. `slices` holds the values, `kinds` how text becomes one, `table` the
+settings, `sources` the places they are read from, `load` the merge, `text` the help and the printed configuration.
+"""
+
+from edge_server.config.kinds import ConfigError
+from edge_server.config.load import ServeArguments, parse_serve
+from edge_server.config.slices import (
+    CATEGORIES,
+    GrpcConfig,
+    HttpConfig,
+    LifecycleConfig,
+    LogConfig,
+    MemoryConfig,
+    MetricsConfig,
+    RepositoryConfig,
+    RestrictedGroup,
+    ServerConfig,
+)
+from edge_server.config.sources import process_environment
+from edge_server.config.text import describe, help_text
+
+__all__ = [
+    "CATEGORIES",
+    "ConfigError",
+    "GrpcConfig",
+    "HttpConfig",
+    "LifecycleConfig",
+    "LogConfig",
+    "MemoryConfig",
+    "MetricsConfig",
+    "RepositoryConfig",
+    "RestrictedGroup",
+    "ServeArguments",
+    "ServerConfig",
+    "describe",
+    "help_text",
+    "parse_serve",
+    "process_environment",
+]

@@ -1,0 +1,184 @@
+"""The configuration as frozen dataclasses, one slice per subsystem. A subsystem is given its slice and nothing else.
+
+Default values stand here and nowhere else; `table` says how each field is spelled as flag, variable and TOML key, and
+in which range it must lie. Every listener is on 127.0.0.1 by default, where Triton listens on all interfaces: a box on
+a robot's network should be opened on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+LOOPBACK = "127.0.0.1"
+MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
+
+ControlMode = Literal["none", "poll", "explicit"]
+LogFormat = Literal["default", "ISO8601", "text", "json"]
+CompressionLevel = Literal["none", "low", "medium", "high"]
+LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+
+
+@dataclass(frozen=True, slots=True)
+class RestrictedGroup:
+    """Endpoint categories that answer only requests whose header (gRPC: metadata) `key` equals `value`.
+
+    For gRPC the metadata name is "triton-grpc-protocol-" + `key`. `categories` are of CATEGORIES, each in one group at
+    most. `value` is a secret: kept out of repr, logs and --print-config.
+    """
+
+    categories: tuple[str, ...]
+    key: str
+    value: str = field(repr=False)
+
+
+CATEGORIES = (
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""Triton's names of the groups of endpoints that can be restricted, for HTTP and gRPC alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP/REST listener. Port 0 lets the system choose. TLS is on when both `tls_cert` and `tls_key` name files.
+
+    `header_pattern`: request headers whose whole name it matches become request parameters; None forwards nothing.
+    `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body.
+    """
+
+    is_enabled: bool = True
+    address: str = LOOPBACK
+    port: int = 8000
+    reuses_port: bool = False
+    max_input_size_bytes: int = MAX_INPUT_SIZE_BYTES
+    header_pattern: re.Pattern[str] | None = None
+    restricted: tuple[RestrictedGroup, ...] = ()
+    tls_cert: str = ""
+    tls_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcConfig:
+    """The gRPC listener. Port 0 lets the system choose.
+
+    `is_mutual_tls` implies `is_tls` and asks clients for a certificate signed by `root_cert`. The keepalive numbers are
+    gRPC's channel arguments of the same name, in milliseconds; 0 for the two connection ages means unlimited.
+    """
+
+    is_enabled: bool = True
+    address: str = LOOPBACK
+    port: int = 8001
+    reuses_port: bool = False
+    compression_level: CompressionLevel = "none"
+    header_pattern: re.Pattern[str] | None = None
+    restricted: tuple[RestrictedGroup, ...] = ()
+    is_tls: bool = False
+    is_mutual_tls: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data_ms: int = 300_000
+    http2_max_ping_strikes: int = 2
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """The Prometheus endpoint. `address` "" means: the HTTP listener's address (`parse_serve` fills it in)."""
+
+    is_enabled: bool = True
+    has_cpu_metrics: bool = True
+    has_gpu_metrics: bool = True
+    address: str = ""
+    port: int = 8002
+    interval_ms: int = 2_000
+
+
+def _default_load_thread_count() -> int:
+    return min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryConfig:
+    """Where models come from and when.
+
+    `load_models` are loaded at the start in explicit mode ("*" alone: all). `model_config_name` N makes a model's
+    `configs/N.pbtxt`, where there is one, stand in for its config.pbtxt.
+    """
+
+    paths: tuple[str, ...] = ()
+    control_mode: ControlMode = "none"
+    poll_s: float = 15.0
+    load_models: tuple[str, ...] = ()
+    model_config_name: str = ""
+    is_auto_complete_disabled: bool = False
+    load_thread_count: int = field(default_factory=_default_load_thread_count)
+    load_retry_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """`allows_client_shm`: clients may name shared-memory regions of this machine for the server to map."""
+
+    allows_client_shm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """`verbose_level` above 0 shows debug lines of the server, above 1 those of its libraries too.
+
+    `format`: Triton's "default" and "ISO8601", or "text" and "json". `file` "" is standard error.
+    `journal_stream` is JOURNAL_STREAM as systemd set it ("device:inode"): standard error may be the journal's.
+    """
+
+    verbose_level: int = 0
+    shows_info: bool = True
+    shows_warning: bool = True
+    shows_error: bool = True
+    format: LogFormat = "default"
+    file: str = ""
+    journal_stream: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleConfig:
+    """Start, readiness and stop of the whole server.
+
+    `is_readiness_strict`: ready only when every known model serves. `exits_on_error` is off where Triton's is on: on
+    a box in the field one broken model should not take the others down. `exit_timeout_s` bounds the drain.
+    """
+
+    server_id: str = "triton"
+    is_readiness_strict: bool = True
+    exits_on_error: bool = False
+    exit_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything the server was told. `backends[name][key]` are backend settings; name "" holds those for all."""
+
+    http: HttpConfig = HttpConfig()
+    grpc: GrpcConfig = GrpcConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    repository: RepositoryConfig = field(default_factory=RepositoryConfig)
+    memory: MemoryConfig = MemoryConfig()
+    log: LogConfig = LogConfig()
+    lifecycle: LifecycleConfig = LifecycleConfig()
+    backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

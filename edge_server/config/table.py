@@ -1,0 +1,345 @@
+"""The table of settings: each one's name, flag, kind and help. Its variable and TOML key follow from these two names.
+
+Flags that Triton has bear Triton's names and meanings. `IGNORED` are Triton's flags that have nothing to act on here;
+they are taken with a warning, so that a start line written for Triton works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge_server.config.kinds import (
+    BACKEND_SETTING,
+    BOOLEAN,
+    COUNT,
+    OPTIONAL_PATH,
+    OPTIONAL_TEXT,
+    PATH,
+    PATTERN,
+    PORT,
+    RESTRICTED,
+    TEXT,
+    VERBOSITY,
+    Kind,
+    choice,
+    integer,
+    number,
+)
+from edge_server.config.slices import LOG_FORMATS
+
+VARIABLE_PREFIX = "EDGE_SERVER_"
+CONFIG_FLAG = "--config"
+CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`name` is slice.field. A non-empty `separator` makes it repeatable, and splits its environment variable."""
+
+    name: str
+    flag: str
+    kind: Kind
+    help: str
+    separator: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        return VARIABLE_PREFIX + self.flag.removeprefix("--").upper().replace("-", "_")
+
+    @property
+    def section(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def field(self) -> str:
+        return self.name.partition(".")[2]
+
+
+_REPOSITORY = (
+    Setting(
+        "repository.paths",
+        "--model-repository",
+        PATH,
+        "Folder of models. Repeatable.",
+        separator=":",
+        aliases=("--model-store",),
+    ),
+    Setting(
+        "repository.control_mode",
+        "--model-control-mode",
+        choice("none", "poll", "explicit"),
+        "none: load all models at the start. poll: follow changes of the repository. explicit: load on request.",
+    ),
+    Setting(
+        "repository.poll_s",
+        "--repository-poll-secs",
+        number(0.05, 86_400),
+        "Seconds between two looks at the repository in poll mode.",
+    ),
+    Setting(
+        "repository.load_models",
+        "--load-model",
+        TEXT,
+        "Model to load at the start in explicit mode; '*' alone loads all. Repeatable.",
+        separator=",",
+    ),
+    Setting(
+        "repository.model_config_name",
+        "--model-config-name",
+        OPTIONAL_TEXT,
+        "Use configs/<name>.pbtxt of a model, where there is one, in place of its config.pbtxt.",
+    ),
+    Setting(
+        "repository.is_auto_complete_disabled",
+        "--disable-auto-complete-config",
+        BOOLEAN,
+        "Do not fill in missing parts of a model's configuration from its file.",
+        aliases=("--strict-model-config",),
+    ),
+    Setting(
+        "repository.load_thread_count",
+        "--model-load-thread-count",
+        integer(1, 256),
+        "How many models load at the same time.",
+    ),
+    Setting(
+        "repository.load_retry_count",
+        "--model-load-retry-count",
+        integer(0, 1000),
+        "How often a failed load is tried again.",
+    ),
+    Setting(
+        "backends.",
+        "--backend-config",
+        BACKEND_SETTING,
+        "Setting of one backend, or of all when no backend is named. Repeatable.",
+        separator=" ",
+    ),
+)
+
+_HTTP = (
+    Setting("http.is_enabled", "--allow-http", BOOLEAN, "Offer HTTP."),
+    Setting("http.address", "--http-address", TEXT, "Address that HTTP listens on; 0.0.0.0 opens it to the network."),
+    Setting("http.port", "--http-port", PORT, "Port of HTTP; 0 lets the system choose."),
+    Setting("http.reuses_port", "--reuse-http-port", BOOLEAN, "Let other processes listen on the HTTP port too."),
+    Setting(
+        "http.max_input_size_bytes",
+        "--http-max-input-size",
+        integer(1, 2**40),
+        "Largest HTTP input in bytes, also after decompression.",
+    ),
+    Setting(
+        "http.header_pattern",
+        "--http-header-forward-pattern",
+        PATTERN,
+        "Request headers whose whole name matches, in any case, become request parameters.",
+    ),
+    Setting(
+        "http.restricted",
+        "--http-restricted-api",
+        RESTRICTED,
+        "Answer these endpoint categories only to requests with header key=value. Repeatable.",
+        separator=" ",
+    ),
+    Setting("http.tls_cert", "--http-tls-cert", OPTIONAL_PATH, "PEM file of the HTTPS certificate chain."),
+    Setting("http.tls_key", "--http-tls-key", OPTIONAL_PATH, "PEM file of the HTTPS private key."),
+)
+
+_GRPC = (
+    Setting("grpc.is_enabled", "--allow-grpc", BOOLEAN, "Offer gRPC."),
+    Setting("grpc.address", "--grpc-address", TEXT, "Address that gRPC listens on; 0.0.0.0 opens it to the network."),
+    Setting("grpc.port", "--grpc-port", PORT, "Port of gRPC; 0 lets the system choose."),
+    Setting("grpc.reuses_port", "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too."),
+    Setting(
+        "grpc.compression_level",
+        "--grpc-infer-response-compression-level",
+        choice("none", "low", "medium", "high"),
+        "How hard inference responses are compressed.",
+    ),
+    Setting(
+        "grpc.header_pattern",
+        "--grpc-header-forward-pattern",
+        PATTERN,
+        "Request metadata whose whole name matches, in any case, become request parameters.",
+    ),
+    Setting(
+        "grpc.restricted",
+        "--grpc-restricted-protocol",
+        RESTRICTED,
+        "Answer these categories only to requests with metadata triton-grpc-protocol-<key>=<value>. Repeatable.",
+        separator=" ",
+    ),
+    Setting("grpc.is_tls", "--grpc-use-ssl", BOOLEAN, "Encrypt gRPC; needs certificate and key."),
+    Setting(
+        "grpc.is_mutual_tls",
+        "--grpc-use-ssl-mutual",
+        BOOLEAN,
+        "Encrypt gRPC and ask clients for a certificate; needs the root certificate too.",
+    ),
+    Setting("grpc.server_cert", "--grpc-server-cert", OPTIONAL_PATH, "PEM file of the gRPC certificate chain."),
+    Setting("grpc.server_key", "--grpc-server-key", OPTIONAL_PATH, "PEM file of the gRPC private key."),
+    Setting("grpc.root_cert", "--grpc-root-cert", OPTIONAL_PATH, "PEM file of who may sign client certificates."),
+    Setting(
+        "grpc.keepalive_time_ms",
+        "--grpc-keepalive-time",
+        COUNT,
+        "Milliseconds of silence after which the server pings a client.",
+    ),
+    Setting(
+        "grpc.keepalive_timeout_ms",
+        "--grpc-keepalive-timeout",
+        COUNT,
+        "Milliseconds to wait for the answer to a ping before closing.",
+    ),
+    Setting(
+        "grpc.keepalive_permit_without_calls",
+        "--grpc-keepalive-permit-without-calls",
+        BOOLEAN,
+        "Allow pings while no call is running.",
+    ),
+    Setting(
+        "grpc.http2_max_pings_without_data",
+        "--grpc-http2-max-pings-without-data",
+        COUNT,
+        "Pings that may be sent with no data in between.",
+    ),
+    Setting(
+        "grpc.http2_min_recv_ping_interval_without_data_ms",
+        "--grpc-http2-min-recv-ping-interval-without-data",
+        COUNT,
+        "Milliseconds that must lie between two pings of a client with no data in between.",
+    ),
+    Setting(
+        "grpc.http2_max_ping_strikes",
+        "--grpc-http2-max-ping-strikes",
+        COUNT,
+        "Bad pings of a client before its connection is closed; 0: any number.",
+    ),
+    Setting(
+        "grpc.max_connection_age_ms",
+        "--grpc-max-connection-age",
+        COUNT,
+        "Milliseconds a connection may live; 0: for ever.",
+    ),
+    Setting(
+        "grpc.max_connection_age_grace_ms",
+        "--grpc-max-connection-age-grace",
+        COUNT,
+        "Milliseconds that calls have to end on a connection past its age; 0: for ever.",
+    ),
+)
+
+_METRICS = (
+    Setting("metrics.is_enabled", "--allow-metrics", BOOLEAN, "Offer Prometheus metrics."),
+    Setting("metrics.has_cpu_metrics", "--allow-cpu-metrics", BOOLEAN, "Include processor load and memory."),
+    Setting("metrics.has_gpu_metrics", "--allow-gpu-metrics", BOOLEAN, "Include GPU load, memory and power."),
+    Setting("metrics.address", "--metrics-address", OPTIONAL_TEXT, "Address of metrics; empty: the HTTP address."),
+    Setting("metrics.port", "--metrics-port", PORT, "Port of metrics; 0 lets the system choose."),
+    Setting(
+        "metrics.interval_ms",
+        "--metrics-interval-ms",
+        integer(1, 3_600_000),
+        "Milliseconds between two readings of processor and GPU.",
+    ),
+)
+
+_OTHERS = (
+    Setting(
+        "memory.allows_client_shm",
+        "--allow-client-shm",
+        BOOLEAN,
+        "Let clients name shared memory of this machine for the server to read and write.",
+    ),
+    Setting(
+        "log.verbose_level",
+        "--log-verbose",
+        VERBOSITY,
+        "1: log debug lines of the server. 2 and more: those of its libraries too.",
+    ),
+    Setting("log.shows_info", "--log-info", BOOLEAN, "Log what goes as planned."),
+    Setting("log.shows_warning", "--log-warning", BOOLEAN, "Log warnings."),
+    Setting("log.shows_error", "--log-error", BOOLEAN, "Log errors."),
+    Setting(
+        "log.format",
+        "--log-format",
+        choice(*LOG_FORMATS),
+        "Triton's default or ISO8601, plain text, or one JSON object per line.",
+    ),
+    Setting("log.file", "--log-file", OPTIONAL_PATH, "File to append to; empty: standard error."),
+    Setting("lifecycle.server_id", "--id", TEXT, "Name of this server in its metadata."),
+    Setting(
+        "lifecycle.is_readiness_strict",
+        "--strict-readiness",
+        BOOLEAN,
+        "Be ready only while every known model is.",
+    ),
+    Setting(
+        "lifecycle.exits_on_error",
+        "--exit-on-error",
+        BOOLEAN,
+        "Do not start when a model fails to load. (Triton's default is true.)",
+    ),
+    Setting(
+        "lifecycle.exit_timeout_s",
+        "--exit-timeout-secs",
+        number(0, 86_400),
+        "Seconds that running requests have to end when the server stops.",
+    ),
+)
+
+SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_METRICS, *_OTHERS)
+
+_THREADS = "threads are managed by the front ends themselves"
+_POOLS = "there are no memory pools"
+_CLOUD = "there is no such front end"
+_TRACE = "tracing is not offered"
+_CACHE = "there is no response cache"
+_DIRECTORY = "there are no plug-in libraries to look for"
+_LIMITER = "there is no resource rate limiter"
+
+IGNORED: Mapping[str, str] = {
+    "--http-thread-count": _THREADS,
+    "--grpc-infer-thread-count": _THREADS,
+    "--grpc-infer-allocation-pool-size": _POOLS,
+    "--grpc-max-response-pool-size": _POOLS,
+    "--buffer-manager-thread-count": _THREADS,
+    "--pinned-memory-pool-byte-size": _POOLS,
+    "--cuda-memory-pool-byte-size": _POOLS,
+    "--cuda-virtual-address-size": _POOLS,
+    "--enable-peer-access": "tensors are not copied between GPUs",
+    "--min-supported-compute-capability": "each runtime decides which GPUs it supports",
+    "--host-policy": "there are no host policies",
+    "--model-load-gpu-limit": "GPU memory is not limited per load",
+    "--model-namespacing": "model names are one namespace",
+    "--rate-limit": _LIMITER,
+    "--rate-limit-resource": _LIMITER,
+    "--backend-directory": _DIRECTORY,
+    "--repoagent-directory": _DIRECTORY,
+    "--cache-directory": _DIRECTORY,
+    "--cache-config": _CACHE,
+    "--response-cache-byte-size": _CACHE,
+    "--metrics-config": "latencies are always counters",
+    "--trace-config": _TRACE,
+    "--trace-file": _TRACE,
+    "--trace-level": _TRACE,
+    "--trace-rate": _TRACE,
+    "--trace-count": _TRACE,
+    "--trace-log-frequency": _TRACE,
+    "--allow-sagemaker": _CLOUD,
+    "--sagemaker-port": _CLOUD,
+    "--sagemaker-safe-port-range": _CLOUD,
+    "--sagemaker-thread-count": _CLOUD,
+    "--allow-vertex-ai": _CLOUD,
+    "--vertex-ai-default-model": _CLOUD,
+    "--vertex-ai-port": _CLOUD,
+    "--vertex-ai-thread-count": _CLOUD,
+}
+"""Triton's flags that are taken and do nothing -> why."""
+
+DEPRECATED: Mapping[str, str] = {
+    "--model-store": "--model-repository",
+    "--strict-model-config": "--disable-auto-complete-config",
+}
+"""Triton's old spellings that still act -> the one to use."""

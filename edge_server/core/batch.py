@@ -1,0 +1,127 @@
+"""Rows that run together: gather the inputs of several requests into one batch, scatter its outputs back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_server.core.message import Request
+from edge_server.core.model import ModelSpec, OutputSpec
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BackendError
+
+Array: TypeAlias = npt.NDArray[np.generic]
+
+
+class BatchPlan:
+    """How one model's requests become a batch and its outputs become answers. Made once a version; holds no state."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._output_specs = {item.name: item for item in spec.outputs}
+        self._output_names = tuple(item.name for item in spec.outputs)
+        self._reshaped_inputs = {item.name: item for item in spec.inputs if item.reshape is not None}
+        self._has_rows = spec.max_batch_size > 0
+        self._may_leave_out = any(item.is_optional for item in spec.inputs)
+
+    def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
+        """Return the batch's inputs: the arrays themselves for a lone request, else copies joined along the rows."""
+        first = requests[0].inputs
+        if len(requests) == 1:
+            batch = {name: tensor.array for name, tensor in first.items()}
+        else:
+            batch = {name: np.concatenate([request.inputs[name].array for request in requests]) for name in first}
+        for name, spec in self._reshaped_inputs.items():
+            if name in batch and spec.reshape is not None:
+                batch[name] = self._reshape(batch[name], spec.dims, spec.reshape)
+        return batch
+
+    def wanted(self, requests: Sequence[Request]) -> Sequence[str]:
+        """Return the outputs to compute, in model order: all, or the union of what each request asked for."""
+        if not all(request.outputs for request in requests):
+            return self._output_names
+        union = {name for request in requests for name in request.outputs}
+        return [name for name in self._output_names if name in union]
+
+    def scatter(
+        self, outputs: Mapping[str, Array], requests: Sequence[Request], rows: Sequence[int]
+    ) -> list[tuple[Tensor, ...]]:
+        """Return each request's outputs as views of the batch's.
+
+        Raises BackendError for an output that has not the name, type or shape promised, or is missing; a model with
+        optional inputs may leave outputs out.
+        """
+        total = sum(rows)
+        whole = {name: self._checked(name, array, total) for name, array in outputs.items()}
+        if len(whole) < len(self._output_names) and not self._may_leave_out:
+            self._check_complete(whole, requests)
+        if len(requests) == 1:
+            return [self._pick(whole, requests[0], None)]
+        answers = []
+        start = 0
+        for request, count in zip(requests, rows, strict=True):
+            answers.append(self._pick(whole, request, slice(start, start + count)))
+            start += count
+        return answers
+
+    def answer(self, outputs: Mapping[str, Array], request: Request) -> tuple[Tensor, ...]:
+        """Return one response's outputs, of any number of rows, as the request asked. Raises BackendError."""
+        whole = {name: self._checked(name, array, None) for name, array in outputs.items()}
+        return self._pick(whole, request, None)
+
+    def _pick(self, whole: Mapping[str, Array], request: Request, rows: slice | None) -> tuple[Tensor, ...]:
+        names: Sequence[str] = self._output_names
+        if request.outputs:
+            names = [name for name in names if name in request.outputs]
+        specs = self._output_specs
+        return tuple(
+            [
+                Tensor(name, specs[name].dtype, whole[name] if rows is None else whole[name][rows])
+                for name in names
+                if name in whole
+            ]
+        )
+
+    def _checked(self, name: str, array: Array, total: int | None) -> Array:
+        """Return the output as clients see it. `total` is how many rows it must have; None: any number."""
+        spec = self._output_specs.get(name)
+        if spec is None:
+            raise BackendError(f"model '{self._spec.name}' answered an output '{name}' that it does not declare")
+        if array.dtype != spec.dtype.numpy:
+            raise BackendError(
+                f"model '{self._spec.name}' answered output '{name}' with elements of type {array.dtype}, "
+                f"but its configuration promises {spec.dtype.value}"
+            )
+        item_dims = spec.dims if spec.reshape is None else spec.reshape
+        expected = item_dims
+        if self._has_rows and not spec.is_shape_tensor:
+            expected = (-1 if total is None else total, *item_dims)
+        shape = array.shape
+        if shape != expected and (
+            len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True))
+        ):
+            raise self._broken_promise(spec, expected, shape)
+        return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
+
+    def _check_complete(self, whole: Mapping[str, Array], requests: Sequence[Request]) -> None:
+        for name in self.wanted(requests):
+            if name not in whole:
+                raise BackendError(
+                    f"model '{self._spec.name}' did not answer output '{name}', which its configuration promises"
+                )
+
+    def _reshape(self, array: Array, given: tuple[int, ...], wanted: tuple[int, ...]) -> Array:
+        """Turn items of shape `given` into items of shape `wanted`; each -1 of one stands for a -1 of the other."""
+        lead = array.shape[:1] if self._has_rows else ()
+        item_shape = array.shape[len(lead) :]
+        free = iter([size for size, dim in zip(item_shape, given, strict=True) if dim == -1])
+        return array.reshape(lead + tuple(next(free) if dim == -1 else dim for dim in wanted))
+
+    def _broken_promise(self, spec: OutputSpec, expected: Sequence[int], given: tuple[int, ...]) -> BackendError:
+        return BackendError(
+            f"model '{self._spec.name}' answered output '{spec.name}' with shape {list(given)}, "
+            f"but its configuration promises {list(expected)}"
+        )

@@ -1,0 +1,130 @@
+"""Whether a request fits what the model's configuration promised. The sentences follow Triton's: clients match them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from edge_server.core.message import Request
+from edge_server.core.model import InputSpec, ModelSpec
+from edge_server.core.tensor import Tensor
+from edge_server.errors import InvalidRequest
+
+
+class RequestCheck:
+    """Checks requests against one ModelSpec. Made once a version, used by any thread."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._inputs = {item.name: item for item in spec.inputs}
+        self._outputs = frozenset(item.name for item in spec.outputs)
+        self._required = frozenset(item.name for item in spec.inputs if not item.is_optional)
+        self._expected_dims = {item.name: spec.wire_dims(item.dims) for item in spec.inputs}
+        self._shapes_vary = any(item.is_optional or -1 in item.dims for item in spec.inputs)
+        self._has_shape_tensors = any(item.is_shape_tensor for item in spec.inputs)
+
+    def rows(self, request: Request) -> int:
+        """Return how many rows the request brings: its batch size, or 1 for a model that does not batch.
+
+        Raises InvalidRequest with Triton's words, naming model, tensor, expected and given.
+        """
+        inputs = request.inputs
+        if inputs.keys() != self._inputs.keys():
+            self._check_names(request)
+        rows = 0
+        for name, tensor in inputs.items():
+            spec = self._inputs[name]
+            if tensor.dtype is not spec.dtype:
+                raise self._error(
+                    request,
+                    f"inference input '{name}' data-type is '{tensor.dtype.value}', but model '{self._spec.name}' "
+                    f"expects '{spec.dtype.value}'",
+                )
+            rows = self._check_shape(request, spec, tensor, rows)
+        for name in request.outputs:
+            if name not in self._outputs:
+                raise self._error(request, f"unexpected inference output '{name}' for model '{self._spec.name}'")
+        return rows or 1
+
+    def merge_key(self, request: Request) -> Hashable:
+        """Return what two requests must have in common to share a batch: their inputs and item shapes.
+
+        Requests to a model with shape tensors share with none: one batch has one value of each.
+        """
+        if self._has_shape_tensors:
+            return object()
+        if not self._shapes_vary:
+            return None
+        inputs = request.inputs
+        return tuple((name, inputs[name].array.shape[1:]) for name in self._inputs if name in inputs)
+
+    def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, rows: int) -> int:
+        shape = tensor.array.shape
+        limit = self._spec.max_batch_size
+        item_shape = shape[1:] if limit else shape
+        if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):
+            raise self._shape_error(request, spec, shape)
+        if limit == 0 or spec.is_shape_tensor:
+            return rows
+        given: int = shape[0]
+        if given == 0:
+            raise self._shape_error(request, spec, shape)
+        if given > limit:
+            raise self._error(
+                request, f"inference request batch-size must be <= {limit} for '{self._spec.name}', got {given}"
+            )
+        if rows not in (0, given):
+            raise self._error(
+                request,
+                f"input '{spec.name}' batch size does not match other inputs for '{self._spec.name}': "
+                f"expected {rows}, got {given}",
+            )
+        return given
+
+    def _check_names(self, request: Request) -> None:
+        given = request.inputs.keys()
+        missing = sorted(self._required - given)
+        total, required = len(self._inputs), len(self._required)
+        if (missing and len(given) != total) or not required <= len(given) <= total:
+            expected = (
+                f"expected {total} inputs but got {len(given)} inputs for model '{self._spec.name}'"
+                if required == total
+                else f"expected number of inputs between {required} and {total} but got {len(given)} inputs "
+                f"for model '{self._spec.name}'"
+            )
+            raise self._error(
+                request,
+                f"{expected}. Got input(s) [{_quoted(sorted(given))}], but missing required input(s) "
+                f"[{_quoted(missing)}]. Please provide all required input(s).",
+            )
+        for name in given:
+            if name not in self._inputs:
+                raise self._error(
+                    request,
+                    f"unexpected inference input '{name}' for model '{self._spec.name}', "
+                    f"which has {_quoted(list(self._inputs))}",
+                )
+
+    def _shape_error(self, request: Request, spec: InputSpec, shape: tuple[int, ...]) -> InvalidRequest:
+        expected, given = (",".join(map(str, dims)) for dims in (self._expected_dims[spec.name], shape))
+        note = ""
+        if self._spec.max_batch_size > 0:
+            note = (
+                f" NOTE: max_batch_size is {self._spec.max_batch_size}, so the first dimension of every input is the "
+                "batch and must be at least 1; for a single item it is 1."
+            )
+        return self._error(
+            request,
+            f"unexpected shape for input '{spec.name}' for model '{self._spec.name}'. "
+            f"Expected [{expected}], got [{given}].{note}",
+        )
+
+    def _error(self, request: Request, text: str) -> InvalidRequest:
+        return InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {text}")
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
+
+
+def _quoted(names: list[str]) -> str:
+    return ",".join(f"'{name}'" for name in names)

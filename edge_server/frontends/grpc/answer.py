@@ -1,0 +1,59 @@
+"""From core responses to messages: classes and shared memory as the request's plan asks, then the encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edge_server.core.message import Response
+from edge_server.core.tensor import Tensor
+from edge_server.frontends.grpc.encode import empty_final_message, response_message, stream_message
+from edge_server.frontends.grpc.request import Plan
+from edge_server.frontends.v2.outputs import RequestedOutput, classify, place_in_region
+from edge_server.frontends.v2.regions import RegionRef
+
+if TYPE_CHECKING:
+    from edge_server.service import InferenceService
+
+_NOTHING_PLACED: Mapping[str, RegionRef] = {}
+
+
+def unary_answer(response: Response, plan: Plan, service: InferenceService) -> bytes:
+    """Return the ModelInferResponse of a response without error. Raises EdgeServerError."""
+    if not plan.special:
+        return response_message(response, _NOTHING_PLACED)
+    return response_message(*_shaped(response, plan, service))
+
+
+def stream_answer(response: Response, plan: Plan, service: InferenceService) -> bytes:
+    """Return the ModelStreamInferResponse of a response without error. Raises EdgeServerError."""
+    if response.is_empty:
+        return empty_final_message(plan.model, plan.version_text, plan.request_id)
+    if not plan.special:
+        return stream_message(response, _NOTHING_PLACED)
+    return stream_message(*_shaped(response, plan, service))
+
+
+def _shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
+    placed: dict[str, RegionRef] = {}
+    outputs: list[Tensor] = []
+    for tensor in response.outputs:
+        wanted = plan.special.get(tensor.name)
+        if wanted is None:
+            outputs.append(tensor)
+        elif wanted.classification:
+            outputs.append(_classes(tensor, wanted, response, service))
+        else:
+            outputs.append(tensor)
+            if wanted.region is not None:
+                size = place_in_region(tensor, wanted.region, service.shared_memory)
+                placed[tensor.name] = replace(wanted.region, byte_size=size)
+    return replace(response, outputs=tuple(outputs)), placed
+
+
+def _classes(tensor: Tensor, wanted: RequestedOutput, response: Response, service: InferenceService) -> Tensor:
+    spec = service.model_spec(response.model, response.version)
+    output = spec.output(tensor.name)
+    labels = output.labels if output is not None else ()
+    return classify(tensor, wanted.classification, labels, spec.max_batch_size > 0)

@@ -1,0 +1,43 @@
+"""Where calls end: errors become gRPC statuses here, and nothing else escapes into grpcio."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+import grpc
+
+from edge_server.errors import EdgeServerError, ServingFault
+from edge_server.frontends.status import grpc_status
+
+_log = logging.getLogger(__name__)
+
+_MAX_DETAILS_CHARS = 2000
+"""Statuses travel in HTTP/2 trailers, where every odd octet takes three; peers refuse more than 8 KiB of those."""
+
+_STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_code(error: EdgeServerError) -> grpc.StatusCode:
+    return _STATUS_CODES[int(grpc_status(error))]
+
+
+def abort(context: grpc.ServicerContext, error: EdgeServerError) -> NoReturn:
+    """End the call with the error's status."""
+    details = error.message
+    if len(details) > _MAX_DETAILS_CHARS:
+        details = details[:_MAX_DETAILS_CHARS] + "..."
+    context.abort(status_code(error), details.encode("utf-8", "replace").decode())
+    raise AssertionError("abort returned")
+
+
+def known(error: Exception) -> EdgeServerError:
+    """Return `error` as one that a client may see; what is not our own is logged whole and told in short.
+
+    It is stripped of its traceback, which would keep the frames of the call, and with them its tensors, alive.
+    """
+    if isinstance(error, EdgeServerError):
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    _log.error("unexpected error in a gRPC call", exc_info=error)
+    return ServingFault(f"internal error: {type(error).__name__}")

@@ -1,0 +1,70 @@
+"""What tools of the gRPC world ask any server: health checking and reflection.
+
+Protocols: grpc.health.v1 (github.com/grpc/grpc/blob/master/doc/health-checking.md) and grpc.reflection v1, v1alpha.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.status import GrpcStatus
+from edge_server.protocol import messages
+
+
+def health_check(is_ready: Callable[[], bool]) -> Callable[[Any], Any]:
+    """Return Health/Check: SERVING exactly when the server is ready, whatever service is asked for, as in Triton."""
+    response_class = messages.message_class("grpc.health.v1.HealthCheckResponse")
+
+    def check(request: Any) -> Any:
+        return response_class(status="SERVING" if is_ready() else "NOT_SERVING")
+
+    return check
+
+
+class Reflection:
+    """Answers one version of grpc.reflection. `services` are the full names that are listed."""
+
+    def __init__(self, service_name: str, services: Sequence[str]) -> None:
+        package = service_name.rpartition(".")[0]
+        self._request = messages.message_class(f"{package}.ServerReflectionRequest")
+        self._response = messages.message_class(f"{package}.ServerReflectionResponse")
+        self._services = services
+
+    def answers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Yield the serialized answer to each serialized question. Raises InvalidRequest for a malformed one."""
+        for data in requests:
+            try:
+                request = self._request.FromString(data)
+            except DecodeError as error:
+                raise InvalidRequest("the request is not a valid ServerReflectionRequest message") from error
+            response = self._response(valid_host=request.host, original_request=request)
+            self._fill(request, response)
+            yield response.SerializeToString()
+
+    def _fill(self, request: Any, response: Any) -> None:
+        question = request.WhichOneof("message_request")
+        if question == "list_services":
+            for name in self._services:
+                response.list_services_response.service.add(name=name)
+            return
+        find = {
+            "file_by_filename": messages.file_by_name,
+            "file_containing_symbol": messages.file_containing_symbol,
+        }.get(question)
+        if find is None:
+            self._refuse(response, GrpcStatus.UNIMPLEMENTED, "the schema has no extensions to ask for")
+            return
+        wanted = getattr(request, question)
+        try:
+            response.file_descriptor_response.file_descriptor_proto.extend(find(wanted))
+        except KeyError:
+            self._refuse(response, GrpcStatus.NOT_FOUND, f"'{wanted}' is not known")
+
+    def _refuse(self, response: Any, status: GrpcStatus, reason: str) -> None:
+        response.error_response.error_code = int(status)
+        response.error_response.error_message = reason

@@ -1,0 +1,160 @@
+"""The RPCs of this server by their HTTP/2 paths, each behind the boundary where errors become statuses.
+
+All handlers take and return bytes, so that nothing is parsed before the boundary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from edge_server.config import GrpcConfig
+from edge_server.errors import EdgeServerError, InvalidRequest, Throttled
+from edge_server.frontends.grpc.access import Restriction, restrictions
+from edge_server.frontends.grpc.boundary import abort, known
+from edge_server.frontends.grpc.control import ControlRpcs
+from edge_server.frontends.grpc.discovery import Reflection, health_check
+from edge_server.frontends.grpc.infer import UnaryInfer, forwarded_metadata
+from edge_server.frontends.grpc.read import InferReader
+from edge_server.frontends.grpc.stream import StreamInfer
+from edge_server.protocol import messages
+from edge_server.protocol.messages import Method
+
+if TYPE_CHECKING:
+    from edge_server.service import InferenceService
+
+UnaryAnswer = Callable[[bytes, grpc.ServicerContext], "bytes | EdgeServerError"]
+StreamAnswers = Callable[["Iterator[bytes]", grpc.ServicerContext], "Iterator[bytes]"]
+
+
+class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
+    """Finds the handler of a call. `max_streams` bounds how many calls of unlimited length run at once."""
+
+    def __init__(self, service: InferenceService, config: GrpcConfig, max_streams: int) -> None:
+        self._service = service
+        self._config = config
+        self._reader = InferReader()
+        self._restrictions = restrictions(config.restricted)
+        self._max_streams = max_streams
+        self._lock = threading.Lock()
+        self._stream_count = 0
+        self._streams: set[StreamInfer] = set()
+        self._is_stopping = False
+        self._by_path: dict[str, grpc.RpcMethodHandler] = {}
+        self._add_inference()
+        self._add_health()
+        self._add_reflection()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._by_path.get(handler_call_details.method)
+
+    def stop_streams(self) -> None:
+        """End every inference stream as soon as nothing is outstanding on it."""
+        with self._lock:
+            self._is_stopping = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.stop()
+
+    def _add_inference(self) -> None:
+        unary = UnaryInfer(self._service, self._reader, self._config.header_pattern)
+        control = ControlRpcs(self._service).table()
+        for method in messages.service_methods(messages.GRPC_SERVICE):
+            if method.name == "ModelInfer":
+                self._add_unary(method, unary.answer)
+            elif method.name == "ModelStreamInfer":
+                self._add_stream(method, self._infer_on_stream)
+            else:
+                self._add_unary(method, _parsed(method, control[method.name]))
+
+    def _add_health(self) -> None:
+        for method in messages.service_methods(messages.HEALTH_SERVICE):
+            if method.name == "Check":
+                self._add_unary(method, _parsed(method, health_check(self._service.is_ready)))
+
+    def _add_reflection(self) -> None:
+        offered = (messages.GRPC_SERVICE, messages.HEALTH_SERVICE, *messages.REFLECTION_SERVICES)
+        for name in messages.REFLECTION_SERVICES:
+            for method in messages.service_methods(name):
+                self._add_stream(method, Reflection(name, offered).answers)
+
+    def _add_unary(self, method: Method, answer: UnaryAnswer) -> None:
+        behavior = _guarded(answer, self._restrictions.get(method.name))
+        self._by_path[method.path] = grpc.unary_unary_rpc_method_handler(behavior)
+
+    def _add_stream(self, method: Method, answers: StreamAnswers) -> None:
+        restriction = self._restrictions.get(method.name)
+
+        def behavior(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            try:
+                if restriction is not None:
+                    restriction.check(context)
+                self._count_stream()
+                try:
+                    yield from answers(requests, context)
+                finally:
+                    self._uncount_stream()
+                return
+            except EdgeServerError as error:
+                failure = known(error)
+            abort(context, failure)
+
+        self._by_path[method.path] = grpc.stream_stream_rpc_method_handler(behavior)
+
+    def _count_stream(self) -> None:
+        with self._lock:
+            if self._stream_count >= self._max_streams:
+                raise Throttled(f"{self._max_streams} streams are open, which is as many as are served at once")
+            self._stream_count += 1
+
+    def _uncount_stream(self) -> None:
+        with self._lock:
+            self._stream_count -= 1
+
+    def _infer_on_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        headers = forwarded_metadata(context, self._config.header_pattern)
+        stream = StreamInfer(self._service, self._reader, context, headers)
+        with self._lock:
+            self._streams.add(stream)
+            is_stopping = self._is_stopping
+        if is_stopping:
+            stream.stop()
+        try:
+            yield from stream.responses(requests)
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+
+
+def _guarded(answer: UnaryAnswer, restriction: Restriction | None) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def behavior(data: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            if restriction is not None:
+                restriction.check(context)
+            answered = answer(data, context)
+            if not isinstance(answered, EdgeServerError):
+                return answered
+            failure = answered
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            failure = known(error)
+        return abort(context, failure)
+
+    return behavior
+
+
+def _parsed(method: Method, answer: Callable[[Any], Any]) -> UnaryAnswer:
+    """Return a handler of bytes around one of messages."""
+
+    def answer_bytes(data: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            request = method.input_class.FromString(data)
+        except DecodeError as error:
+            raise InvalidRequest(f"the request is not a valid message of {method.name}") from error
+        serialized: bytes = answer(request).SerializeToString()
+        return serialized
+
+    return answer_bytes

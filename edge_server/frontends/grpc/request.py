@@ -1,0 +1,202 @@
+"""From a received ModelInferRequest to a core Request, and to what its answer must look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge_server.core.message import Parameter, Request
+from edge_server.core.tensor import BY_NAME, DType, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.grpc.contents import tensor_from_contents
+from edge_server.frontends.grpc.read import InferMessage
+from edge_server.frontends.v2.outputs import RequestedOutput
+from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
+from edge_server.frontends.v2.raw import element_count, tensor_from_raw
+from edge_server.frontends.v2.regions import Pins, RegionRef, Regions
+from edge_server.frontends.v2.version import parse_version
+
+EMPTY_FINAL_KEY = "triton_enable_empty_final_response"
+_ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
+_NOTHING_SPECIAL: Mapping[str, RequestedOutput] = {}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the answer to one request must look like.
+
+    `special` holds the requested outputs that are not simply sent as they are. `version_text` is the version as
+    the client wrote it.
+    """
+
+    model: str = ""
+    version_text: str = ""
+    version: int | None = None
+    request_id: str = ""
+    special: Mapping[str, RequestedOutput] = field(default_factory=lambda: _NOTHING_SPECIAL)
+    wants_empty_final: bool = False
+
+    def read_version(self) -> None:
+        """Set `version` from the text. Raises InvalidRequest when it is not a number."""
+        self.version = parse_version(self.version_text)
+
+
+def plan_of(message: Any) -> Plan:
+    """Return the addressee of a ModelInferRequest; `read_version` and `request_of` fill in the rest."""
+    return Plan(message.model_name, message.model_version, request_id=message.id)
+
+
+def request_of(found: InferMessage, plan: Plan, regions: Regions, forwarded: Mapping[str, Parameter]) -> Request:
+    """Return the request; its tensors are views of the received bytes or of pinned shared memory.
+
+    `forwarded` are request headers that become parameters. Pinned memory is given back by the request's `release`.
+    Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+    """
+    message = found.message
+    request = Request(
+        model=plan.model, inputs={}, version=plan.version, id=plan.request_id, outputs=_outputs(message, plan)
+    )
+    if message.parameters or forwarded:
+        _set_parameters(request, plan, _parameters(message.parameters, forwarded))
+    if plan.special:
+        _check_output_regions(plan, regions)
+    pins = _LazyPins(regions)
+    try:
+        request.inputs = _inputs(found, plan.model, pins)
+    except BaseException:
+        pins.release()
+        raise
+    request.release = pins.made.release if pins.made is not None else None
+    return request
+
+
+class _LazyPins:
+    """Pins that are made when the first region is met: most requests have none."""
+
+    __slots__ = ("_regions", "made")
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self.made: Pins | None = None
+
+    def pin(self, region: RegionRef) -> memoryview:
+        if self.made is None:
+            self.made = Pins(self._regions)
+        return self.made.pin(region)
+
+    def release(self) -> None:
+        if self.made is not None:
+            self.made.release()
+
+
+def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> None:
+    parameters = split_parameters(given, allow=_ALLOWED_RESERVED)
+    plan.wants_empty_final = parameters.custom.pop(EMPTY_FINAL_KEY, False) is True
+    request.parameters = parameters.custom
+    request.priority = parameters.priority
+    request.timeout_us = parameters.timeout_us
+    request.sequence = parameters.sequence
+
+
+def _check_output_regions(plan: Plan, regions: Regions) -> None:
+    """Refuse a request whose results could not be placed before anything is computed for it."""
+    for wanted in plan.special.values():
+        if wanted.region is not None:
+            region = wanted.region
+            regions.pin(region.name, region.offset, region.byte_size, writable=True).release()
+
+
+def _parameters(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
+    """Return an InferParameter map as plain values, forwarded headers included; the request's own win."""
+    if not given and not forwarded:
+        return {}
+    values: dict[str, object] = dict(forwarded)
+    for key in given:
+        parameter = given[key]
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidRequest(f"parameter '{key}' has no value")
+        values[key] = getattr(parameter, kind)
+    return values
+
+
+def _outputs(message: Any, plan: Plan) -> tuple[str, ...]:
+    names: list[str] = []
+    special: dict[str, RequestedOutput] = {}
+    for output in message.outputs:
+        name = output.name
+        names.append(name)
+        if output.parameters:
+            wanted = requested_output(name, _parameters(output.parameters, {}))
+            if wanted.classification or wanted.region is not None:
+                special[name] = wanted
+    if len(names) > 1 and len(set(names)) != len(names):
+        raise InvalidRequest(f"output '{_first_twice(names)}' for model '{plan.model}' is requested more than once")
+    if special:
+        plan.special = special
+    return tuple(names)
+
+
+def _first_twice(names: list[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
+def _inputs(found: InferMessage, model: str, pins: _LazyPins) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    raw = found.raw
+    next_raw = 0
+    for position, given in enumerate(found.inputs):
+        name = given.name
+        if name in tensors:
+            raise InvalidRequest(f"input '{name}' for model '{model}' is given more than once")
+        dtype = _dtype(given, name, model)
+        region = region_reference(_parameters(given.parameters, {}), f"input '{name}'") if given.parameters else None
+        has_contents = position in found.contents or given.HasField("contents")
+        if has_contents and (len(raw) or region is not None):
+            raise _contents_refused(name, model, region)
+        if region is not None:
+            tensors[name] = _tensor_from_region(name, dtype, given, region, model, pins)
+        elif has_contents:
+            contents = found.contents.get(position)
+            serialized = contents if contents is not None else given.contents.SerializeToString()
+            tensors[name] = tensor_from_contents(name, dtype, tuple(given.shape), serialized, model=model)
+        elif next_raw < len(raw):
+            tensors[name] = tensor_from_raw(name, dtype, tuple(given.shape), raw[next_raw], model=model)
+            next_raw += 1
+        else:
+            tensors[name] = _tensor_without_data(name, dtype, given, model)
+    if next_raw != len(raw):
+        raise InvalidRequest(
+            f"expected {next_raw} raw_input_contents for the inputs of model '{model}', got {len(raw)}"
+        )
+    return tensors
+
+
+def _dtype(given: Any, name: str, model: str) -> DType:
+    dtype = BY_NAME.get(given.datatype)
+    if dtype is None:
+        raise InvalidRequest(f"inference input '{name}' for model '{model}' has unknown data-type '{given.datatype}'")
+    return dtype
+
+
+def _contents_refused(name: str, model: str, region: RegionRef | None) -> InvalidRequest:
+    other = "raw_input_contents" if region is None else "shared memory"
+    return InvalidRequest(f"contents field must not be specified when using {other} for '{name}' for model '{model}'")
+
+
+def _tensor_from_region(name: str, dtype: DType, given: Any, region: RegionRef, model: str, pins: _LazyPins) -> Tensor:
+    return tensor_from_raw(name, dtype, tuple(given.shape), pins.pin(region), model=model)
+
+
+def _tensor_without_data(name: str, dtype: DType, given: Any, model: str) -> Tensor:
+    """Return an empty tensor where the shape says so: protobuf cannot tell empty contents from none."""
+    shape = tuple(given.shape)
+    if element_count(name, shape, model=model) == 0:
+        return tensor_from_raw(name, dtype, shape, b"", model=model)
+    raise InvalidRequest(f"unable to find data for input tensor '{name}' for model '{model}' in request.")

@@ -1,0 +1,95 @@
+"""Request bodies, read within bounds: nothing is reserved or inflated beyond the configured size."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import TypeAlias
+
+import numpy as np
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.http.compression import inflate, request_encoding
+
+Body: TypeAlias = bytes | memoryview
+
+MAX_CHUNKS = 65536
+"""Most chunks of a chunked body, as Triton: each costs bookkeeping that its bytes do not pay for."""
+
+_ALIGNMENT = 16
+
+
+class ClosingRefusal(InvalidRequest):
+    """A refusal after which the connection is of no further use: an unread or unreadable body is on it."""
+
+
+async def read_body(request: web.BaseRequest, limit: int, executor: Executor, *, aligned_at: int = 0) -> Body:
+    """Return the whole body, inflated if it was compressed.
+
+    Byte `aligned_at` of a large body that is not compressed lies at an address that suits every number type, so that
+    tensors behind a JSON text of that length need no copy. Raises InvalidRequest (too large, too many chunks, damaged)
+    and Unsupported (encoding).
+    """
+    encoding = request_encoding(request.headers.get("Content-Encoding"))
+    declared = _declared_length(request)
+    if declared is not None and declared > limit:
+        raise ClosingRefusal(f"request body of {declared} bytes is larger than the limit of {limit} bytes")
+    _send_continue(request)
+    try:
+        if declared is None:
+            body: Body = await _read_chunks(request.content, limit)
+        else:
+            body = await _read_sized(request.content, declared, aligned_at)
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise ClosingRefusal(f"request body cannot be read: {error}") from None
+    if encoding is None:
+        return body
+    return await asyncio.get_running_loop().run_in_executor(executor, inflate, body, encoding, limit)
+
+
+def _declared_length(request: web.BaseRequest) -> int | None:
+    """Return the body's byte count, 0 when there is no body, None when it comes in chunks."""
+    if "Transfer-Encoding" in request.headers:
+        return None
+    return request.content_length or 0
+
+
+def _send_continue(request: web.BaseRequest) -> None:
+    """Tell a client that waits for permission (Expect: 100-continue; curl does above 1 MiB) to send its body."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+async def _read_sized(content: StreamReader, size: int, aligned_at: int) -> Body:
+    if size == 0:
+        return b""
+    data = await content.readany()
+    if len(data) == size:
+        return data
+    pad = -aligned_at % _ALIGNMENT
+    # Left uninitialised: pages of a body that never comes are never touched.
+    body = np.empty(size + pad, np.uint8).data[pad:]
+    filled = 0
+    while data:
+        body[filled : filled + len(data)] = data
+        filled += len(data)
+        data = await content.readany() if filled < size else b""
+    if filled != size:
+        raise ClosingRefusal(f"request body has {filled} bytes where Content-Length says {size}")
+    return body.toreadonly()
+
+
+async def _read_chunks(content: StreamReader, limit: int) -> Body:
+    body = bytearray()
+    chunks = 0
+    while not content.at_eof():
+        data, is_chunk_end = await content.readchunk()
+        body += data
+        chunks += is_chunk_end
+        if len(body) > limit:
+            raise ClosingRefusal(f"request body is larger than the limit of {limit} bytes")
+        if chunks > MAX_CHUNKS:
+            raise ClosingRefusal(f"request body comes in more than {MAX_CHUNKS} chunks")
+    return memoryview(body).toreadonly()

@@ -1,0 +1,91 @@
+"""gzip and deflate (zlib format) on both ways: inflating within a bound, choosing what a client accepts."""
+
+from __future__ import annotations
+
+import zlib
+
+from edge_server.errors import InvalidRequest, Unsupported
+
+ENCODINGS = ("gzip", "deflate")
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
+# Speed counts for more than the last few percent on a small machine that also has to run the model.
+_LEVEL = 1
+
+
+class UnknownEncoding(Unsupported):
+    """A Content-Encoding that is not served; the answer names those that are."""
+
+
+def request_encoding(header: str | None) -> str | None:
+    """Return "gzip", "deflate" or None (as is). Raises UnknownEncoding."""
+    name = (header or "").strip().lower()
+    if name in ("", "identity"):
+        return None
+    if name not in ENCODINGS:
+        raise UnknownEncoding(f"Unsupported Content-Encoding '{name[:64]}', expected one of: {', '.join(ENCODINGS)}")
+    return name
+
+
+def inflate(data: bytes | memoryview, encoding: str, limit: int) -> bytes:
+    """Return the inflated bytes. Raises InvalidRequest when damaged, truncated, or larger than `limit` bytes.
+
+    Never makes more than `limit` bytes, however small and well-packed `data` is.
+    """
+    parts: list[bytes] = []
+    size = 0
+    rest: bytes | memoryview = data
+    try:
+        # Several gzip members in a row are one text (RFC 1952, 2.2).
+        while True:
+            stream = zlib.decompressobj(_WINDOW_BITS[encoding])
+            parts.append(stream.decompress(rest, limit - size + 1))
+            size += len(parts[-1])
+            if size > limit:
+                raise InvalidRequest(f"inflated request body is larger than the limit of {limit} bytes")
+            if not stream.eof:
+                raise InvalidRequest(f"request body with Content-Encoding '{encoding}' is truncated")
+            rest = stream.unused_data
+            if not rest or encoding != "gzip":
+                break
+    except zlib.error as error:
+        raise InvalidRequest(f"request body is not valid '{encoding}' data: {error}") from None
+    if rest:
+        raise InvalidRequest(f"{len(rest)} bytes follow the '{encoding}' data of the request body")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def accepted_encoding(header: str | None) -> str | None:
+    """Return the encoding of ENCODINGS that an Accept-Encoding header likes best, or None to send as is.
+
+    Follows RFC 9110, 12.5.3: q=0 forbids, "*" stands for those not named. gzip wins a draw.
+    """
+    if not header:
+        return None
+    weights = _weights(header)
+    others = weights.get("*", 0.0)
+    best = max(ENCODINGS, key=lambda name: weights.get(name, others))
+    weight = weights.get(best, others)
+    return best if weight > 0 and weight >= weights.get("identity", 0.0) else None
+
+
+def _weights(header: str) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for item in header.lower().split(","):
+        name, _, parameters = item.partition(";")
+        weight = 1.0
+        key, _, text = parameters.partition("=")
+        if key.strip() == "q":
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = 0.0
+        weights[name.strip()] = weight
+    return weights
+
+
+def compress(chunks: list[bytes | memoryview], encoding: str) -> bytes:
+    """Return the chunks, one after the other, as one compressed text."""
+    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
+    parts = [stream.compress(chunk) for chunk in chunks]
+    parts.append(stream.flush())
+    return b"".join(parts)

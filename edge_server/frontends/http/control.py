@@ -1,0 +1,153 @@
+"""Every endpoint that is not inference: health, metadata, repository, shared memory, statistics, logging."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
+
+from aiohttp import web
+
+from edge_server.errors import InvalidRequest, NotFound, Unsupported
+from edge_server.frontends.http.body import read_body
+from edge_server.frontends.http.reply import JSON_TYPE, empty_reply, json_reply, plain_error
+from edge_server.frontends.v2 import shapes
+from edge_server.frontends.v2.json_text import json_type, parse_object
+from edge_server.frontends.v2.version import parse_version
+from edge_server.service import InferenceService
+
+Names = Mapping[str, str]
+_Result = TypeVar("_Result")
+
+_FILE_PREFIX = "file:"
+
+
+class ControlEndpoints:
+    """Answers questions and orders. `blocking` runs calls that may take as long as a model load."""
+
+    def __init__(self, service: InferenceService, limit: int, blocking: Executor) -> None:
+        self._service = service
+        self._limit = limit
+        self._blocking = blocking
+
+    async def live(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return web.Response(status=200 if self._service.is_live() else 400)
+
+    async def ready(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return web.Response(status=200 if self._service.is_ready() else 400)
+
+    async def model_ready(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        if self._service.is_model_ready(names["model"], _version(names)):
+            return empty_reply()
+        return plain_error("Model version not ready", 400)
+
+    async def server_metadata(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return json_reply(shapes.server_metadata(self._service.server_metadata()))
+
+    async def model_metadata(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return json_reply(shapes.model_metadata(self._service.model_metadata(names["model"], _version(names))))
+
+    async def model_config(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        spec = self._service.model_spec(names["model"], _version(names))
+        return web.Response(body=spec.config_json.encode(), headers={"Content-Type": JSON_TYPE})
+
+    async def statistics(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return json_reply(shapes.statistics(self._service.statistics(names.get("model"), _version(names))))
+
+    async def instance_reports(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return json_reply(shapes.instance_reports(self._service.instance_reports()))
+
+    async def repository_index(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        members = await self._members(request)
+        only_ready = _take(members, "ready", bool, False)
+        return json_reply(shapes.repository_index(self._service.repository_index(only_ready=only_ready)))
+
+    async def load(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        parameters = _take(await self._members(request), "parameters", dict, {})
+        config = parameters.pop("config", None)
+        if config is not None and not isinstance(config, str):
+            raise InvalidRequest(f"load parameter 'config' must be a string of JSON, got {json_type(config)}")
+        files = {key.removeprefix(_FILE_PREFIX): _file(key, value) for key, value in parameters.items()}
+        await self._run(partial(self._service.load_model, names["model"], config, files))
+        return empty_reply()
+
+    async def unload(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        parameters = _take(await self._members(request), "parameters", dict, {})
+        dependents = _take(parameters, "unload_dependents", bool, False)
+        await self._run(partial(self._service.unload_model, names["model"], unload_dependents=dependents))
+        return empty_reply()
+
+    async def named_repository(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        raise Unsupported(f"'repository_name' specification is not supported, got '{names['repository']}'")
+
+    async def shared_memory_status(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return json_reply(shapes.shared_memory_status(self._service.shared_memory.status(names.get("region"))))
+
+    async def register_shared_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        members = await self._members(request)
+        for key in ("key", "byte_size"):
+            if key not in members:
+                raise InvalidRequest(f"'{key}' is missing: what to register as region '{names['region']}'")
+        key, offset = _take(members, "key", str, ""), _take(members, "offset", int, 0)
+        byte_size = _take(members, "byte_size", int, 0)
+        await self._run(partial(self._service.shared_memory.register, names["region"], key, offset, byte_size))
+        return empty_reply()
+
+    async def unregister_shared_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        await self._run(partial(self._service.shared_memory.unregister, names.get("region")))
+        return empty_reply()
+
+    async def cuda_memory_status(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        if "region" in names:
+            raise NotFound(f"Unable to find cuda shared memory region: '{names['region']}'")
+        return json_reply([])
+
+    async def register_cuda_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        raise Unsupported("CUDA shared memory is not served; register system shared memory instead")
+
+    async def unregister_cuda_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        # Triton's example clients unregister everything before they begin; nothing is what there is to forget.
+        return empty_reply()
+
+    async def trace_setting(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        raise Unsupported("tracing is not served: there are no trace settings to read or change")
+
+    async def log_settings(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return json_reply(self._service.log_settings.get())
+
+    async def update_log_settings(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        members = await self._members(request)
+        return json_reply(await self._run(partial(self._service.log_settings.update, members)))
+
+    async def _members(self, request: web.BaseRequest) -> dict[str, object]:
+        return parse_object(await read_body(request, self._limit, self._blocking))
+
+    async def _run(self, call: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._blocking, call)
+
+
+def _version(names: Names) -> int | None:
+    return parse_version(names.get("version", ""))
+
+
+def _take(members: Mapping[str, object], key: str, kind: type[_Result], default: _Result) -> _Result:
+    """Return a member of exactly the type `kind`, or the default when it is absent. Raises InvalidRequest."""
+    value = members.get(key, default)
+    if type(value) is not kind:
+        raise InvalidRequest(f"Unable to parse '{key}': expected {json_type(default)}, got {json_type(value)}")
+    return value
+
+
+def _file(key: str, value: object) -> bytes:
+    if not key.startswith(_FILE_PREFIX):
+        raise InvalidRequest(f"unexpected load parameter '{key}', expected 'config' or '{_FILE_PREFIX}<path>'")
+    if not isinstance(value, str):
+        raise InvalidRequest(f"load parameter '{key}' must be a string of base64, got {json_type(value)}")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"load parameter '{key}' is not base64: {error}") from None

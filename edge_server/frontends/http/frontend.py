@@ -1,0 +1,96 @@
+"""The HTTP/REST front end: from a request line to an endpoint, and from any failure to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from edge_server.config import HttpConfig, RestrictedGroup
+from edge_server.errors import EdgeServerError, ServingFault
+from edge_server.frontends.http.control import ControlEndpoints
+from edge_server.frontends.http.homecoming import Homecoming
+from edge_server.frontends.http.inference import InferenceEndpoints
+from edge_server.frontends.http.listener import Listener, server_tls
+from edge_server.frontends.http.reply import error_reply, plain_error
+from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
+from edge_server.frontends.http.routes import Endpoint, build_router
+from edge_server.service import InferenceService
+
+_LOG = logging.getLogger(__name__)
+
+# Orders wait for model loads; a few must not keep each other, nor status questions, from being heard.
+_BLOCKING_THREADS = 8
+_MAX_WORKER_THREADS = 4
+
+
+class HttpFrontend:
+    """Serves KServe v2 with Triton's extensions over HTTP. `start` and `stop` run on the loop that serves."""
+
+    def __init__(self, service: InferenceService, config: HttpConfig) -> None:
+        self._service = service
+        self._config = config
+        self._restricted: Mapping[str, RestrictedGroup] = {
+            category: group for group in config.restricted for category in group.categories
+        }
+        self._listener = Listener(self._handle)
+        self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
+        self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
+        self._router: Router[Endpoint] = Router()
+
+    async def start(self) -> int:
+        """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
+        config = self._config
+        tls = server_tls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
+        homecoming = Homecoming(asyncio.get_running_loop())
+        self._router = build_router(
+            ControlEndpoints(self._service, config.max_input_size_bytes, self._blocking),
+            InferenceEndpoints(self._service, config, homecoming, self._workers),
+        )
+        return await self._listener.open(config.address, config.port, reuses_port=config.reuses_port, tls=tls)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""
+        await self._listener.close(grace_s)
+        self._blocking.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            endpoint, names = self._router.find(request.method, request.raw_path)
+            refusal = self._refusal(request, endpoint.category) if self._restricted else None
+            return await endpoint.handler(request, names) if refusal is None else refusal
+        except NoSuchPath:
+            return plain_error("Not Found", 404)
+        except NoSuchMethod as error:
+            reply = plain_error("Method Not Allowed", 405)
+            reply.headers["Allow"] = str(error)
+            return reply
+        except EdgeServerError as error:
+            self._raise_if_begun(request)
+            return error_reply(error)
+        except ConnectionError:
+            raise  # the client left; aiohttp closes what is left of the connection
+        except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
+            _LOG.exception("request %s %s failed", request.method, request.raw_path)
+            self._raise_if_begun(request)
+            return error_reply(ServingFault(f"internal error: {type(error).__name__}: {error}"))
+
+    def _refusal(self, request: web.BaseRequest, category: str) -> web.Response | None:
+        group = self._restricted.get(category)
+        if group is None:
+            return None
+        given = request.headers.get(group.key, "")
+        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), group.value.encode()):
+            return None
+        return plain_error(f"This API is restricted, expecting header '{group.key}'", 403)
+
+    def _raise_if_begun(self, request: web.BaseRequest) -> None:
+        """Within an exception handler: once bytes of an answer are out, only closing the connection is honest."""
+        if request.writer.output_size > 0:
+            raise ConnectionAbortedError("the answer broke off")

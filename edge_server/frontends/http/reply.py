@@ -1,0 +1,76 @@
+"""Answers on their way out: JSON, errors, and large bodies written without being joined."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Executor
+
+from aiohttp import web
+
+from edge_server.errors import EdgeServerError
+from edge_server.frontends.http.body import ClosingRefusal
+from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding, accepted_encoding, compress
+from edge_server.frontends.status import http_status, retry_after
+from edge_server.frontends.v2.json_text import to_json
+
+JSON_TYPE = "application/json"
+BINARY_TYPE = "application/octet-stream"
+
+# Below, one joined write is cheaper than several system calls; above, the copy costs more than they do.
+_JOIN_BELOW_BYTES = 256 * 1024
+# What the socket does not take at once is copied by the transport (before Python 3.12): keep that piece small.
+_WRITE_BYTES = 512 * 1024
+_COMPRESS_ON_LOOP_BYTES = 16 * 1024
+
+
+def empty_reply() -> web.Response:
+    return web.Response()
+
+
+def json_reply(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=to_json(value), status=status, headers={"Content-Type": JSON_TYPE})
+
+
+def plain_error(message: str, status: int) -> web.Response:
+    return json_reply({"error": message}, status)
+
+
+def error_reply(error: EdgeServerError) -> web.Response:
+    """Return the answer to a failed request: the one place where an error becomes a status and headers."""
+    reply = plain_error(error.message, http_status(error))
+    wait = retry_after(error)
+    if wait is not None:
+        reply.headers["Retry-After"] = wait
+    if isinstance(error, UnknownEncoding):
+        reply.headers["Accept-Encoding"] = ", ".join(ENCODINGS)
+    if isinstance(error, ClosingRefusal):
+        reply.force_close()
+    return reply
+
+
+async def send_chunks(
+    request: web.BaseRequest,
+    headers: Mapping[str, str],
+    chunks: list[bytes | memoryview],
+    executor: Executor,
+) -> web.StreamResponse:
+    """Return, or start and write, a 200 answer made of `chunks`, compressed as the request's Accept-Encoding asks."""
+    size = sum(len(chunk) for chunk in chunks)
+    encoding = accepted_encoding(request.headers.get("Accept-Encoding"))
+    if encoding is not None:
+        body = (
+            compress(chunks, encoding)
+            if size <= _COMPRESS_ON_LOOP_BYTES
+            else await asyncio.get_running_loop().run_in_executor(executor, compress, chunks, encoding)
+        )
+        return web.Response(body=body, headers={**headers, "Content-Encoding": encoding})
+    if size < _JOIN_BELOW_BYTES:
+        return web.Response(body=b"".join(chunks), headers=headers)
+    reply = web.StreamResponse(headers={**headers, "Content-Length": str(size)})
+    await reply.prepare(request)
+    for chunk in chunks:
+        view = memoryview(chunk)
+        for start in range(0, len(view), _WRITE_BYTES):
+            await reply.write(view[start : start + _WRITE_BYTES])
+    return reply

@@ -1,0 +1,84 @@
+"""The table of endpoints: Triton's paths, what answers them, and the category each can be restricted by."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aiohttp import web
+
+from edge_server.frontends.http.control import ControlEndpoints
+from edge_server.frontends.http.inference import InferenceEndpoints
+from edge_server.frontends.http.router import Router
+
+Handler: TypeAlias = Callable[[web.BaseRequest, Mapping[str, str]], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What answers a path and verb; `category` is one of `config.CATEGORIES`."""
+
+    category: str
+    handler: Handler
+
+
+def build_router(control: ControlEndpoints, inference: InferenceEndpoints) -> Router[Endpoint]:
+    router: Router[Endpoint] = Router()
+
+    def add(category: str, patterns: tuple[str, ...], **handlers: Handler) -> None:
+        for pattern in patterns:
+            router.add(pattern, {verb: Endpoint(category, handler) for verb, handler in handlers.items()})
+
+    # Inference first: the patterns are tried in this order.
+    add("inference", _of_model("/infer"), POST=inference.infer)
+    add("inference", _of_model("/generate"), POST=inference.generate)
+    add("inference", _of_model("/generate_stream"), POST=inference.generate_stream)
+    add("health", ("/v2/health/live",), GET=control.live)
+    add("health", ("/v2/health/ready",), GET=control.ready)
+    add("health", _of_model("/ready"), GET=control.model_ready)
+    add("statistics", ("/v2/models/stats", *_of_model("/stats")), GET=control.statistics)
+    add("model-config", _of_model("/config"), GET=control.model_config)
+    trace = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
+    add("trace", trace, GET=control.trace_setting, POST=control.trace_setting)
+    add("logging", ("/v2/logging",), GET=control.log_settings, POST=control.update_log_settings)
+    _add_repository(add, control)
+    _add_shared_memory(add, control)
+    # Last: "stats" above is not a model's name here.
+    add("metadata", _of_model(""), GET=control.model_metadata)
+    add("metadata", ("/v2",), GET=control.server_metadata)
+    # Ours, not Triton's: which runtime, device and precision serve each model.
+    add("metadata", ("/edge/v1/models",), GET=control.instance_reports)
+    return router
+
+
+def _of_model(action: str) -> tuple[str, str]:
+    return (f"/v2/models/{{model}}{action}", f"/v2/models/{{model}}/versions/{{version}}{action}")
+
+
+def _add_repository(add: Callable[..., None], control: ControlEndpoints) -> None:
+    add("model-repository", ("/v2/repository/index",), POST=control.repository_index)
+    add("model-repository", ("/v2/repository/models/{model}/load",), POST=control.load)
+    add("model-repository", ("/v2/repository/models/{model}/unload",), POST=control.unload)
+    named = (
+        "/v2/repository/{repository}/index",
+        "/v2/repository/{repository}/models/{model}/load",
+        "/v2/repository/{repository}/models/{model}/unload",
+    )
+    add("model-repository", named, POST=control.named_repository)
+
+
+def _add_shared_memory(add: Callable[..., None], control: ControlEndpoints) -> None:
+    for kind, status, register, unregister in (
+        (
+            "systemsharedmemory",
+            control.shared_memory_status,
+            control.register_shared_memory,
+            control.unregister_shared_memory,
+        ),
+        ("cudasharedmemory", control.cuda_memory_status, control.register_cuda_memory, control.unregister_cuda_memory),
+    ):
+        one, every = f"/v2/{kind}/region/{{region}}", f"/v2/{kind}"
+        add("shared-memory", (f"{every}/status", f"{one}/status"), GET=status)
+        add("shared-memory", (f"{one}/register",), POST=register)
+        add("shared-memory", (f"{every}/unregister", f"{one}/unregister"), POST=unregister)

@@ -1,0 +1,328 @@
+"""HTTP inference bodies: a JSON text, optionally followed by raw tensors, to a Request; a Response to the like.
+
+Formats: KServe v2 REST with Triton's extensions binary_tensor_data, classification, shared memory and parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from edge_server.core.message import Parameter, Request, Response
+from edge_server.core.model import ModelSpec
+from edge_server.core.tensor import BY_NAME, DType, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2.json_data import json_from_tensor, tensor_from_json
+from edge_server.frontends.v2.json_text import json_type, parse_object, to_json
+from edge_server.frontends.v2.outputs import RequestedOutput, classify, place_in_view
+from edge_server.frontends.v2.parameters import (
+    binary_data_size,
+    region_reference,
+    requested_output,
+    split_parameters,
+)
+from edge_server.frontends.v2.raw import Buffer, raw_from_tensor, tensor_from_raw
+from edge_server.frontends.v2.regions import Pins, Regions
+
+Json: TypeAlias = dict[str, object]
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+
+_ONE_SOURCE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'."
+)
+
+
+@dataclass(slots=True)
+class DecodedRequest:
+    """A request for the core and what its answer must look like.
+
+    `outputs` are those asked for by name, by name; empty asks for all. `binary_output` is the choice for outputs that
+    do not say. `output_pins` hold the regions that results go to, with one view for each such output in
+    `output_views`; whoever sends the answer, or gives up on it, calls `output_pins.release`.
+    """
+
+    request: Request
+    outputs: dict[str, RequestedOutput]
+    binary_output: bool
+    output_pins: Pins
+    output_views: dict[str, memoryview] = field(default_factory=dict)
+
+
+def parse_header_length(text: str) -> int:
+    """Return the value of Inference-Header-Content-Length. Raises InvalidRequest when it is not an integer."""
+    digits = text.strip()
+    if _INTEGER.fullmatch(digits) is None:
+        raise InvalidRequest(f"Unable to parse Inference-Header-Content-Length, got: {digits[:64]}")
+    return int(digits)
+
+
+def decode_infer(
+    body: Buffer,
+    header_length: int | None,
+    spec: ModelSpec,
+    regions: Regions,
+    *,
+    version: int | None = None,
+    extra: Mapping[str, Parameter] | None = None,
+) -> DecodedRequest:
+    """Decode one inference body; tensors are views of `body` where they can be.
+
+    `header_length` is the byte count of the JSON part: None when all is JSON, 0 when there is none and the body is
+    the model's one input. `extra` are parameters from elsewhere (forwarded headers); the body's own win.
+    Raises InvalidRequest, and what pinning a shared-memory region raises; nothing stays pinned then.
+    """
+    view = memoryview(body)
+    if header_length == 0:
+        return _decode_raw(view, spec, regions, version, extra or {})
+    if header_length is not None and not 0 < header_length <= len(view):
+        raise InvalidRequest(f"inference header size should be in range (0, {len(view)}), got: {header_length}")
+    text = body if header_length in (None, len(view)) else view[:header_length]
+    payload = view[len(text) :]
+    input_pins, output_pins = Pins(regions), Pins(regions)
+    try:
+        return _InferBody(parse_object(text), spec).decode(payload, input_pins, output_pins, version, extra)
+    except BaseException:
+        input_pins.release()
+        output_pins.release()
+        raise
+
+
+class _InferBody:
+    """The JSON members of one inference body, read on demand with the sentences that their absence deserves."""
+
+    def __init__(self, members: Json, spec: ModelSpec) -> None:
+        self._members = members
+        self._spec = spec
+
+    def decode(
+        self,
+        payload: memoryview,
+        input_pins: Pins,
+        output_pins: Pins,
+        version: int | None,
+        extra: Mapping[str, Parameter] | None,
+    ) -> DecodedRequest:
+        outputs = self._outputs()
+        views = {
+            item.name: output_pins.pin(item.region, writable=True)
+            for item in outputs.values()
+            if item.region is not None
+        }
+        parameters = split_parameters(_object(self._members, "parameters", "the request"))
+        request = Request(
+            model=self._spec.name,
+            version=version,
+            id=self._id(),
+            inputs=self._inputs(payload, input_pins),
+            outputs=tuple(outputs),
+            parameters={**extra, **parameters.custom} if extra else parameters.custom,
+            priority=parameters.priority,
+            timeout_us=parameters.timeout_us,
+            sequence=parameters.sequence,
+            release=input_pins.release if input_pins else None,
+        )
+        return DecodedRequest(request, outputs, parameters.binary_output, output_pins, views)
+
+    def _id(self) -> str:
+        value = self._members.get("id", "")
+        if not isinstance(value, str):
+            raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(value)}")
+        return value
+
+    def _inputs(self, payload: memoryview, pins: Pins) -> dict[str, Tensor]:
+        if "inputs" not in self._members:
+            raise InvalidRequest("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
+        inputs: dict[str, Tensor] = {}
+        taken = 0
+        for item in _objects(self._members, "inputs"):
+            name = _name(item, "inputs")
+            if name in inputs:
+                raise InvalidRequest(f"input '{name}' for model '{self._spec.name}' is given more than once")
+            inputs[name], size = self._input(name, item, payload[taken:], pins)
+            taken += size
+        if taken != len(payload):
+            raise InvalidRequest(
+                f"unexpected additional input data for model '{self._spec.name}': {len(payload) - taken} bytes are left"
+            )
+        return inputs
+
+    def _input(self, name: str, item: Json, rest: memoryview, pins: Pins) -> tuple[Tensor, int]:
+        """Return the tensor and how many bytes of `rest` it took."""
+        dtype, shape = _datatype(name, item), _shape(name, item)
+        parameters = _object(item, "parameters", f"input '{name}'")
+        size = binary_data_size(parameters)
+        region = region_reference(parameters, f"input '{name}'")
+        if ("data" in item) + (size is not None) + (region is not None) != 1:
+            raise InvalidRequest(f"{_ONE_SOURCE} Got input '{name}' for model '{self._spec.name}'")
+        model = self._spec.name
+        if region is not None:
+            return tensor_from_raw(name, dtype, shape, pins.pin(region), model=model), 0
+        if size is None:
+            return tensor_from_json(name, dtype, shape, item["data"], model=model), 0
+        if size > len(rest):
+            raise InvalidRequest(
+                f"unexpected size for input '{name}', expecting {size - len(rest)} additional bytes for model '{model}'"
+            )
+        return tensor_from_raw(name, dtype, shape, rest[:size], model=model), size
+
+    def _outputs(self) -> dict[str, RequestedOutput]:
+        outputs: dict[str, RequestedOutput] = {}
+        for item in _objects(self._members, "outputs"):
+            name = _name(item, "outputs")
+            if name in outputs:
+                raise InvalidRequest(f"output '{name}' for model '{self._spec.name}' is asked for more than once")
+            outputs[name] = requested_output(name, _object(item, "parameters", f"output '{name}'"))
+        return outputs
+
+
+def _objects(members: Json, key: str) -> list[Json]:
+    value = members.get(key, [])
+    if not isinstance(value, list):
+        raise InvalidRequest(f"Unable to parse '{key}': expected an array, got {json_type(value)}")
+    for item in value:
+        if not isinstance(item, dict):
+            raise InvalidRequest(f"Unable to parse '{key}': expected objects in the array, got {json_type(item)}")
+    return value
+
+
+def _object(members: Json, key: str, owner: str) -> Json:
+    value = members.get(key, {})
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"Unable to parse '{key}' of {owner}: expected an object, got {json_type(value)}")
+    return value
+
+
+def _member(item: Json, key: str, owner: str) -> object:
+    if key not in item:
+        raise InvalidRequest(
+            f"Unable to parse '{key}' of {owner}: attempt to access non-existing object member '{key}'"
+        )
+    return item[key]
+
+
+def _name(item: Json, key: str) -> str:
+    value = _member(item, "name", f"an entry of '{key}'")
+    if not isinstance(value, str):
+        raise InvalidRequest(
+            f"Unable to parse 'name' of an entry of '{key}': expected a string, got {json_type(value)}"
+        )
+    return value
+
+
+def _datatype(name: str, item: Json) -> DType:
+    value = _member(item, "datatype", f"input '{name}'")
+    dtype = BY_NAME.get(value) if isinstance(value, str) else None
+    if dtype is None:
+        shown = f"'{value[:64]}'" if isinstance(value, str) else json_type(value)
+        raise InvalidRequest(f"Unable to parse 'datatype' of input '{name}': {shown} is not a data type")
+    return dtype
+
+
+def _shape(name: str, item: Json) -> list[int]:
+    value = _member(item, "shape", f"input '{name}'")
+    if not isinstance(value, list):
+        raise InvalidRequest(f"Unable to parse 'shape' of input '{name}': expected an array, got {json_type(value)}")
+    for dim in value:
+        if type(dim) is not int:
+            raise InvalidRequest(f"Unable to parse 'shape' of input '{name}': expected integers, got {json_type(dim)}")
+    return value
+
+
+def _decode_raw(
+    payload: memoryview, spec: ModelSpec, regions: Regions, version: int | None, extra: Mapping[str, Parameter]
+) -> DecodedRequest:
+    """Make a request of a body without JSON: the bytes of the model's one input, one item of it."""
+    if len(spec.inputs) != 1:
+        raise InvalidRequest(
+            f"Raw request must only have 1 input to be deduced, but model '{spec.name}' has {len(spec.inputs)}"
+        )
+    declared = spec.inputs[0]
+    shape = _raw_shape(payload, spec)
+    if declared.dtype is DType.BYTES:
+        array = np.empty(1, dtype=object)
+        array[0] = bytes(payload)
+        tensor = Tensor(declared.name, declared.dtype, array.reshape(shape))
+    else:
+        tensor = tensor_from_raw(declared.name, declared.dtype, shape, payload, model=spec.name)
+    request = Request(model=spec.name, version=version, inputs={declared.name: tensor}, parameters=dict(extra))
+    return DecodedRequest(request, {}, True, Pins(regions))
+
+
+def _raw_shape(payload: memoryview, spec: ModelSpec) -> tuple[int, ...]:
+    declared = spec.inputs[0]
+    variable = declared.dims.count(-1)
+    if variable > 1:
+        raise InvalidRequest(
+            f"The shape of the raw input '{declared.name}' can not be deduced because there are more than one "
+            f"variable-sized dimension in model '{spec.name}'"
+        )
+    fixed = math.prod(dim for dim in declared.dims if dim != -1)
+    if declared.dtype is DType.BYTES:
+        if fixed != 1:
+            raise InvalidRequest(
+                f"For BYTE datatype raw input '{declared.name}', the model '{spec.name}' must have input shape [1]"
+            )
+        free = 1
+    else:
+        row_bytes = fixed * declared.dtype.itemsize
+        free = len(payload) // row_bytes if row_bytes else 0
+    dims = tuple(free if dim == -1 else dim for dim in declared.dims)
+    return (1, *dims) if spec.max_batch_size > 0 else dims
+
+
+def encode_infer(
+    response: Response, decoded: DecodedRequest, spec: ModelSpec
+) -> tuple[bytes, list[bytes | memoryview], int | None]:
+    """Return the JSON part, the raw tensors that follow it, and the JSON part's length when any raw byte follows.
+
+    The response must not carry an error. Outputs stand in model order; those with a region are written there.
+    Raises InvalidRequest for an output that cannot be had in the asked form.
+    """
+    chunks: list[bytes | memoryview] = []
+    members: Json = {"model_name": response.model, "model_version": str(response.version)}
+    if response.request_id:
+        members = {"id": response.request_id, **members}
+    if response.parameters:
+        members["parameters"] = dict(response.parameters)
+    members["outputs"] = [
+        _encode_output(tensor, decoded, spec, chunks) for tensor in ordered_outputs(response, spec, decoded.outputs)
+    ]
+    text = to_json(members)
+    return text, chunks, len(text) if any(len(chunk) for chunk in chunks) else None
+
+
+def ordered_outputs(response: Response, spec: ModelSpec, wanted: Mapping[str, RequestedOutput]) -> list[Tensor]:
+    """Return the response's tensors in model order, without those that were not asked for."""
+    by_name = {tensor.name: tensor for tensor in response.outputs if not wanted or tensor.name in wanted}
+    known = [by_name.pop(output.name) for output in spec.outputs if output.name in by_name]
+    return [*known, *by_name.values()]
+
+
+def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chunks: list[bytes | memoryview]) -> Json:
+    asked = decoded.outputs.get(tensor.name) or RequestedOutput(tensor.name)
+    if asked.classification > 0:
+        declared = spec.output(tensor.name)
+        labels = declared.labels if declared is not None else ()
+        tensor = classify(tensor, asked.classification, labels, spec.max_batch_size > 0)
+    output: Json = {"name": tensor.name, "datatype": tensor.dtype.value, "shape": list(tensor.shape)}
+    if asked.region is not None:
+        size = place_in_view(tensor, asked.region, decoded.output_views[tensor.name])
+        output["parameters"] = {
+            "shared_memory_region": asked.region.name,
+            "shared_memory_offset": asked.region.offset,
+            "shared_memory_byte_size": size,
+        }
+    elif decoded.binary_output if asked.binary is None else asked.binary:
+        raw = raw_from_tensor(tensor)
+        chunks.append(raw)
+        output["parameters"] = {"binary_data_size": len(raw)}
+    else:
+        output["data"] = json_from_tensor(tensor)
+    return output

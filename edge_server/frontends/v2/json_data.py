@@ -1,0 +1,129 @@
+"""Tensor data as JSON arrays: from a client's list to an array with nothing bent to fit, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2.json_text import json_type
+from edge_server.frontends.v2.raw import element_count
+
+_FLOATS = (DType.FP32, DType.FP64)
+_WITHOUT_JSON = (DType.FP16, DType.BF16)
+
+
+def tensor_from_json(name: str, dtype: DType, shape: Sequence[int], data: object, *, model: str) -> Tensor:
+    """Return the tensor that a `data` member describes: row-major, nested in any way, or flat.
+
+    Integers must be JSON integers within the type's range, BOOL true or false, BYTES strings (sent on as UTF-8);
+    FP32 and FP64 take any number, NaN and infinities included. Raises InvalidRequest.
+    """
+    if dtype in _WITHOUT_JSON:
+        raise InvalidRequest(
+            f"receiving {dtype.value} data via JSON is not supported. "
+            f"Please use the binary data format for input {name}"
+        )
+    count = element_count(name, shape, model=model)
+    flat = _flatten(name, data, model)
+    if len(flat) != count:
+        raise InvalidRequest(
+            f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{name}' for model "
+            f"'{model}' expected {count} elements, got {len(flat)}"
+        )
+    _check_types(name, dtype, flat, model)
+    return Tensor(name, dtype, _array(name, dtype, flat, model).reshape(tuple(shape)))
+
+
+def json_from_tensor(tensor: Tensor) -> list[object]:
+    """Return the elements, flat and row-major. Raises InvalidRequest for FP16, BF16 and BYTES that are not UTF-8."""
+    if tensor.dtype in _WITHOUT_JSON:
+        raise InvalidRequest(
+            f"sending {tensor.dtype.value} data via JSON is not supported. "
+            f"Please use the binary data format for output {tensor.name}"
+        )
+    elements: list[Any] = tensor.array.reshape(-1).tolist()
+    if tensor.dtype is not DType.BYTES:
+        return elements
+    try:
+        return [element.decode("utf-8") for element in elements]
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent via JSON. "
+            f"Please use the binary data format for output {tensor.name}"
+        ) from None
+
+
+def _flatten(name: str, data: object, model: str) -> list[object]:
+    if not isinstance(data, list):
+        raise InvalidRequest(f"'data' of input '{name}' for model '{model}' must be an array, got {json_type(data)}")
+    level: list[object] = data
+    # Whole levels at a time: the parser has bounded how many there can be.
+    while level and isinstance(level[0], list):
+        if set(map(type, level)) != {list}:
+            raise InvalidRequest(f"'data' of input '{name}' for model '{model}' mixes arrays and elements")
+        level = list(chain.from_iterable(level))  # type: ignore[arg-type]
+    return level
+
+
+def _check_types(name: str, dtype: DType, flat: list[object], model: str) -> None:
+    # By exact type, at C speed: bool is a subclass of int, and a tensor of a million numbers is common.
+    wrong = set(map(type, flat)) - _ALLOWED.get(dtype, {int})
+    if wrong:
+        found = json_type(next(element for element in flat if type(element) in wrong))
+        raise InvalidRequest(
+            f"'data' of input '{name}' for model '{model}' must be {_WANTED.get(dtype, 'integers')} "
+            f"for {dtype.value}, got {found}"
+        )
+
+
+_ALLOWED: dict[DType, set[type]] = {
+    DType.BOOL: {bool},
+    DType.BYTES: {str},
+    DType.FP32: {int, float},
+    DType.FP64: {int, float},
+}
+_WANTED = {DType.BOOL: "true or false", DType.BYTES: "strings", DType.FP32: "numbers", DType.FP64: "numbers"}
+
+
+def _array(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
+    if dtype is DType.BYTES:
+        array = np.empty(len(flat), dtype=object)
+        array[:] = [str(element).encode("utf-8") for element in flat]
+        return array
+    if dtype in _FLOATS:
+        return _floats(name, dtype, flat, model)
+    if dtype is not DType.BOOL and flat:
+        lowest, highest = _integer_range(dtype)
+        if min(flat) < lowest or max(flat) > highest:  # type: ignore[type-var, operator]
+            raise _out_of_range(name, dtype, model)
+    return np.array(flat, dtype=dtype.numpy)
+
+
+def _integer_range(dtype: DType) -> tuple[int, int]:
+    bits = 8 * dtype.itemsize
+    return (0, 2**bits - 1) if dtype.numpy.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _floats(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
+    try:
+        wide = np.array(flat, dtype=np.float64)
+    except OverflowError:
+        raise _out_of_range(name, dtype, model) from None
+    if dtype is DType.FP64:
+        return wide
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    # An infinity may be asked for by name; a finite number must not become one.
+    if np.isinf(narrow).any() and not np.array_equal(np.isinf(narrow), np.isinf(wide)):
+        raise _out_of_range(name, dtype, model)
+    return narrow
+
+
+def _out_of_range(name: str, dtype: DType, model: str) -> InvalidRequest:
+    return InvalidRequest(f"'data' of input '{name}' for model '{model}' has a number out of range for {dtype.value}")

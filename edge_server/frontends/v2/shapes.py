@@ -1,0 +1,102 @@
+"""Answers that are not inferences, as JSON-able dicts in Triton's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
+from edge_server.core.view import IndexEntry, InstanceReport, ModelMetadata, ServerMetadata, SharedRegion, TensorMetadata
+
+Json = dict[str, object]
+
+
+def server_metadata(metadata: ServerMetadata) -> Json:
+    return {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
+
+
+def model_metadata(metadata: ModelMetadata) -> Json:
+    return {
+        "name": metadata.name,
+        "versions": list(metadata.versions),
+        "platform": metadata.platform,
+        "inputs": _tensors(metadata.inputs),
+        "outputs": _tensors(metadata.outputs),
+    }
+
+
+def _tensors(tensors: Sequence[TensorMetadata]) -> list[Json]:
+    return [{"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)} for tensor in tensors]
+
+
+def instance_reports(reports: Iterable[InstanceReport]) -> Json:
+    """What is in force in each loaded version; not of Triton's protocol: `edge-server status` reads it."""
+    return {
+        "models": [
+            {
+                "name": report.name,
+                "version": str(report.version),
+                "backend": report.backend,
+                "runtime": report.runtime,
+                "device": report.device,
+                "precision": report.precision,
+                "instance_count": report.instance_count,
+                "load_s": report.load_s,
+                "load_rss_bytes": report.load_rss_bytes,
+                "notes": list(report.notes),
+            }
+            for report in reports
+        ]
+    }
+
+
+def repository_index(entries: Iterable[IndexEntry]) -> list[Json]:
+    return [_without_empty(entry) for entry in entries]
+
+
+def _without_empty(entry: IndexEntry) -> Json:
+    optional = {"version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {"name": entry.name, **{key: value for key, value in optional.items() if value}}
+
+
+def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:
+    return [
+        {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+        for region in regions
+    ]
+
+
+def statistics(versions: Iterable[VersionStatistics]) -> Json:
+    return {"model_stats": [_version_statistics(version) for version in versions]}
+
+
+def _version_statistics(version: VersionStatistics) -> Json:
+    return {
+        "name": version.name,
+        "version": str(version.version),
+        "last_inference": version.last_inference_ms,
+        "inference_count": version.inference_count,
+        "execution_count": version.execution_count,
+        "inference_stats": _durations(version, _INFERENCE_PARTS),
+        "response_stats": {
+            str(position): _durations(response, _RESPONSE_PARTS)
+            for position, response in sorted(version.responses.items())
+        },
+        "batch_stats": [
+            {"batch_size": batch.batch_size, **_durations(batch, _BATCH_PARTS)}
+            for _, batch in sorted(version.batches.items())
+        ],
+        "memory_usage": [],
+    }
+
+
+_BATCH_PARTS = ("compute_input", "compute_infer", "compute_output")
+_INFERENCE_PARTS = ("success", "fail", "queue", *_BATCH_PARTS, "cache_hit", "cache_miss")
+_RESPONSE_PARTS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+
+
+def _durations(counters: VersionStatistics | BatchStatistics | ResponseStatistics, parts: Sequence[str]) -> Json:
+    return {part: _duration(getattr(counters, part)) for part in parts}
+
+
+def _duration(duration: Duration) -> Json:
+    return {"count": duration.count, "ns": duration.ns}

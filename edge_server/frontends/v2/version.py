@@ -1,0 +1,24 @@
+"""Model versions as text: "" lets the server choose, a number of 0 and above names one."""
+
+from __future__ import annotations
+
+from edge_server.errors import InvalidRequest
+
+_MAX_VERSION = 2**63 - 1
+
+
+def parse_version(text: str) -> int | None:
+    """Return the version that `text` names, None for "". Raises InvalidRequest for anything but a decimal number."""
+    if text == "":
+        return None
+    # isascii: int() would also take other scripts' digits. 19 digits hold every 64-bit number.
+    if not (text.isascii() and text.isdigit()):
+        raise _refusal(text, "not a whole number of 0 or above")
+    if len(text) > 19 or int(text) > _MAX_VERSION:
+        raise _refusal(text, f"larger than {_MAX_VERSION}")
+    return int(text)
+
+
+def _refusal(text: str, reason: str) -> InvalidRequest:
+    shown = text if len(text) <= 64 else text[:64] + "..."
+    return InvalidRequest(f"failed to get model version from specified version string '{shown}' (details: {reason})")

@@ -1,0 +1,277 @@
+"""Shared-memory regions that clients registered: POSIX shared memory of this machine, mapped for reading and writing.
+
+A client creates a segment, registers it once under a name, and then sends (name, offset, byte size) in place of tensor
+bytes. A request pins the pieces it uses for as long as it runs; a region unregistered meanwhile takes no new pins and
+is unmapped when the last pin is released.
+
+Standard library's multiprocessing.shared_memory is no help here: its resource tracker deletes segments it does not own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import resource
+import stat
+import threading
+from types import TracebackType
+
+from edge_server.core.view import SharedRegion
+from edge_server.errors import (
+    AlreadyExists,
+    EdgeServerError,
+    InvalidRequest,
+    NotFound,
+    ServingFault,
+    Throttled,
+    Unsupported,
+)
+
+SHM_FOLDER = "/dev/shm"
+"""Where Linux keeps POSIX shared memory (shm_overview(7)); segment "/x" is the file "x" in it."""
+
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+"""Keys of Triton's own between server and Python stubs, which it refuses to map for clients."""
+
+_MAX_KEY_BYTES = 255  # NAME_MAX
+_MAX_NAME_LENGTH = 1024
+
+
+class _Region:
+    """A mapped region. `pins` and `is_retired` are guarded by the registry's lock."""
+
+    __slots__ = ("is_retired", "mapping", "pins", "report", "skew")
+
+    def __init__(self, report: SharedRegion, mapping: mmap.mmap, skew: int) -> None:
+        self.report = report
+        self.mapping = mapping
+        self.skew = skew  # bytes of the mapping before the region: mappings start at page boundaries
+        self.pins = 0
+        self.is_retired = False
+
+    def view(self, offset: int, byte_size: int, *, writable: bool) -> memoryview:
+        start = self.skew + offset
+        view = memoryview(self.mapping)[start : start + byte_size]
+        return view if writable else view.toreadonly()
+
+    def close(self) -> None:
+        # BufferError: somebody still holds an array over a released pin. Unmapping under it would turn the next read
+        # into a segmentation fault; the array keeps the mapping alive and takes it along when it goes.
+        with contextlib.suppress(BufferError):
+            self.mapping.close()
+
+
+class Pin:
+    """A piece of a region, kept mapped. `view` may be read (or written, if asked for) until `release()`."""
+
+    __slots__ = ("_region", "_registry", "view")
+
+    def __init__(self, registry: SharedMemoryRegistry, region: _Region, view: memoryview) -> None:
+        self._registry = registry
+        self._region: _Region | None = region
+        self.view = view
+
+    def release(self) -> None:
+        """Give the piece back. May be called from any thread, and again: then it does nothing."""
+        self._registry._release(self)
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class SharedMemoryRegistry:
+    """Names of regions -> mapped memory. Thread-safe; no lock is held across a system call.
+
+    With `is_allowed` False everything but `status` is refused: whoever may register names a segment of this machine and
+    can read and write it through the server, so clients must be trusted.
+    """
+
+    def __init__(self, is_allowed: bool) -> None:
+        self.is_allowed = is_allowed
+        self._lock = threading.Lock()
+        self._regions: dict[str, _Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Map `byte_size` bytes from `offset` of the segment `key` ("/frames" or "frames") under `name`.
+
+        Raises Unsupported (not allowed), InvalidRequest (key, offset, size), AlreadyExists, ServingFault (the segment
+        cannot be opened or mapped), Throttled (too many regions).
+        """
+        self._check_allowed()
+        if not 0 < len(name) <= _MAX_NAME_LENGTH:
+            raise InvalidRequest(f"a shared memory region's name has 1 to {_MAX_NAME_LENGTH} characters")
+        if offset < 0 or byte_size <= 0:
+            raise _invalid_registration(name, f"offset {offset}, byte size {byte_size}")
+        path = _segment_path(name, key)
+        with self._lock:
+            self._check_free(name)
+        region = _map(SharedRegion(name, key, offset, byte_size), path)
+        try:
+            with self._lock:
+                self._check_free(name)
+                self._regions[name] = region
+        except EdgeServerError:
+            region.close()
+            raise
+
+    def unregister(self, name: str | None = None) -> None:
+        """Forget a region, or all of them for None and "". A name that is not registered is no error, as in Triton.
+
+        Raises Unsupported when not allowed.
+        """
+        self._check_allowed()
+        if name:
+            self._retire([name])
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Forget all regions, allowed or not: for the end of the server."""
+        with self._lock:
+            names = list(self._regions)
+        self._retire(names)
+
+    def status(self, name: str | None = None) -> list[SharedRegion]:
+        """Return one region, or all, ordered by name, for None and "". Raises NotFound."""
+        with self._lock:
+            if not name:
+                return [region.report for _, region in sorted(self._regions.items())]
+            region = self._regions.get(name)
+        if region is None:
+            raise NotFound(f"Unable to find system shared memory region: '{name}'")
+        return [region.report]
+
+    def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> Pin:
+        """Keep `byte_size` bytes from `offset` of the region mapped until the pin is released.
+
+        The view is read-only unless `writable`. Raises Unsupported (not allowed), NotFound, InvalidRequest (outside
+        the region, or the segment shrank).
+        """
+        self._check_allowed()
+        with self._lock:
+            region = self._regions.get(name)
+            if region is None:
+                raise NotFound(f"Unable to find shared memory region: '{name}'")
+            _check_inside(region.report, offset, byte_size)
+            region.pins += 1
+        # A client may have truncated its segment since; touching a page past the end of the file would end this
+        # process with SIGBUS. The check leaves a gap: a truncation after it, while the request runs, still does that.
+        # Closing it would take a copy of every tensor by read(2), which is what shared memory is there to avoid, and
+        # is why clients have to be trusted (see the class's text).
+        present = region.mapping.size()
+        end = region.report.offset + offset + byte_size
+        pin = Pin(self, region, region.view(offset, byte_size, writable=writable))
+        if present < end:
+            pin.release()
+            raise InvalidRequest(
+                f"Invalid offset + byte size for shared memory region: '{name}': {end} bytes of segment "
+                f"'{region.report.key}' are needed, but it shrank to {present} bytes"
+            )
+        return pin
+
+    def _release(self, pin: Pin) -> None:
+        with self._lock:
+            region, pin._region = pin._region, None
+            if region is None:
+                return
+            region.pins -= 1
+            is_last = region.is_retired and region.pins == 0
+        with contextlib.suppress(BufferError):  # an array over the view lives on: see _Region.close
+            pin.view.release()
+        if is_last:
+            region.close()
+
+    def _retire(self, names: list[str]) -> None:
+        with self._lock:
+            retired = [region for name in names if (region := self._regions.pop(name, None)) is not None]
+            for region in retired:
+                region.is_retired = True
+            idle = [region for region in retired if region.pins == 0]
+        for region in idle:
+            region.close()
+
+    def _check_allowed(self) -> None:
+        if not self.is_allowed:
+            raise Unsupported(
+                "shared memory of clients is not allowed on this server; start it with --allow-client-shm=true"
+            )
+
+    def _check_free(self, name: str) -> None:
+        if name in self._regions:
+            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        # Each mapping keeps a file descriptor. Half of them stay free for connections and model files.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        if 0 <= limit <= len(self._regions):
+            raise Throttled(f"{len(self._regions)} shared memory regions are registered, no more fit; unregister some")
+
+
+def _segment_path(name: str, key: str) -> bytes:
+    """Return the segment's file. Raises InvalidRequest for a key that is not a plain POSIX shared-memory name."""
+    problem = ""
+    base = key[1:] if key.startswith("/") else key
+    encoded = base.encode("utf-8", "replace")
+    if base in ("", ".", "..") or "/" in base or "\0" in base or encoded.decode() != base:
+        problem = "it must be a name without '/' and NUL after an optional leading '/'"
+    elif len(encoded) > _MAX_KEY_BYTES:
+        problem = f"it is {len(encoded)} bytes long, {_MAX_KEY_BYTES} are allowed"
+    elif base.startswith(RESERVED_PREFIX):
+        problem = f"keys starting with '{RESERVED_PREFIX}' are reserved"
+    if problem:
+        raise InvalidRequest(f"cannot register shared memory region '{name}' with key {key[:300]!r}: {problem}")
+    return os.path.join(SHM_FOLDER.encode(), encoded)
+
+
+def _map(report: SharedRegion, path: bytes) -> _Region:
+    try:
+        # O_NONBLOCK: opening a FIFO placed there must not hang.
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ServingFault(f"Unable to open shared memory region: '{report.key}': {error.strerror}") from error
+    try:
+        return _map_descriptor(report, descriptor)
+    finally:
+        os.close(descriptor)  # the mapping keeps a duplicate of its own
+
+
+def _map_descriptor(report: SharedRegion, descriptor: int) -> _Region:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ServingFault(f"Unable to open shared memory region: '{report.key}': not a shared memory segment")
+    # Before mmap, which would fail with less clear words, and before any number reaches C's integer types.
+    if report.offset + report.byte_size > status.st_size:
+        raise _invalid_registration(
+            report.name,
+            f"offset {report.offset} + byte size {report.byte_size}, segment '{report.key}' has {status.st_size} bytes",
+        )
+    skew = report.offset % mmap.ALLOCATIONGRANULARITY
+    try:
+        mapping = mmap.mmap(descriptor, report.byte_size + skew, mmap.MAP_SHARED, offset=report.offset - skew)
+    except (OSError, ValueError) as error:  # ValueError: truncated since fstat
+        raise ServingFault(f"failed to register shared memory region '{report.name}': {error}") from error
+    return _Region(report, mapping, skew)
+
+
+def _invalid_registration(name: str, given: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"failed to register shared memory region '{name}': invalid args: "
+        f"Invalid offset + byte size for shared memory region: '{name}' ({given})"
+    )
+
+
+def _check_inside(region: SharedRegion, offset: int, byte_size: int) -> None:
+    if not 0 <= offset < region.byte_size:
+        raise InvalidRequest(
+            f"Invalid offset for shared memory region: '{region.name}': {offset}, the region has "
+            f"{region.byte_size} bytes"
+        )
+    if byte_size < 0 or offset + byte_size > region.byte_size:
+        raise InvalidRequest(
+            f"Invalid offset + byte size for shared memory region: '{region.name}': {offset} + {byte_size}, "
+            f"the region has {region.byte_size} bytes"
+        )

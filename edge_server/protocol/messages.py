@@ -1,0 +1,134 @@
+"""Message classes, services and file descriptors of the wire, made from `descriptors.binpb` at first use.
+
+Every top-level message of package `inference` is also an attribute of this module: `messages.ModelInferRequest`.
+Safe from any thread; one class for one message, always the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+MessageClass: TypeAlias = Any
+"""A generated class. Its attributes come from the .proto files, which type checkers do not see."""
+
+GRPC_SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+REFLECTION_SERVICES = (
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC of a service. `path` is the HTTP/2 path: "/package.Service/Method"."""
+
+    name: str
+    path: str
+    input_class: MessageClass
+    output_class: MessageClass
+    client_streaming: bool
+    server_streaming: bool
+
+
+class _Catalog:
+    """The descriptors in a pool of their own, and the classes made from them so far."""
+
+    def __init__(self) -> None:
+        from google.protobuf import descriptor_pb2, descriptor_pool
+
+        self.pool: Any = descriptor_pool.DescriptorPool()
+        self.classes: dict[str, MessageClass] = {}
+        content = Path(__file__).with_name("descriptors.binpb").read_bytes()
+        self.files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(content).file}
+        for file in self.files.values():
+            self.pool.AddSerializedFile(file.SerializeToString())
+
+
+_lock = threading.Lock()
+_made: list[_Catalog] = []
+
+
+def _catalog() -> _Catalog:
+    if not _made:
+        with _lock:
+            if not _made:
+                _made.append(_Catalog())
+    return _made[0]
+
+
+def message_class(full_name: str) -> MessageClass:
+    """Return the class of a message: `message_class("inference.ModelInferRequest")`. KeyError when there is none."""
+    catalog = _catalog()
+    found = catalog.classes.get(full_name)
+    if found is None:
+        from google.protobuf import message_factory
+
+        with _lock:
+            descriptor = catalog.pool.FindMessageTypeByName(full_name)
+            found = catalog.classes.setdefault(full_name, message_factory.GetMessageClass(descriptor))
+    return found
+
+
+def __getattr__(name: str) -> MessageClass:
+    if name.startswith("_"):
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    try:
+        found = message_class(f"inference.{name}")
+    except KeyError:
+        raise AttributeError(f"package 'inference' has no message '{name}'") from None
+    globals()[name] = found  # the next look does not come here
+    return found
+
+
+def service_methods(full_name: str) -> tuple[Method, ...]:
+    """Return a service's RPCs in the order of its .proto file. KeyError when there is no such service."""
+    service = _catalog().pool.FindServiceByName(full_name)
+    return tuple(
+        Method(
+            name=method.name,
+            path=f"/{full_name}/{method.name}",
+            input_class=message_class(method.input_type.full_name),
+            output_class=message_class(method.output_type.full_name),
+            client_streaming=bool(method.client_streaming),
+            server_streaming=bool(method.server_streaming),
+        )
+        for method in service.methods
+    )
+
+
+def service_names() -> tuple[str, ...]:
+    """Return the full names of all services described here, offered or not."""
+    return tuple(f"{file.package}.{service.name}" for file in _catalog().files.values() for service in file.service)
+
+
+def file_by_name(name: str) -> list[bytes]:
+    """Return the serialized FileDescriptorProto of a file, then those it depends on. KeyError when there is none."""
+    files = _catalog().files
+    found: dict[str, bytes] = {}
+    wanted = [name]
+    while wanted:
+        current = wanted.pop()
+        if current not in found:
+            found[current] = files[current].SerializeToString()
+            wanted.extend(files[current].dependency)
+    return list(found.values())
+
+
+def file_containing_symbol(symbol: str) -> list[bytes]:
+    """Return as `file_by_name` the file that defines a symbol, fully qualified: a message, field, enum, service or RPC.
+
+    KeyError when no file does.
+    """
+    pool = _catalog().pool
+    try:
+        return file_by_name(pool.FindFileContainingSymbol(symbol).name)
+    except KeyError:
+        service_name, _, method = symbol.rpartition(".")
+        service = pool.FindServiceByName(service_name)  # not every protobuf runtime finds an RPC by its name
+        if method not in service.methods_by_name:
+            raise
+        return file_by_name(service.file.name)

@@ -1,0 +1,204 @@
+"""Ask the model file for what the configuration leaves out, and check what it states against the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from edge_server.backends import load_backend
+from edge_server.backends.base import Backend, ModelFile, Signature
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendMissing, BadModelConfig, LoadError
+from edge_server.repository.choice import Candidate, candidates
+from edge_server.repository.pbtxt import ConfigMessage
+
+_TensorSpec: TypeAlias = InputSpec | OutputSpec
+_NOTHING: Mapping[str, str] = {}
+_BY_NUMBER = {dtype.number: dtype for dtype in DType}
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A version's file, the runtime that will open it, and what that runtime read from it.
+
+    `signature` is None when the runtime cannot tell. `notes` say which runtimes were passed over, and why.
+    `has_alternatives`: there are further runtimes to try, should this one fail to open the file.
+    """
+
+    backend: Backend
+    file: ModelFile
+    signature: Signature | None
+    notes: tuple[str, ...] = ()
+    has_alternatives: bool = False
+
+
+def inspect_model(
+    config: ConfigMessage, model: str, model_dir: Path, version: int, passed_over: Mapping[str, str] = _NOTHING
+) -> Inspected:
+    """Choose the runtime, find the file and read its inputs and outputs.
+
+    Of several candidates the first that loads and reads the file wins; those in `passed_over` (name -> reason) failed
+    to open it before. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
+    """
+    failures: list[tuple[str, LoadError]] = []
+    choice = candidates(config, model, model_dir / str(version))
+    for candidate in choice:
+        try:
+            if candidate.backend in passed_over:
+                raise LoadError(passed_over[candidate.backend])
+            backend, file, signature = _inspect_with(candidate, config, model, model_dir, version)
+        except LoadError as error:
+            failures.append((candidate.backend, error))
+            continue
+        notes = tuple(f"backend '{name}' was passed over for '{backend.name}': {e.message}" for name, e in failures)
+        return Inspected(backend, file, signature, notes, has_alternatives=candidate is not choice[-1])
+    raise _all_failed(model, failures)
+
+
+def _inspect_with(
+    candidate: Candidate, config: ConfigMessage, model: str, model_dir: Path, version: int
+) -> tuple[Backend, ModelFile, Signature | None]:
+    backend = load_backend(candidate.backend)
+    file = _find_file(candidate.file_name or backend.default_filename, model, model_dir, version)
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    return backend, file, backend.inspect(file, parameters)
+
+
+def _find_file(file_name: str, model: str, model_dir: Path, version: int) -> ModelFile:
+    version_dir = model_dir / str(version)
+    path = version_dir / file_name
+    if not path.exists():
+        present = sorted(entry.name for entry in version_dir.iterdir())[:8] if version_dir.is_dir() else []
+        holds = ", ".join(f"'{name}'" for name in present) or "nothing"
+        raise LoadError(
+            f"model '{model}' version {version}: no file '{file_name}' in '{version_dir}', it holds {holds}"
+        )
+    return ModelFile(path, model_dir, version)
+
+
+def _all_failed(model: str, failures: Sequence[tuple[str, LoadError]]) -> LoadError:
+    """Return the one reason as it is, several as one sentence."""
+    reasons = dict.fromkeys(error.message for _, error in failures)
+    kind = BackendMissing if all(isinstance(error, BackendMissing) for _, error in failures) else LoadError
+    if len(reasons) == 1:
+        error = failures[0][1]
+        named = f"'{model}'" in error.message
+        return error if named else type(error)(f"model '{model}': {error.message}")
+    return kind(f"model '{model}': no backend could take it: " + "; ".join(f"{n}: {e.message}" for n, e in failures))
+
+
+def complete(config: ConfigMessage, model: str, signature: Signature, default_max_batch_size: int) -> list[str]:
+    """Fill in, in place, what the configuration leaves out, and return a note for each decision taken.
+
+    Batching is chosen only for a configuration that states no dims at all: stated dims already say whether there is
+    a batch dimension. Missing inputs are added, for the model cannot run without them; outputs only when none is
+    stated, for a stated list is a selection. Raises BadModelConfig when the file cannot batch as configured.
+    """
+    notes: list[str] = []
+    has_dims = any(item.dims for items in (config.input, config.output) for item in items)
+    if config.max_batch_size == 0 and signature.is_batchable and not has_dims and default_max_batch_size > 0:
+        config.max_batch_size = default_max_batch_size
+        notes.append(f"max_batch_size was set to {default_max_batch_size}: the model file can batch")
+    _check_can_batch(config, model, signature)
+    _fill_tensors(config.input, signature.inputs, config.max_batch_size, is_selection=False)
+    _fill_tensors(config.output, signature.outputs, config.max_batch_size, is_selection=bool(config.output))
+    if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+        config.dynamic_batching.SetInParent()
+        notes.append("dynamic batching was turned on: max_batch_size is above 1 and no scheduler is stated")
+    return notes
+
+
+def _check_can_batch(config: ConfigMessage, model: str, signature: Signature) -> None:
+    """Refuse max_batch_size for a file with a fixed first dimension; a file made for 1 row may be told 1."""
+    allowed = {-1, 1} if config.max_batch_size == 1 else {-1}
+    specs: list[_TensorSpec] = [*signature.inputs, *signature.outputs]
+    for spec in specs:
+        if config.max_batch_size > 0 and not spec.is_shape_tensor and (not spec.dims or spec.dims[0] not in allowed):
+            raise BadModelConfig(
+                f"model '{model}': max_batch_size: expected 0, for '{spec.name}' of the model file has the shape "
+                f"{list(spec.dims)} without a leading dimension of any size, given {config.max_batch_size}"
+            )
+
+
+def _fill_tensors(
+    items: ConfigMessage, specs: Sequence[_TensorSpec], max_batch_size: int, *, is_selection: bool
+) -> None:
+    stated = {item.name: item for item in items}
+    for spec in specs:
+        item = stated.get(spec.name)
+        if item is None:
+            if is_selection:
+                continue
+            item = items.add(name=spec.name)
+            if isinstance(spec, InputSpec):
+                item.optional = spec.is_optional
+            item.is_shape_tensor = spec.is_shape_tensor
+        if item.data_type == 0:
+            item.data_type = spec.dtype.number
+        if not item.dims:
+            _fill_dims(item, spec, max_batch_size)
+
+
+def _fill_dims(item: ConfigMessage, spec: _TensorSpec, max_batch_size: int) -> None:
+    """Give the file's dims without the batch dimension; what has none left becomes [1] reshaped to a scalar."""
+    has_batch = max_batch_size > 0 and not spec.is_shape_tensor
+    dims = [size if size > 0 else -1 for size in spec.dims[1 if has_batch else 0 :]]
+    item.dims.extend(dims or [1])
+    if not dims:
+        item.reshape.SetInParent()
+
+
+def check_against_file(config: ConfigMessage, model: str, signature: Signature) -> None:
+    """Raise BadModelConfig where a stated tensor is not what the file has: name, data type, dims; or one is missing."""
+    _check_can_batch(config, model, signature)
+    for kind, items, specs in (
+        ("input", config.input, signature.inputs),
+        ("output", config.output, signature.outputs),
+    ):
+        of_file = {spec.name: spec for spec in specs}
+        for item in items:
+            spec = of_file.get(item.name)
+            if spec is None:
+                raise BadModelConfig(
+                    f"model '{model}': unexpected {kind} '{item.name}': expected one of the model file's "
+                    f"{kind}s {sorted(of_file)}"
+                )
+            _check_tensor(item, spec, f"model '{model}': {kind} '{item.name}'", config.max_batch_size)
+    _check_none_missing(config, model, signature)
+
+
+def _check_tensor(item: ConfigMessage, spec: _TensorSpec, what: str, max_batch_size: int) -> None:
+    dtype = _BY_NUMBER.get(item.data_type)
+    if dtype is not None and dtype is not spec.dtype:
+        raise BadModelConfig(f"{what} data_type: expected the model file's {spec.dtype.config_name}, "
+                             f"given {dtype.config_name}")  # fmt: skip
+    if not item.dims:
+        return
+    has_batch = max_batch_size > 0 and not spec.is_shape_tensor
+    stated = list(item.reshape.shape if item.HasField("reshape") else item.dims)
+    of_file = list(spec.dims[1:] if has_batch else spec.dims)
+    if not _fits(stated, of_file):
+        batch = " after the batch dimension" if has_batch else ""
+        hint = "" if has_batch or not _fits([-1, *stated], of_file) else "; does it lack max_batch_size?"
+        raise BadModelConfig(f"{what} dims: expected a shape that fits the model file's {of_file}{batch}, "
+                             f"given {stated}{hint}")  # fmt: skip
+
+
+def _fits(stated: Sequence[int], of_file: Sequence[int]) -> bool:
+    """Return whether two shapes can be the same; -1 on either side leaves it to the request."""
+    return len(stated) == len(of_file) and all(
+        a == b or a == -1 or b <= 0 for a, b in zip(stated, of_file, strict=True)
+    )
+
+
+def _check_none_missing(config: ConfigMessage, model: str, signature: Signature) -> None:
+    stated = {item.name for item in config.input}
+    missing = [spec.name for spec in signature.inputs if spec.name not in stated and not spec.is_optional]
+    if missing:
+        raise BadModelConfig(
+            f"model '{model}': expected {len(signature.inputs)} inputs but the configuration states {len(stated)}; "
+            f"missing {missing}"
+        )

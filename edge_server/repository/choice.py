@@ -1,0 +1,101 @@
+"""Which runtime opens a model, and which file: by what the configuration states, else by the files that are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.backends import ONNX_ORDER, backend_names
+from edge_server.errors import BadModelConfig
+from edge_server.repository.paths import check_relative
+from edge_server.repository.pbtxt import ConfigMessage
+
+BACKEND_OF_PLATFORM = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "pytorch_libtorch": "pytorch",
+    "libtorch": "pytorch",
+    "torch_aoti": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+PLATFORM_OF_BACKEND = {
+    "onnxruntime": "onnxruntime_onnx",
+    "tensorrt": "tensorrt_plan",
+    "pytorch": "pytorch_libtorch",
+}
+
+_BACKENDS_OF_FILE = {
+    "model.plan": ("tensorrt",),
+    "model.onnx": ONNX_ORDER,
+    "model.xml": ("openvino",),
+    "model.pt": ("pytorch",),
+    "model.pt2": ("pytorch",),
+    "model.py": ("python",),
+    "model.tflite": ("openvino",),
+}
+"""Well-known file name -> backends that read it, the preferred one first. The first name that is there decides."""
+
+_BACKENDS_OF_SUFFIX = {Path(name).suffix: backends for name, backends in _BACKENDS_OF_FILE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A runtime to try, and the model file it would open; "" when the backend's own default name is to be used."""
+
+    backend: str
+    file_name: str
+
+
+def candidates(config: ConfigMessage, model: str, version_dir: Path) -> tuple[Candidate, ...]:
+    """Return the runtimes to try for a model version, in order; one, unless only an ONNX file says what it is.
+
+    Decided by `backend`, else `platform`, else the suffix of default_model_filename, else a well-known file in
+    `version_dir`, else the suffix of the model's name ("x.<backend>"). Raises BadModelConfig when nothing decides.
+    """
+    file_name = config.default_model_filename
+    if file_name:
+        check_relative(file_name, f"model '{model}': default_model_filename")
+    stated = _stated_backend(config, model)
+    if stated:
+        return (Candidate(stated, file_name or _other_file_of(stated, version_dir)),)
+    if file_name:
+        backends = _BACKENDS_OF_SUFFIX.get(Path(file_name).suffix.lower(), ())
+    else:
+        file_name, backends = _well_known_file(version_dir)
+    if backends:
+        return tuple(Candidate(backend, file_name) for backend in backends)
+    suffix = model.rpartition(".")[2]
+    if suffix != model and suffix in backend_names():
+        return (Candidate(suffix, file_name),)
+    raise BadModelConfig(
+        f"model '{model}': no backend: the configuration states neither backend nor platform, and "
+        f"'{version_dir}' holds none of {', '.join(_BACKENDS_OF_FILE)}"
+    )
+
+
+def _stated_backend(config: ConfigMessage, model: str) -> str:
+    of_platform = BACKEND_OF_PLATFORM.get(config.platform, "")
+    if config.platform and not of_platform and not config.backend:
+        known = ", ".join(BACKEND_OF_PLATFORM)
+        raise BadModelConfig(f"model '{model}': platform: expected one of {known}, given '{config.platform}'")
+    if config.backend and of_platform and config.backend != of_platform:
+        raise BadModelConfig(
+            f"model '{model}': platform '{config.platform}' belongs to backend '{of_platform}', "
+            f"but backend is '{config.backend}'"
+        )
+    return str(config.backend or of_platform)
+
+
+def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:
+    for file_name, backends in _BACKENDS_OF_FILE.items():
+        if (version_dir / file_name).exists():
+            return file_name, backends
+    return "", ()
+
+
+def _other_file_of(backend: str, version_dir: Path) -> str:
+    """Return the only well-known file that a stated backend reads here when it is not that backend's first choice."""
+    readable = [name for name, backends in _BACKENDS_OF_FILE.items() if backend in backends]
+    present = [name for name in readable if (version_dir / name).exists()]
+    return present[0] if len(present) == 1 else ""

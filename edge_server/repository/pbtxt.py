@@ -1,0 +1,179 @@
+"""config.pbtxt and Triton's JSON form of it, to and from an inference.ModelConfig message.
+
+Only the syntax and the schema are judged here; `validate` judges what the values mean. Messages are typed Any
+(`ConfigMessage`): their classes are made at run time.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import FieldDescriptor
+
+from edge_server.errors import BadModelConfig
+from edge_server.protocol import messages
+
+ConfigMessage: TypeAlias = Any
+"""An inference.ModelConfig, or a message inside one."""
+
+MAX_CONFIG_BYTES = 4 << 20
+
+_WIDE_INTEGERS = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
+
+
+def new_config() -> ConfigMessage:
+    """Return an empty configuration."""
+    return messages.message_class("inference.ModelConfig")()
+
+
+def dtype_name(number: int) -> str:
+    """Return the name that a number of inference.DataType has in config.pbtxt."""
+    names = messages.message_class("inference.ModelConfig").DESCRIPTOR.file.enum_types_by_name["DataType"]
+    return str(names.values_by_number[number].name)
+
+
+def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> ConfigMessage:
+    """Parse protobuf text format. `source` names the file in errors.
+
+    Raises BadModelConfig with line and column for a syntax error, an unknown field, or a value of the wrong type.
+    """
+    _check_size(len(content), model, source)
+    config = new_config()
+    try:
+        text_format.Parse(content.decode("utf-8"), config, descriptor_pool=config.DESCRIPTOR.file.pool)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadModelConfig(f"model '{model}': {source} line {line} is not UTF-8 text") from error
+    except text_format.ParseError as error:
+        raise BadModelConfig(f"model '{model}': {source} {_located(error)}") from error
+    _check_enums(config, model, source)
+    return config
+
+
+def read_file(path: Path, model: str) -> ConfigMessage:
+    """Read and parse a configuration file. Raises BadModelConfig, also when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise BadModelConfig(f"model '{model}': '{path}' cannot be read: {error.strerror}") from error
+    return parse_text(content, model, path.name)
+
+
+def _located(error: text_format.ParseError) -> str:
+    line, column = error.GetLine(), error.GetColumn()
+    text = str(error)
+    if line is None:
+        return text
+    return f"line {line} column {column}: {text.removeprefix(f'{line}:{column} : ')}"
+
+
+def parse_json(text: str, model: str, source: str = "the configuration given as JSON") -> ConfigMessage:
+    """Parse proto JSON as Triton does: unknown fields refused, enum names in any case, numbers also as strings.
+
+    Raises BadModelConfig.
+    """
+    _check_size(len(text), model, source)
+    config = new_config()
+    try:
+        document = json.loads(text, object_pairs_hook=_without_duplicates)
+        if not isinstance(document, dict):
+            raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")
+        json_format.ParseDict(_fold_enums(document, config.DESCRIPTOR), config)
+    except (ValueError, RecursionError, json_format.ParseError) as error:
+        raise BadModelConfig(f"model '{model}': {source}: {error}") from error
+    _check_enums(config, model, source)
+    return config
+
+
+def write_json(config: ConfigMessage) -> str:
+    """Return Triton's JSON form: proto field names, unset fields printed, 64-bit integers as numbers."""
+    document = json_format.MessageToDict(
+        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return json.dumps(_as_numbers(document, config.DESCRIPTOR), separators=(",", ":"), ensure_ascii=False)
+
+
+def _check_enums(message: ConfigMessage, model: str, source: str) -> None:
+    """Refuse enum numbers without a name, which proto3 lets through."""
+    for field, value in message.ListFields():
+        entry = _map_value(field)
+        values = value.values() if entry is not None else value if _is_sequence(value) else (value,)
+        kind = (entry or field).enum_type
+        for item in values:
+            if kind is not None and item not in kind.values_by_number:
+                raise BadModelConfig(f"model '{model}': {source}: {field.name}: {item} is not a {kind.full_name}")
+            if (entry or field).message_type is not None:
+                _check_enums(item, model, source)
+
+
+def _is_sequence(value: Any) -> bool:
+    return hasattr(value, "__getitem__") and not isinstance(value, (str, bytes))
+
+
+def _check_size(size: int, model: str, source: str) -> None:
+    if size > MAX_CONFIG_BYTES:
+        raise BadModelConfig(f"model '{model}': {source} has {size} bytes; expected at most {MAX_CONFIG_BYTES}")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
+        raise ValueError(f"the key '{twice}' stands twice in one object")
+    return found
+
+
+def _field_named(descriptor: Any, name: str) -> Any:
+    return descriptor.fields_by_name.get(name) or descriptor.fields_by_camelcase_name.get(name)
+
+
+def _map_value(field: Any) -> Any:
+    """Return the value field of a map field, None for other fields."""
+    entry = field.message_type
+    if entry is None or not entry.GetOptions().map_entry:
+        return None
+    return entry.fields_by_name["value"]
+
+
+def _fold_enums(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    """Return `document` with the enum names of its fields in upper case, as the schema writes them all."""
+    folded = dict(document)
+    for key, value in document.items():
+        field = _field_named(descriptor, key)
+        if field is not None:
+            folded[key] = _fold_value(value, field)
+    return folded
+
+
+def _fold_value(value: Any, field: Any) -> Any:
+    if isinstance(value, list):
+        return [item if isinstance(item, list) else _fold_value(item, field) for item in value]
+    if isinstance(value, str) and field.enum_type is not None:
+        return value.upper() if value.upper() in field.enum_type.values_by_name else value
+    if not isinstance(value, dict) or field.message_type is None:
+        return value
+    entry = _map_value(field)
+    if entry is not None:
+        return {key: _fold_value(item, entry) for key, item in value.items()}
+    return _fold_enums(value, field.message_type)
+
+
+def _as_numbers(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    return {key: _as_number(value, descriptor.fields_by_name[key]) for key, value in document.items()}
+
+
+def _as_number(value: Any, field: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_number(item, field) for item in value]
+    if field.cpp_type in _WIDE_INTEGERS:
+        return int(value)
+    if not isinstance(value, dict):
+        return value
+    entry = _map_value(field)
+    if entry is not None:
+        return {key: _as_number(item, entry) for key, item in value.items()}
+    return _as_numbers(value, field.message_type)

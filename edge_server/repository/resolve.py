@@ -1,0 +1,83 @@
+"""One version's files -> its complete ModelSpec and the file to open: what `serving` calls when it loads a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edge_server.core.lifecycle import Resolved
+from edge_server.core.model import ModelSpec
+from edge_server.errors import LoadError
+from edge_server.repository.autocomplete import Inspected, check_against_file, complete, inspect_model
+from edge_server.repository.labels import read_labels
+from edge_server.repository.normalise import Devices, normalise
+from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
+from edge_server.repository.scan import ModelOnDisk
+from edge_server.repository.to_spec import to_spec
+from edge_server.repository.validate import check_complete, check_stated
+
+_NOTHING: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveOptions:
+    """`auto_complete`: take from the model file what the configuration leaves out. `gpu_count`: GPUs in the box.
+
+    `checks` see each complete specification and raise BadModelConfig: declarations in `parameters` belong to other
+    parts of the server, and a wrong one should fail the load rather than the first request.
+    """
+
+    auto_complete: bool = True
+    gpu_count: int = 0
+    checks: tuple[Callable[[ModelSpec], object], ...] = ()
+
+
+def resolve(
+    model: ModelOnDisk,
+    version: int,
+    options: ResolveOptions,
+    config_json: str | None = None,
+    passed_over: Mapping[str, str] = _NOTHING,
+) -> Resolved:
+    """Read, complete, check and normalise one version's configuration.
+
+    `passed_over` names runtimes that failed to open the version, and why. `config_json` stands in for the configuration on disk. Opens the model file to read its inputs and outputs, with
+    the runtime that will serve it; may take as long as that takes. Raises LoadError (BadModelConfig, BackendMissing).
+    """
+    if version not in {found.number for found in model.versions}:
+        raise LoadError(model.problem or f"model '{model.name}' has no version {version} in '{model.path}'")
+    config = _read(model, config_json)
+    check_stated(config, model.name)
+    inspected = inspect_model(config, model.name, model.path, version, passed_over)
+    notes = _fill(config, model.name, inspected, options)
+    check_complete(config, model.name)
+    labels = {
+        output.name: read_labels(model.name, output.name, model.path, output.label_filename)
+        for output in config.output
+        if output.label_filename
+    }
+    spec = to_spec(config, labels, notes)
+    for check in options.checks:
+        check(spec)
+    return Resolved(spec, inspected.file, inspected.has_alternatives)
+
+
+def _read(model: ModelOnDisk, config_json: str | None) -> ConfigMessage:
+    if config_json is not None:
+        return parse_json(config_json, model.name)
+    return new_config() if model.config_path is None else read_file(model.config_path, model.name)
+
+
+def _fill(config: ConfigMessage, model: str, inspected: Inspected, options: ResolveOptions) -> tuple[str, ...]:
+    """Complete the configuration in place and return the notes about it."""
+    backend, file, signature = inspected.backend, inspected.file, inspected.signature
+    notes = list(inspected.notes)
+    config.backend = backend.name
+    if file.path != file.version_dir:
+        config.default_model_filename = file.path.relative_to(file.version_dir).as_posix()
+    if signature is not None:
+        if options.auto_complete:
+            notes += complete(config, model, signature, backend.default_max_batch_size)
+        check_against_file(config, model, signature)
+    normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, backend.default_instance_count))
+    return tuple(notes)

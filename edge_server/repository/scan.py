@@ -1,0 +1,241 @@
+"""What the repositories hold now, as one complete Snapshot: to leave a model out of it means that it is gone.
+
+Looking costs one directory walk; a config.pbtxt is opened only when it changed, for its version_policy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edge_server.core.model import VersionPolicy
+from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.repository.fingerprint import fingerprint, folder_fingerprint, is_folder, is_ignored
+from edge_server.repository.pbtxt import new_config, parse_json, read_file
+from edge_server.repository.to_spec import version_policy
+
+MAX_VERSION = 2**63 - 1
+
+_NAME = re.compile(r"[^\x00-\x20\x7f/\\?#%\ud800-\udfff]{1,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOnDisk:
+    """One version directory. `fingerprint` covers the files in it."""
+
+    number: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOnDisk:
+    """One model directory.
+
+    `config_path` is the configuration in force, None when there is none. `versions` are all that are there, in
+    ascending order; `wished` are those that the version policy asks for. `fingerprint` covers the files outside the
+    version directories. `problem`, when not empty, says why nothing of the model can be served; `wished` is then
+    empty.
+    """
+
+    name: str
+    path: Path
+    config_path: Path | None = None
+    versions: tuple[VersionOnDisk, ...] = ()
+    wished: tuple[int, ...] = ()
+    fingerprint: str = ""
+    problem: str = ""
+
+    def fingerprint_of(self, version: int) -> str:
+        """Return a text that changes when anything does that this version is made from. KeyError when not there."""
+        for found in self.versions:
+            if found.number == version:
+                return f"{self.fingerprint}.{found.fingerprint}"
+        raise KeyError(version)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All models of all repositories, by name. `warnings` are sentences about directories passed over."""
+
+    models: dict[str, ModelOnDisk] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def is_model_name(name: str) -> bool:
+    """Return whether a name can stand in a URL path and as a directory: no spaces, slashes, '?', '#', '%', controls."""
+    return _NAME.fullmatch(name) is not None and not name.startswith(".")
+
+
+def parse_version(name: str) -> int | None:
+    """Return the version that a directory's name stands for; None for "01", "-1", "warmup" and the like."""
+    if not name.isascii() or not name.isdigit() or (len(name) > 1 and name[0] == "0") or len(name) > 19:
+        return None
+    number = int(name)
+    return number if number <= MAX_VERSION else None
+
+
+def wished_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int, ...]:
+    """Return which of the versions that are there a policy asks for, in ascending order."""
+    versions = sorted(present)
+    if policy.latest is not None:
+        return tuple(versions[-policy.latest :]) if policy.latest > 0 else ()
+    if policy.specific:
+        return tuple(version for version in versions if version in policy.specific)
+    return tuple(versions)
+
+
+def with_config(model: ModelOnDisk, config_json: str) -> ModelOnDisk:
+    """Return the model as a configuration given in place of its own would have it served.
+
+    Raises BadModelConfig.
+    """
+    policy = version_policy(parse_json(config_json, model.name))
+    return _with_policy(replace(model, problem=""), policy) if model.versions else model
+
+
+def _with_policy(model: ModelOnDisk, policy: VersionPolicy) -> ModelOnDisk:
+    wished = wished_versions(policy, [version.number for version in model.versions])
+    if wished:
+        return replace(model, wished=wished)
+    problem = f"model '{model.name}': none of the versions {list(policy.specific)} of version_policy is there"
+    return replace(model, wished=(), problem=problem)
+
+
+class Scanner:
+    """Looks at repository roots, again and again. `config_name` N prefers `configs/N.pbtxt` to config.pbtxt.
+
+    May be used from several threads.
+    """
+
+    def __init__(self, roots: Sequence[Path], config_name: str = "") -> None:
+        self._roots = tuple({os.path.realpath(root): Path(root) for root in roots}.values())
+        self._config_names = (f"configs/{config_name}.pbtxt", "config.pbtxt") if config_name else ("config.pbtxt",)
+        self._policies: dict[Path, tuple[tuple[int, ...], VersionPolicy | BadModelConfig]] = {}
+
+    def scan(self) -> Snapshot:
+        """Return what is there now. Raises ServingFault when a root cannot be read: half a wish would unload models."""
+        models: dict[str, ModelOnDisk] = {}
+        warnings: list[str] = []
+        for root in self._roots:
+            for path in _model_dirs(root, warnings):
+                found = self._look(path, warnings)
+                if found is None:
+                    continue
+                first = models.get(found.name)
+                models[found.name] = found if first is None else _duplicate(first, path)
+        used = {model.config_path for model in models.values()}
+        self._policies = {path: known for path, known in self._policies.items() if path in used}
+        return Snapshot(models, tuple(warnings))
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all model directories, without a look into them. Raises ServingFault as `scan` does."""
+        return tuple(sorted({path.name for root in self._roots for path in _model_dirs(root, [])}))
+
+    def find(self, name: str) -> ModelOnDisk | None:
+        """Return one model as `scan` would, looking at nothing else; None when no repository holds it."""
+        if not is_model_name(name):
+            return None
+        found: ModelOnDisk | None = None
+        for root in self._roots:
+            path = root / name
+            looked = self._look(path, []) if path.is_dir() else None
+            if looked is not None:
+                found = looked if found is None else _duplicate(found, path)
+        return found
+
+    def _look(self, path: Path, warnings: list[str]) -> ModelOnDisk | None:
+        model = ModelOnDisk(path.name, path)
+        try:
+            model = self._read_dir(model, warnings)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return replace(model, problem=f"model '{path.name}': '{error.filename or path}' cannot be read: {reason}")
+        if not model.versions:
+            return replace(model, problem=f"model '{path.name}' has no version directories in '{path}'")
+        try:
+            policy = self._policy(model)
+        except BadModelConfig as error:
+            return replace(model, problem=error.message)
+        _warn_of_absent(model, policy, warnings)
+        return _with_policy(model, policy)
+
+    def _read_dir(self, model: ModelOnDisk, warnings: list[str]) -> ModelOnDisk:
+        versions: list[VersionOnDisk] = []
+        others: list[os.DirEntry[str]] = []
+        with os.scandir(model.path) as entries:
+            for entry in entries:
+                number = parse_version(entry.name) if is_folder(entry) else None
+                if number is not None:
+                    versions.extend(_version(number, Path(entry.path)))
+                elif entry.name.isdigit() and is_folder(entry):
+                    warnings.append(f"'{entry.path}' was passed over: a version is a number without leading zeros")
+                elif not is_ignored(entry.name):
+                    others.append(entry)
+            files = fingerprint(others)
+        return replace(
+            model,
+            config_path=next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None),
+            versions=tuple(sorted(versions, key=lambda version: version.number)),
+            fingerprint=files,
+        )
+
+    def _policy(self, model: ModelOnDisk) -> VersionPolicy:
+        """Return the version policy of the model's configuration, read again only when the file changed."""
+        path = model.config_path
+        if path is None:
+            return version_policy(new_config())
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise BadModelConfig(f"model '{model.name}': '{path}' cannot be read: {error.strerror}") from error
+        stamp = (found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
+        known = self._policies.get(path)
+        if known is None or known[0] != stamp:
+            known = (stamp, _read_policy(path, model.name))
+            self._policies[path] = known
+        if isinstance(known[1], BadModelConfig):
+            raise known[1]
+        return known[1]
+
+
+def _version(number: int, path: Path) -> list[VersionOnDisk]:
+    try:
+        return [VersionOnDisk(number, folder_fingerprint(path))]
+    except FileNotFoundError:  # deleted since it was listed
+        return []
+
+
+def _read_policy(path: Path, model: str) -> VersionPolicy | BadModelConfig:
+    try:
+        return version_policy(read_file(path, model))
+    except BadModelConfig as error:
+        return BadModelConfig(error.message)
+
+
+def _model_dirs(root: Path, warnings: list[str]) -> list[Path]:
+    """Return the directories of a root that can be models, by name."""
+    try:
+        with os.scandir(root) as entries:
+            folders = sorted(entry.name for entry in entries if not is_ignored(entry.name) and is_folder(entry))
+    except OSError as error:
+        raise ServingFault(f"model repository '{root}' cannot be read: {error.strerror}") from error
+    unfit = [name for name in folders if not is_model_name(name)]
+    warnings.extend(f"{os.path.join(root, name)!r} was passed over: its name does not fit a URL" for name in unfit)
+    return [root / name for name in folders if is_model_name(name)]
+
+
+def _duplicate(first: ModelOnDisk, second: Path) -> ModelOnDisk:
+    problem = f"model '{first.name}' is in more than one repository: '{first.path}' and '{second}'"
+    return ModelOnDisk(first.name, first.path, problem=problem)
+
+
+def _warn_of_absent(model: ModelOnDisk, policy: VersionPolicy, warnings: list[str]) -> None:
+    present = {version.number for version in model.versions}
+    absent = [version for version in policy.specific if version not in present]
+    if absent:
+        warnings.append(f"model '{model.name}': version_policy names versions {absent} that are not there")

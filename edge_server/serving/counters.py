@@ -1,0 +1,114 @@
+"""The living counters of one model version. A batch is recorded before its answers leave, so that a client that has
+its answer and asks for statistics finds itself counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
+from edge_server.errors import Cancelled, EdgeServerError, Refusal
+
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Triton's label values of nv_inference_request_failure."""
+
+
+@dataclass(slots=True)
+class BatchTimes:
+    """Stamps of one execution, nanoseconds of time.monotonic_ns."""
+
+    start_ns: int
+    input_end_ns: int = 0
+    infer_end_ns: int = 0
+    end_ns: int = 0
+
+
+class Counters:
+    """Thread-safe; every method holds the lock for a few additions only.
+
+    What is counted for every request is kept as plain integers: one count serves success, queue and compute.
+    """
+
+    def __init__(self, name: str, version: int) -> None:
+        self._lock = threading.Lock()
+        self._values = VersionStatistics(name, version, failures=dict.fromkeys(REASONS, 0))
+        self._success_count = 0
+        self._success_ns = 0
+        self._queue_ns = 0
+        self._input_ns = 0
+        self._infer_ns = 0
+        self._output_ns = 0
+
+    def record_batch(
+        self, arrivals_ns: Sequence[int], rows: int, batch_size: int, times: BatchTimes, *, executions: int = 1
+    ) -> None:
+        """Count an execution of `batch_size` rows that answered requests which arrived at `arrivals_ns`.
+
+        `rows` is what these requests brought; it is less than `batch_size` when others of the batch were cancelled
+        meanwhile, or are answered later. `executions` is 0 when the execution was counted before.
+        """
+        count = len(arrivals_ns)
+        input_ns = times.input_end_ns - times.start_ns
+        infer_ns = times.infer_end_ns - times.input_end_ns
+        output_ns = times.end_ns - times.infer_end_ns
+        arrived = sum(arrivals_ns)
+        now_ms = time.time_ns() // 1_000_000
+        with self._lock:
+            values = self._values
+            values.last_inference_ms = now_ms
+            values.inference_count += rows
+            self._success_count += count
+            self._success_ns += count * times.end_ns - arrived
+            self._queue_ns += count * times.start_ns - arrived
+            self._input_ns += count * input_ns
+            self._infer_ns += count * infer_ns
+            self._output_ns += count * output_ns
+            if executions:
+                values.execution_count += executions
+                batch = values.batches.get(batch_size)
+                if batch is None:
+                    batch = values.batches[batch_size] = BatchStatistics(batch_size)
+                batch.compute_input.add(input_ns)
+                batch.compute_infer.add(infer_ns)
+                batch.compute_output.add(output_ns)
+
+    def record_failure(self, error: EdgeServerError, arrived_ns: int, now_ns: int, *, in_backend: bool = False) -> None:
+        """Count one request that was answered with `error`; `in_backend` when it failed while executing."""
+        if isinstance(error, Cancelled):
+            reason = "CANCELED"
+        elif in_backend:
+            reason = "BACKEND"
+        else:
+            reason = "REJECTED" if isinstance(error, Refusal) else "OTHER"
+        with self._lock:
+            self._values.failures[reason] += 1
+            self._values.fail.add(now_ns - arrived_ns)
+
+    def record_response(self, index: int, infer_ns: int, *, is_empty: bool = False, has_failed: bool = False) -> None:
+        """Count the response at position `index` of a decoupled stream, `infer_ns` after the one before it."""
+        with self._lock:
+            values = self._values.responses.setdefault(index, ResponseStatistics())
+            values.compute_infer.add(infer_ns)
+            if is_empty:
+                values.empty_response.add(infer_ns)
+            else:
+                (values.fail if has_failed else values.success).add(infer_ns)
+
+    def record_load(self, seconds: float) -> None:
+        with self._lock:
+            self._values.load_duration_s = seconds
+
+    def snapshot(self, pending_count: int) -> VersionStatistics:
+        """Return a consistent copy that nobody else changes."""
+        with self._lock:
+            values = self._values.copy()
+            count = self._success_count
+            values.success = Duration(count, self._success_ns)
+            values.queue = Duration(count, self._queue_ns)
+            values.compute_input = Duration(count, self._input_ns)
+            values.compute_infer = Duration(count, self._infer_ns)
+            values.compute_output = Duration(count, self._output_ns)
+        values.pending_count = pending_count
+        return values

@@ -1,0 +1,199 @@
+"""Running a batch: gather, run, scatter, count, answer. Each ticket is answered on its own, whatever befalls others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from edge_server.backends.base import Array, RequestSession, Session
+from edge_server.core.batch import BatchPlan
+from edge_server.core.message import Request, Response
+from edge_server.core.model import ModelSpec
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BackendError, EdgeServerError
+from edge_server.serving.counters import BatchTimes, Counters
+from edge_server.serving.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+
+class Outlet(Protocol):
+    """Where answers leave and tickets are given back: the scheduler."""
+
+    def send_final(self, ticket: Ticket, response: Response) -> None: ...
+
+    def release(self, tickets: Sequence[Ticket]) -> None: ...
+
+
+class BatchExecutor:
+    """Runs batches of one version, through whichever session is handed in. Holds no state of a batch."""
+
+    def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
+        self._spec = spec
+        self._plan = plan
+        self._counters = counters
+        self._outlet = outlet
+
+    def __call__(self, session: Session | RequestSession, batch: list[Ticket]) -> None:
+        if isinstance(session, RequestSession):
+            self._execute_requests(session, batch)
+        else:
+            self._run_rows(session, batch)
+
+    def _run_rows(self, session: Session, batch: list[Ticket]) -> None:
+        times = BatchTimes(time.monotonic_ns())
+        try:
+            answers = self._compute(session, batch, times)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
+            self._fail(batch, self._as_small_error(error))
+        else:
+            self._answer(batch, answers, times)
+        self._outlet.release(batch)
+
+    def _compute(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
+        plan = self._plan
+        requests = [ticket.request for ticket in batch]
+        inputs = plan.gather(requests)
+        times.input_end_ns = time.monotonic_ns()
+        outputs = session.run(inputs, plan.wanted(requests))
+        times.infer_end_ns = time.monotonic_ns()
+        answers = plan.scatter(outputs, requests, [ticket.entry.rows for ticket in batch])
+        times.end_ns = time.monotonic_ns()
+        return answers
+
+    def _answer(self, batch: list[Ticket], answers: list[tuple[Tensor, ...]], times: BatchTimes) -> None:
+        arrivals_ns: list[int] = []
+        claimed: list[tuple[Ticket, tuple[Tensor, ...]]] = []
+        rows = batch_size = 0
+        for ticket, outputs in zip(batch, answers, strict=True):
+            entry = ticket.entry
+            batch_size += entry.rows
+            if ticket.claim():
+                rows += entry.rows
+                arrivals_ns.append(entry.arrived_ns)
+                claimed.append((ticket, outputs))
+        self._counters.record_batch(arrivals_ns, rows, batch_size, times)
+        for ticket, outputs in claimed:
+            request = ticket.request
+            self._outlet.send_final(ticket, Response(request.model, ticket.version, request.id, outputs))
+
+    def _fail(self, batch: Sequence[Ticket], error: EdgeServerError) -> None:
+        now_ns = time.monotonic_ns()
+        for ticket in batch:
+            if ticket.claim():
+                self._counters.record_failure(error, ticket.entry.arrived_ns, now_ns, in_backend=True)
+                self._outlet.send_final(ticket, ticket.failure(error))
+
+    def _as_small_error(self, error: BaseException) -> EdgeServerError:
+        """Return what to tell the caller, free of the traceback, whose frames would keep the batch's tensors."""
+        if isinstance(error, EdgeServerError):
+            return error.detached()
+        name = self._spec.name
+        log.error("model '%s': a batch failed in a way that its backend does not know", name, exc_info=error)
+        # Log handlers may keep the record, and with it the traceback.
+        traceback.clear_frames(error.__traceback__)
+        return BackendError(f"model '{name}' failed: {type(error).__name__}: {error}")
+
+    def _execute_requests(self, session: RequestSession, batch: list[Ticket]) -> None:
+        group = _Group(sum(ticket.entry.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
+        executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
+        try:
+            session.execute(executions)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
+            small = self._as_small_error(error)
+            for execution in executions:
+                execution.fail(small)
+
+
+class _Group:
+    """What the executions of one batch share: when it began, and who counts it as an execution."""
+
+    def __init__(self, rows: int, start_ns: int, is_decoupled: bool) -> None:
+        self.rows = rows
+        self.start_ns = start_ns
+        self.is_decoupled = is_decoupled
+        self._uncounted = threading.Lock()
+
+    def executions(self) -> int:
+        """1 for the first of the batch's requests to be counted, 0 for the others."""
+        return 1 if self._uncounted.acquire(blocking=False) else 0
+
+
+class LiveExecution:
+    """One ticket in the hands of a RequestSession. See backends.base.Execution. Whatever comes after the stream of
+    responses was closed, or after the caller took the request back, is dropped. A response that breaks the model's
+    promise ends the stream with an error."""
+
+    def __init__(self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
+        self.request: Request = ticket.request
+        self._ticket = ticket
+        self._group = group
+        self._plan = plan
+        self._counters = counters
+        self._outlet = outlet
+        self._closing = threading.Lock()
+        self._last_ns = group.start_ns
+        self._sent = 0
+
+    def is_cancelled(self) -> bool:
+        return self._ticket.is_closed
+
+    def send(self, outputs: Mapping[str, Array], *, is_final: bool = False) -> None:
+        if self._closing.locked():
+            return
+        try:
+            tensors = self._plan.answer(outputs, self.request)
+        except EdgeServerError as error:
+            # Not raised: the backend's thread may serve other streams, and would have nothing better to do either.
+            self.fail(error)
+            return
+        response = self._response(tensors, is_final=is_final)
+        if is_final:
+            self._close(response)
+        elif self._ticket.send(response):
+            self._count_response(is_empty=False)
+
+    def finish(self) -> None:
+        self._close(self._response(()))
+
+    def fail(self, error: EdgeServerError) -> None:
+        if not self._closing.acquire(blocking=False):
+            return
+        if self._ticket.claim():
+            small = error.detached()
+            self._counters.record_failure(small, self._ticket.entry.arrived_ns, time.monotonic_ns(), in_backend=True)
+            self._count_response(is_empty=False, has_failed=True)
+            self._outlet.send_final(self._ticket, self._ticket.failure(small))
+        self._outlet.release([self._ticket])
+
+    def _close(self, response: Response) -> None:
+        if not self._closing.acquire(blocking=False):
+            return
+        if self._ticket.claim():
+            self._count_request()
+            self._count_response(is_empty=response.is_empty)
+            self._outlet.send_final(self._ticket, response)
+        self._outlet.release([self._ticket])
+
+    def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:
+        request = self.request
+        return Response(request.model, self._ticket.version, request.id, outputs, is_final=is_final)
+
+    def _count_request(self) -> None:
+        entry = self._ticket.entry
+        group = self._group
+        now_ns = time.monotonic_ns()
+        times = BatchTimes(group.start_ns, group.start_ns, now_ns, now_ns)
+        self._counters.record_batch([entry.arrived_ns], entry.rows, group.rows, times, executions=group.executions())
+
+    def _count_response(self, *, is_empty: bool, has_failed: bool = False) -> None:
+        if not self._group.is_decoupled:
+            return
+        now_ns = time.monotonic_ns()
+        self._counters.record_response(self._sent, now_ns - self._last_ns, is_empty=is_empty, has_failed=has_failed)
+        self._last_ns = now_ns
+        self._sent += 1

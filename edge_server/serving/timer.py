@@ -1,0 +1,81 @@
+"""One thread that calls functions at stated times: queue delays, request timeouts, retries."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 3600.0
+"""Far times come from clients, and a wait beyond threading.TIMEOUT_MAX would raise. Waking once more is harmless."""
+
+
+class Alarm:
+    """A call that is still to come; `cancel` makes it not come (it may be under way already)."""
+
+    __slots__ = ("call", "when_ns")
+
+    def __init__(self, when_ns: int, call: Callable[[], None] | None) -> None:
+        self.when_ns = when_ns
+        self.call = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Timer:
+    """Calls run one after the other on the timer's thread and must return at once."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._heap: list[tuple[int, int, Alarm]] = []
+        self._order = itertools.count()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._loop, name="edge-timer", daemon=True)
+        self._thread.start()
+
+    def call_at(self, when_ns: int, call: Callable[[], None]) -> Alarm:
+        """Arrange for `call()` at `when_ns` on the clock of time.monotonic_ns, or at once when that has passed."""
+        alarm = Alarm(when_ns, call)
+        with self._condition:
+            heapq.heappush(self._heap, (when_ns, next(self._order), alarm))
+            if self._heap[0][2] is alarm:
+                self._condition.notify()
+        return alarm
+
+    def close(self) -> None:
+        """Stop; calls that have not come by now never come."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while True:
+            with self._condition:
+                alarm = self._next_due()
+                if alarm is None:
+                    return
+            call = alarm.call
+            if call is None:
+                continue
+            try:
+                call()
+            except Exception:
+                log.exception("a timed call failed")
+
+    def _next_due(self) -> Alarm | None:
+        while not self._is_closed:
+            if not self._heap:
+                self._condition.wait()
+                continue
+            wait_ns = self._heap[0][0] - time.monotonic_ns()
+            if wait_ns <= 0 or self._heap[0][2].call is None:
+                return heapq.heappop(self._heap)[2]
+            self._condition.wait(min(wait_ns / 1e9, _LONGEST_WAIT_S))
+        return None

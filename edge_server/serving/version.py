@@ -1,0 +1,214 @@
+"""ModelVersion: one loaded generation of one version, from its file to its last answered request."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Mapping
+
+from edge_server.backends import load_backend
+from edge_server.backends.base import OpenJob, RequestSession, Session, SessionInfo
+from edge_server.core.batch import BatchPlan
+from edge_server.core.batch_queue import Entry
+from edge_server.core.check import RequestCheck
+from edge_server.core.lifecycle import Resolved, VersionSnapshot, VersionState, next_state
+from edge_server.core.message import Request, ResponseSink
+from edge_server.core.model import InstanceKind, ModelSpec
+from edge_server.core.statistics import VersionStatistics
+from edge_server.core.view import InstanceReport
+from edge_server.errors import BadModelConfig, Draining, EdgeServerError
+from edge_server.memory.allocator import read_resident_bytes
+from edge_server.serving.counters import Counters
+from edge_server.serving.execution import BatchExecutor
+from edge_server.serving.instance import Instance
+from edge_server.serving.scheduler import Scheduler
+from edge_server.serving.ticket import Ticket
+from edge_server.serving.timer import Timer
+from edge_server.serving.warmup import probe, warm
+
+log = logging.getLogger(__name__)
+
+
+class ModelVersion:
+    """Owned by the manager, which alone moves its state. `submit` may be called by any thread once it is READY."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        generation: int,
+        fingerprint: str,
+        timer: Timer,
+        settings: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        self.spec = resolved.spec
+        self.name = resolved.spec.name
+        self.version = resolved.file.version
+        self.generation = generation
+        self.fingerprint = fingerprint
+        self.state = VersionState.NEW
+        self.reason = ""
+        self._file = resolved.file
+        self._settings = settings.get(self.spec.backend, {})
+        self._plan = BatchPlan(self.spec)
+        self._check = RequestCheck(self.spec)
+        self._counters = Counters(self.name, self.version)
+        self._scheduler = Scheduler(self.spec, self._counters, timer)
+        self._execute = BatchExecutor(self.spec, self._plan, self._counters, self._scheduler)
+        self._instances: list[Instance] = []
+        self._info: SessionInfo | None = None
+        self._load_s = 0.0
+        self._load_rss_bytes = 0
+
+    def open(self) -> None:
+        """Open and warm every instance, then take requests. Raises what the backend raises, with nothing left open."""
+        started = time.monotonic()
+        resident_bytes = read_resident_bytes()
+        self._move(VersionState.LOADING)
+        try:
+            for name, device_id in self._instance_names():
+                instance = self._make_instance(name, device_id)
+                self._instances.append(instance)
+                self._info = instance.open()
+            self._move(VersionState.WARMING)
+            for instance in self._instances:
+                instance.warm()
+        except BaseException as error:
+            self.reason = str(error) or type(error).__name__
+            self._close_instances()
+            self._move(VersionState.FAILED)
+            raise
+        if self._info is not None:
+            self.spec = with_facts_in_force(self.spec, self._info)
+        self._load_s = time.monotonic() - started
+        self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, 0)
+        self._counters.record_load(self._load_s)
+        self._scheduler.open(self._instances)
+        self._move(VersionState.READY)
+
+    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
+        """Check and enqueue. Raises InvalidRequest, QueueFull, or Draining when the version is being retired; then
+        the caller still owns the request."""
+        rows = self._check.rows(request)
+        entry: Entry[Ticket] = Entry(
+            rows, self._check.merge_key(request), time.monotonic_ns(), request.priority, request.timeout_us
+        )
+        ticket = Ticket(request, self.version, entry, sink, self._scheduler.cancel)
+        try:
+            self._scheduler.submit(ticket, may_run=may_run)
+        except EdgeServerError as error:
+            if not isinstance(error, Draining):
+                self._counters.record_failure(error, entry.arrived_ns, time.monotonic_ns())
+            raise
+        return ticket
+
+    def stop_taking(self) -> None:
+        """Refuse what comes from now on; what waits or runs goes on."""
+        self._move(VersionState.DRAINING)
+        self._scheduler.close(lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded"))
+
+    def drain(self) -> None:
+        """Wait, after `stop_taking`, for the last request."""
+        self._scheduler.wait_idle(None)
+
+    def abandon_waiting(self) -> int:
+        """Fail what still waits, and return how many that were; what runs goes on."""
+        return self._scheduler.abandon_waiting()
+
+    def abandon_running(self) -> int:
+        """Fail what is not answered yet, and return how many that were."""
+        return self._scheduler.abandon_running()
+
+    def close(self) -> None:
+        """Close every instance once its batch is done."""
+        self._move(VersionState.CLOSING)
+        self._close_instances()
+        self._move(VersionState.RETIRED)
+
+    def probe(self) -> float:
+        """Run one inference past the queue on an instance of its own, and return the seconds it took."""
+        device_id = next(device for _, device in self._instance_names())
+        seconds = 0.0
+
+        def measure(session: Session | RequestSession) -> None:
+            nonlocal seconds
+            started = time.monotonic()
+            probe(session, self.spec, self._plan, self._file.model_dir)
+            seconds = time.monotonic() - started
+
+        instance = Instance(
+            f"{self.name}_probe", lambda: self._open_session("probe", device_id), measure, self._execute
+        )
+        try:
+            instance.open()
+            instance.warm()
+        finally:
+            instance.close()
+        return seconds
+
+    @property
+    def in_flight(self) -> int:
+        return self._scheduler.in_flight
+
+    def snapshot(self) -> VersionSnapshot:
+        return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
+
+    def statistics(self) -> VersionStatistics:
+        return self._counters.snapshot(self._scheduler.pending_count)
+
+    def report(self) -> InstanceReport:
+        info = self._info or SessionInfo("", "", "")
+        return InstanceReport(
+            name=self.name,
+            version=self.version,
+            backend=self.spec.backend,
+            runtime=info.runtime,
+            device=info.device,
+            precision=info.precision,
+            instance_count=len(self._instances),
+            load_s=self._load_s,
+            load_rss_bytes=self._load_rss_bytes,
+            notes=self.spec.notes,
+        )
+
+    def _make_instance(self, name: str, device_id: int | None) -> Instance:
+        instance = Instance(
+            name,
+            lambda: self._open_session(name, device_id),
+            lambda session: warm(session, self.spec, self._plan, self._file.model_dir),
+            self._execute,
+        )
+        instance.attach(self._scheduler.serve)
+        return instance
+
+    def _open_session(self, name: str, device_id: int | None) -> Session | RequestSession:
+        job = OpenJob(self.spec, self._file, name, device_id, self._settings)
+        return load_backend(self.spec.backend).open(job)
+
+    def _instance_names(self) -> list[tuple[str, int | None]]:
+        names: list[tuple[str, int | None]] = []
+        for group in self.spec.instance_groups:
+            if group.kind is InstanceKind.GPU:
+                names += [(f"{group.name}_{index}_{gpu}", gpu) for gpu in group.gpus for index in range(group.count)]
+            else:
+                names += [(f"{group.name}_{index}", None) for index in range(group.count)]
+        if not names:
+            raise BadModelConfig(f"model '{self.name}': instance_group asks for no instance at all")
+        return names
+
+    def _close_instances(self) -> None:
+        for instance in self._instances:
+            instance.close()
+        self._instances.clear()
+
+    def _move(self, state: VersionState) -> None:
+        self.state = next_state(self.state, state)
+
+
+def with_facts_in_force(spec: ModelSpec, info: SessionInfo) -> ModelSpec:
+    """Return the specification with what was decided at load in its returned configuration, among `parameters`."""
+    config = json.loads(spec.config_json)
+    facts = {"edge_runtime": info.runtime, "edge_device": info.device, "edge_precision": info.precision}
+    config.setdefault("parameters", {}).update({name: {"string_value": value} for name, value in facts.items()})
+    return dataclasses.replace(spec, config_json=json.dumps(config))

@@ -1,0 +1,181 @@
+"""Warm-up: made-up requests run on every instance before a version is offered, as Triton's model_warmup declares."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from edge_server.backends.base import Array, RequestSession, Session
+from edge_server.core.batch import BatchPlan
+from edge_server.core.message import Request
+from edge_server.core.model import ModelSpec, WarmupInput, WarmupSample
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import EdgeServerError, WarmupFailed
+
+log = logging.getLogger(__name__)
+
+AnySession: TypeAlias = Session | RequestSession
+
+PROBE = "probe"
+"""Name of the sample that is made from the inputs alone, where the configuration declares none."""
+
+
+def warm(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
+    """Run every declared sample; the first that fails raises WarmupFailed, naming it and why."""
+    for sample in spec.warmup:
+        if sample.batch_size > 0:
+            _try(session, spec, plan, sample, model_dir)
+
+
+def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
+    """Run one inference: the first declared sample, or zeros with every dimension of any size set to 1."""
+    declared = next((sample for sample in spec.warmup if sample.batch_size > 0), None)
+    sample = declared or probe_sample(spec)
+    _try(session, spec, plan, dataclasses.replace(sample, count=1), model_dir)
+
+
+def probe_sample(spec: ModelSpec) -> WarmupSample:
+    inputs = tuple(
+        WarmupInput(item.name, item.dtype, tuple(1 if dim == -1 else dim for dim in item.dims), "zero")
+        for item in spec.inputs
+        if not item.is_optional
+    )
+    return WarmupSample(PROBE, 1, inputs)
+
+
+def build(spec: ModelSpec, sample: WarmupSample, model_dir: Path) -> Request:
+    """Return the sample as one request of `batch_size` rows. Raises WarmupFailed for unusable data."""
+    inputs = {item.name: Tensor(item.name, item.dtype, _data(spec, sample, item, model_dir)) for item in sample.inputs}
+    return Request(spec.name, inputs, id=f"warmup {sample.name}")
+
+
+def _data(spec: ModelSpec, sample: WarmupSample, item: WarmupInput, model_dir: Path) -> Array:
+    shape = (sample.batch_size, *item.dims) if spec.max_batch_size > 0 else item.dims
+    if item.dtype is DType.BYTES and item.source != "file":
+        # Random strings would be noise to any tokenizer; Triton sends empty ones as well.
+        return np.full(shape, b"", dtype=object)
+    if item.source == "zero":
+        return np.zeros(shape, item.dtype.numpy)
+    if item.source == "random":
+        return _random(item.dtype, shape)
+    return _from_file(spec, sample, item, shape, model_dir)
+
+
+def _random(dtype: DType, shape: tuple[int, ...]) -> Array:
+    generator = np.random.default_rng(0)
+    kind = dtype.numpy.kind
+    if dtype is DType.BF16:
+        bits = generator.random(shape, np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16)
+    if kind == "f":
+        return generator.random(shape).astype(dtype.numpy)
+    if kind == "b":
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    limits = np.iinfo(dtype.numpy)  # type: ignore[type-var]
+    return generator.integers(limits.min, limits.max, shape, dtype=dtype.numpy, endpoint=True)
+
+
+def _from_file(
+    spec: ModelSpec, sample: WarmupSample, item: WarmupInput, shape: tuple[int, ...], model_dir: Path
+) -> Array:
+    path = model_dir / "warmup" / item.file_name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _failed(sample.name, f"cannot read {path}: {error.strerror}") from error
+    item_elements = int(np.prod(item.dims, dtype=np.int64))
+    rows = shape[0] if spec.max_batch_size > 0 else 1
+    if item.dtype is DType.BYTES:
+        strings = _strings(data, item_elements)
+        if strings is None:
+            raise _failed(sample.name, f"{path} does not hold {item_elements} length-prefixed strings")
+        one = np.empty(item_elements, dtype=object)
+        one[:] = strings
+    else:
+        need = item_elements * item.dtype.itemsize
+        if len(data) < need:
+            raise _failed(sample.name, f"input '{item.name}' needs {need} bytes for an item, {path} has {len(data)}")
+        one = np.frombuffer(data, item.dtype.numpy, item_elements)
+    return np.tile(one, rows).reshape(shape)
+
+
+def _strings(data: bytes, count: int) -> list[bytes] | None:
+    """Return `count` strings, each behind its length as 4 little-endian bytes; None when there are fewer."""
+    found: list[bytes] = []
+    position = 0
+    while len(found) < count:
+        end = position + 4 + int.from_bytes(data[position : position + 4], "little")
+        if position + 4 > len(data) or end > len(data):
+            return None
+        found.append(data[position + 4 : end])
+        position = end
+    return found
+
+
+def _try(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, model_dir: Path) -> None:
+    try:
+        request = build(spec, sample, model_dir)
+        for _ in range(max(sample.count, 1)):
+            _run(session, spec, plan, sample, request)
+    except WarmupFailed:
+        raise
+    except EdgeServerError as error:
+        raise _failed(sample.name, error.message) from error
+    except Exception as error:
+        log.exception("model '%s': warm-up failed in a way that its backend does not know", spec.name)
+        raise _failed(sample.name, f"{type(error).__name__}: {error}") from error
+
+
+def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, request: Request) -> None:
+    if isinstance(session, RequestSession):
+        _run_request(session, plan, sample.name, request)
+    else:
+        outputs = session.run(plan.gather([request]), plan.wanted([request]))
+        plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
+
+
+def _run_request(session: RequestSession, plan: BatchPlan, name: str, request: Request) -> None:
+    execution = _WarmupExecution(request, plan)
+    session.execute([execution])
+    execution.closed.wait()
+    if execution.error is not None:
+        raise _failed(name, execution.error.message)
+
+
+class _WarmupExecution:
+    """A request whose answers are checked for their shapes and then dropped."""
+
+    def __init__(self, request: Request, plan: BatchPlan) -> None:
+        self.request = request
+        self.error: EdgeServerError | None = None
+        self.closed = threading.Event()
+        self._plan = plan
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def send(self, outputs: Mapping[str, Array], *, is_final: bool = False) -> None:
+        try:
+            self._plan.answer(outputs, self.request)
+        except EdgeServerError as error:
+            self.fail(error)
+            return
+        if is_final:
+            self.closed.set()
+
+    def fail(self, error: EdgeServerError) -> None:
+        self.error = error
+        self.closed.set()
+
+    def finish(self) -> None:
+        self.closed.set()
+
+
+def _failed(sample: str, reason: str) -> WarmupFailed:
+    return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}")

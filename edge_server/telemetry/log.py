@@ -1,0 +1,264 @@
+"""Log lines over the standard `logging`: one line per record, whatever a client put into it.
+
+Four formats: Triton's "default" and "ISO8601", "text" (level and logger in words) and "json" (one object per line).
+Loggers are named after modules; `setup_logging` puts one handler on the root logger and steers it from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from logging.handlers import WatchedFileHandler
+
+from edge_server.config import ConfigError, LogConfig
+from edge_server.config.slices import LOG_FORMATS, LogFormat
+from edge_server.errors import Refusal, ServingFault, Unsupported
+
+SERVER_LOGGER = "edge_server"
+MAX_VERBOSE_LEVEL = 2**31 - 1
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_CONTROL |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+# Marks that reorder the text shown around them can make a line read as something else.
+_CONTROL |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+_JOURNAL_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+"""syslog(3) priorities, which systemd reads from a "<N>" at the start of a line (sd-daemon(3))."""
+
+LogSettingValue = bool | int | str
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """LogSettings' values, replaced as a whole so that a handler on another thread sees all or none of a change."""
+
+    verbose_level: int
+    shows_info: bool
+    shows_warning: bool
+    shows_error: bool
+    format: LogFormat
+
+    def shows(self, level: int) -> bool:
+        if level < logging.INFO:
+            return self.verbose_level > 0
+        if level < logging.WARNING:
+            return self.shows_info
+        if level < logging.ERROR:
+            return self.shows_warning
+        return self.shows_error
+
+
+class LogSettings:
+    """What is logged and how, changeable while the server runs: the object behind /v2/logging. Thread-safe."""
+
+    def __init__(self, config: LogConfig) -> None:
+        self._lock = threading.Lock()
+        self._file = config.file
+        self._now = _Settings(
+            config.verbose_level, config.shows_info, config.shows_warning, config.shows_error, config.format
+        )
+        self._set_logger_levels()
+
+    def get(self) -> dict[str, LogSettingValue]:
+        """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format as in force now."""
+        now = self._now
+        return {
+            "log_file": self._file,
+            "log_info": now.shows_info,
+            "log_warning": now.shows_warning,
+            "log_error": now.shows_error,
+            "log_verbose_level": now.verbose_level,
+            "log_format": now.format,
+        }
+
+    def update(self, settings: Mapping[str, object]) -> dict[str, LogSettingValue]:
+        """Apply the settings named, all or none, at once, and return the full settings after the change.
+
+        Unknown keys and None values are passed over, as Triton does.
+
+        Raises ServingFault (INTERNAL) for a value of the wrong type, Refusal (UNAVAILABLE) for an unknown format,
+        Unsupported for log_file: a client must not choose where the server writes.
+        """
+        if settings.get("log_file") is not None:
+            raise Unsupported("log file location can not be updated through network protocol")
+        with self._lock:
+            now = self._now
+            self._now = replace(
+                now,
+                shows_info=_bool(settings, "log_info", now.shows_info),
+                shows_warning=_bool(settings, "log_warning", now.shows_warning),
+                shows_error=_bool(settings, "log_error", now.shows_error),
+                verbose_level=_level(settings, "log_verbose_level", now.verbose_level),
+                format=_format(settings, "log_format", now.format),
+            )
+            self._set_logger_levels()
+        return self.get()
+
+    def shows(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is to be written."""
+        return self._now.shows(record.levelno)
+
+    def render(self, record: logging.LogRecord) -> str:
+        """Return the record as one line in the format in force."""
+        return _FORMATS[self._now.format](record)
+
+    def _set_logger_levels(self) -> None:
+        """Stop what will not be shown at its logger, where it costs least."""
+        level = self._now.verbose_level
+        logging.getLogger(SERVER_LOGGER).setLevel(logging.DEBUG if level > 0 else logging.INFO)
+        logging.getLogger().setLevel(logging.DEBUG if level > 1 else logging.WARNING)
+
+
+def setup_logging(config: LogConfig) -> LogSettings:
+    """Send all records of the process to standard error or `config.file`, and return the object that steers them.
+
+    The file is appended to, and opened anew when a log rotation moved it. A second call replaces the first's handler.
+
+    Raises ConfigError when the file cannot be opened.
+    """
+    settings = LogSettings(config)
+    handler = _open_handler(config)
+    handler.addFilter(settings.shows)
+    handler.setFormatter(_LineFormatter(settings, has_priority=_is_journal(config)))
+    handler.set_name(SERVER_LOGGER)
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if old.get_name() == SERVER_LOGGER]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    return settings
+
+
+class _LineFormatter(logging.Formatter):
+    def __init__(self, settings: LogSettings, *, has_priority: bool) -> None:
+        super().__init__()
+        self._settings = settings
+        self._has_priority = has_priority
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self._settings.render(record)
+        if self._has_priority:
+            return f"<{_JOURNAL_PRIORITY.get(record.levelno, 6)}>{line}"
+        return line
+
+
+def _open_handler(config: LogConfig) -> logging.Handler:
+    if not config.file:
+        return logging.StreamHandler(sys.stderr)
+    try:
+        return WatchedFileHandler(config.file, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"--log-file: cannot write to '{config.file}': {error.strerror}") from error
+
+
+def _is_journal(config: LogConfig) -> bool:
+    """Return whether standard error is the journal stream that systemd announced (systemd.exec(5), $JOURNAL_STREAM)."""
+    if config.file or not config.journal_stream:
+        return False
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # no standard error, or one that is no file
+        return False
+    return config.journal_stream == f"{status.st_dev}:{status.st_ino}"
+
+
+def escape(text: str) -> str:
+    """Return `text` with control characters spelled out, so that it can neither break a line nor steer a terminal."""
+    return text.translate(_CONTROL)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Return message and, when there is one, traceback, unescaped."""
+    parts = [record.getMessage()]
+    if record.exc_info and record.exc_info[0] is not None:
+        parts.append(logging.Formatter().formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)
+
+
+def _triton_line(record: logging.LogRecord, stamp: str) -> str:
+    quoted = json.dumps(_message(record), ensure_ascii=False).translate(_CONTROL)
+    return f"{stamp} {record.process} {escape(record.filename)}:{record.lineno}] {quoted}"
+
+
+def _default_line(record: logging.LogRecord) -> str:
+    """`I0131 23:59:59.123456 4711 manager.py:12] "message"`, the time in UTC as Triton has it."""
+    micros = int(record.created * 1e6) % 1_000_000
+    clock = time.strftime("%m%d %H:%M:%S", time.gmtime(record.created))
+    return _triton_line(record, f"{record.levelname[:1]}{clock}.{micros:06d}")
+
+
+def _iso8601_line(record: logging.LogRecord) -> str:
+    """`2026-01-31T23:59:59Z I 4711 manager.py:12] "message"`."""
+    clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+    return _triton_line(record, f"{clock} {record.levelname[:1]}")
+
+
+def _utc_ms(record: logging.LogRecord) -> str:
+    millis = int(record.created * 1e3) % 1_000
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{millis:03d}Z"
+
+
+def _text_line(record: logging.LogRecord) -> str:
+    return f"{_utc_ms(record)} {record.levelname} {escape(record.name)}: {escape(_message(record))}"
+
+
+def _json_line(record: logging.LogRecord) -> str:
+    # ASCII only: the escapes of JSON then cover every control character but DEL.
+    fields = {
+        "time": _utc_ms(record),
+        "level": record.levelname,
+        "logger": record.name,
+        "message": record.getMessage(),
+        "process": record.process,
+        "thread": record.threadName,
+        "location": f"{record.filename}:{record.lineno}",
+    }
+    if record.exc_info and record.exc_info[0] is not None:
+        fields["exception"] = logging.Formatter().formatException(record.exc_info)
+    return json.dumps(fields).replace("\x7f", "\\u007f")
+
+
+_FORMATS: Mapping[str, Callable[[logging.LogRecord], str]] = {
+    "default": _default_line,
+    "ISO8601": _iso8601_line,
+    "text": _text_line,
+    "json": _json_line,
+}
+
+
+def _bool(settings: Mapping[str, object], key: str, now: bool) -> bool:
+    value = settings.get(key)
+    if value is None:
+        return now
+    if not isinstance(value, bool):
+        raise ServingFault(f"{key}: expected a boolean, got {value!r:.80}")
+    return value
+
+
+def _level(settings: Mapping[str, object], key: str, now: int) -> int:
+    value = settings.get(key)
+    if value is None:
+        return now
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VERBOSE_LEVEL:
+        raise ServingFault(f"{key}: expected an integer of 0 or more, got {value!r:.80}")
+    return value
+
+
+def _format(settings: Mapping[str, object], key: str, now: LogFormat) -> LogFormat:
+    value = settings.get(key)
+    if value is None:
+        return now
+    if not isinstance(value, str):
+        raise ServingFault(f"{key}: expected a string, got {value!r:.80}")
+    for known in LOG_FORMATS:
+        if value == known:
+            return known
+    raise Refusal(f"{key}: unknown format '{value:.80}', there are {', '.join(LOG_FORMATS)}", retry_after_s=None)

@@ -1,0 +1,51 @@
+"""Encoded images to pixel arrays. OpenCV does the work; it is imported when the first image arrives."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.vision.header import read_header
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def opencv() -> ModuleType:
+    """Return the module cv2. Raises Unsupported, with what to install, where it is missing or does not import."""
+    try:
+        return importlib.import_module("cv2")
+    except ImportError as error:
+        raise Unsupported(
+            f"images need OpenCV, which does not import here ({error}); install it with: "
+            "pip install 'edge-server[vision]'"
+        ) from error
+
+
+def decode_image(data: memoryview, *, as_gray: bool, subject: str) -> npt.NDArray[np.uint8]:
+    """Decode a JPEG, PNG, BMP or WebP file to 8 bits a channel: `(height, width, 3)` BGR, or `(height, width)` gray.
+
+    The picture is turned upright as its EXIF orientation says, because that is how people see it and how data sets
+    store it; width and height are those of the upright picture. Transparency is dropped; 16-bit files lose their lower
+    byte. `subject` begins every message. Raises InvalidRequest for anything that is not a sound image of one of these
+    formats and of an acceptable size (see `header.read_header`), and Unsupported where OpenCV is missing.
+    """
+    header = read_header(data, subject)
+    cv2 = opencv()
+    flags = cv2.IMREAD_GRAYSCALE if as_gray else cv2.IMREAD_COLOR
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise InvalidRequest(
+            f"{subject}: expected a sound {header.format.value} image, given one that OpenCV refuses: {error.err}"
+        ) from None
+    if image is None:
+        raise InvalidRequest(
+            f"{subject}: expected a sound {header.format.value} image, given {data.nbytes} bytes that do not decode"
+        )
+    decoded: npt.NDArray[np.uint8] = image
+    return decoded

@@ -1,0 +1,273 @@
+"""What is particular to OpenVINO: file formats, properties, precision, shapes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends import load_backend
+from edge_server.backends.base import Backend, ModelFile
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, LoadError
+
+ov = pytest.importorskip("openvino")
+onnx = pytest.importorskip("onnx")
+T, node, numpy_helper = onnx.TensorProto, onnx.helper.make_node, onnx.numpy_helper
+
+Write = Callable[..., Any]
+X = (InputSpec("X", DType.FP32, (64,)),)
+Y = (OutputSpec("Y", DType.FP32, (64,)),)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return load_backend("openvino")
+
+
+@pytest.fixture
+def linear(write_onnx: Write) -> Callable[..., Any]:
+    """Return a function that writes Y = 2 X, [rows, 64]."""
+
+    def write(rows: int | str = "N", **options: Any) -> Any:
+        weights = [numpy_helper.from_array(np.eye(64, dtype="f4") * 2, "W")]
+        tensors = [("X", T.FLOAT, [rows, 64])], [("Y", T.FLOAT, [rows, 64])]
+        return write_onnx([node("MatMul", ["X", "W"], ["Y"])], *tensors, weights, **options)
+
+    return write
+
+
+def as_ir(file: ModelFile) -> ModelFile:
+    path = file.path.with_name("model.xml")
+    ov.save_model(ov.Core().read_model(str(file.path)), str(path), compress_to_fp16=False)
+    return ModelFile(path, file.model_dir, file.version)
+
+
+def result(session: Any, rows: int = 1) -> np.ndarray:
+    found: np.ndarray = session.run({"X": np.ones((rows, 64), dtype="f4")}, ["Y"])["Y"]
+    return found
+
+
+def test_its_own_format_with_weights_beside_it_is_read(
+    backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    file = as_ir(linear())
+    signature = backend.inspect(file, {})
+    assert signature is not None
+    assert signature.inputs == (InputSpec("X", DType.FP32, (-1, 64)),)
+    assert signature.is_batchable
+    session = backend.open(job(file))
+    assert result(session, 3).tolist() == [[2.0] * 64] * 3
+    session.close()
+
+
+@pytest.mark.parametrize("damage", ["weights missing", "weights cut", "xml cut", "not xml"])
+def test_damaged_ir_is_a_load_error_and_nothing_is_printed(
+    damage: str, backend: Backend, linear: Write, job: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = as_ir(linear())
+    weights = file.path.with_suffix(".bin")
+    if damage == "weights missing":
+        weights.unlink()
+    elif damage == "weights cut":
+        os.truncate(weights, 100)
+    elif damage == "xml cut":
+        os.truncate(file.path, 700)
+    else:
+        file.path.write_bytes(b"\x00\xff" * 5000)
+    with pytest.raises(LoadError, match=r"model 'made' version 1, file 'model\.xml'") as caught:
+        backend.open(job(file))
+    assert "\n" not in caught.value.message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_broken_tensorflow_lite_file_is_a_load_error_and_nothing_is_printed(
+    backend: Backend, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lite" / "1" / "model.tflite"
+    path.parent.mkdir(parents=True)
+    for content in (b"abc" * 3000, b"\x1c\x00\x00\x00TFL3" + bytes(2000)):
+        path.write_bytes(content)
+        with pytest.raises(LoadError, match=r"model 'lite' version 1, file 'model\.tflite'"):
+            backend.inspect(ModelFile(path, tmp_path / "lite", 1), {})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ir_tensors_without_a_name_go_by_their_layers_name(
+    backend: Backend, tmp_path: Path, job: Callable[..., Any]
+) -> None:
+    opset = pytest.importorskip("openvino.opset8")
+    given = opset.parameter([-1, 4], np.float32, name="given")
+    doubled = opset.add(given, given, name="doubled")
+    path = tmp_path / "unnamed" / "1" / "model.xml"
+    path.parent.mkdir(parents=True)
+    ov.save_model(ov.Model([doubled], [given], "unnamed"), str(path))
+    path.write_text(re.sub(r' (output_)?names="[^"]*"', "", path.read_text()))
+    file = ModelFile(path, tmp_path / "unnamed", 1)
+    signature = backend.inspect(file, {})
+    assert signature is not None
+    names = [one.name for one in (*signature.inputs, *signature.outputs)]
+    assert names == ["given", "doubled"]
+    session = backend.open(job(file))
+    assert session.run({"given": np.ones((1, 4), dtype="f4")}, ["doubled"])["doubled"].tolist() == [[2.0] * 4]
+    session.close()
+
+
+def test_a_model_that_says_f32_is_computed_in_f32(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
+    session = backend.open(job(linear()))
+    assert session.info.precision == "f32"
+    assert session.info.options["INFERENCE_PRECISION_HINT"] == "f32"
+    session.close()
+
+
+def test_a_precision_the_cpu_lacks_is_refused_and_the_hint_for_it_is_only_a_hint(
+    backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    has_bf16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    hinted = backend.open(job(linear(), parameters={"HINT_BF16": "YES"}))
+    assert hinted.info.precision == ("bf16" if has_bf16 else "f32")
+    hinted.close()
+    if has_bf16:
+        session = backend.open(job(linear(), parameters={"precision": "bf16"}))
+        assert session.info.precision == "bf16"
+        session.close()
+    else:
+        with pytest.raises(LoadError, match="precision 'bf16' on this CPU; it offers f32"):
+            backend.open(job(linear(), parameters={"precision": "bf16"}))
+
+
+def test_a_quantised_file_runs_in_int8_and_says_so(
+    backend: Backend, write_onnx: Write, job: Callable[..., Any]
+) -> None:
+    random = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(np.float32(0.02), "scale"),
+        numpy_helper.from_array(np.int8(0), "zero"),
+        numpy_helper.from_array(random.integers(-99, 99, (64, 64), dtype="i1"), "Wq"),
+    ]
+    nodes = [
+        node("QuantizeLinear", ["X", "scale", "zero"], ["q"]),
+        node("DequantizeLinear", ["q", "scale", "zero"], ["x"]),
+        node("DequantizeLinear", ["Wq", "scale", "zero"], ["W"]),
+        node("MatMul", ["x", "W"], ["Y"]),
+    ]
+    file = write_onnx(nodes, [("X", T.FLOAT, ["N", 64])], [("Y", T.FLOAT, ["N", 64])], weights)
+    session = backend.open(job(file, parameters={"precision": "int8"}))
+    assert session.info.precision == "int8"
+    session.close()
+
+
+def test_int8_insists_on_a_quantised_file(backend: Backend, linear: Write, job: Callable[..., Any]) -> None:
+    with pytest.raises(LoadError, match="not quantised"):
+        backend.open(job(linear(), parameters={"precision": "int8"}))
+
+
+def test_each_instance_gets_a_stream_unless_the_configuration_says_otherwise(
+    backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    for instances, parameters, streams in ((1, {}, "1"), (2, {}, "2"), (2, {"NUM_STREAMS": "1"}, "1")):
+        session = backend.open(job(linear(), instances=instances, parameters=parameters))
+        assert session.info.options["NUM_STREAMS"] == streams
+        session.close()
+
+
+def test_properties_reach_openvino_and_settings_give_the_defaults(
+    backend: Backend, linear: Write, job: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = {"INFERENCE_NUM_THREADS": "2", "PERFORMANCE_HINT": "throughput", "default-max-batch-size": "4"}
+    parameters = {"INFERENCE_NUM_THREADS": "1", "CACHE_DIR": str(tmp_path / "cache"), "COMPILATION_NUM_THREADS": "1"}
+    session = backend.open(job(linear(), settings=settings, parameters=parameters))
+    assert session.info.options["INFERENCE_NUM_THREADS"] == "1"
+    assert session.info.options["PERFORMANCE_HINT"] == "THROUGHPUT"
+    assert list((tmp_path / "cache").iterdir())
+    assert result(session)[0, 0] == 2
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"NO_SUCH_PROPERTY": "1"}, "NO_SUCH_PROPERTY"),
+        ({"NUM_STREAMS": "many"}, "MANY"),
+        ({"TARGET_DEVICE": "TPU"}, "no device 'TPU' here; it finds: CPU"),
+        ({"CPU_EXTENSION_PATH": "/nonexistent/libcustom.so"}, "libcustom"),
+        ({"SKIP_OV_DYNAMIC_BATCHSIZE": "perhaps"}, "SKIP_OV_DYNAMIC_BATCHSIZE"),
+    ],
+)
+def test_a_senseless_option_is_a_load_error_in_one_line(
+    parameters: dict[str, str], words: str, backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    with pytest.raises(LoadError, match=f"model 'made'.*{words}") as caught:
+        backend.open(job(linear(), parameters=parameters))
+    assert "\n" not in caught.value.message
+
+
+def test_a_fixed_first_dimension_is_opened_when_the_model_is_to_batch(
+    backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear(rows=1), inputs=X, outputs=Y, max_batch_size=8))
+    assert result(session, 5).shape == (5, 64)
+    session.close()
+
+
+def test_batches_are_filled_up_when_the_model_is_compiled_for_exactly_max_batch_size(
+    backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    fixed = {"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"}
+    padding = backend.open(
+        job(linear(), inputs=X, outputs=Y, max_batch_size=4, parameters={**fixed, "ENABLE_BATCH_PADDING": "YES"})
+    )
+    for rows in (1, 3, 4):
+        assert result(padding, rows).tolist() == [[2.0] * 64] * rows
+    exact = backend.open(job(linear(), inputs=X, outputs=Y, max_batch_size=4, parameters=fixed))
+    assert result(exact, 4).shape == (4, 64)
+    with pytest.raises(BackendError, match="model 'made'"):
+        result(exact, 3)
+    padding.close()
+    exact.close()
+
+
+def test_inputs_take_the_configurations_dims_when_asked(
+    backend: Backend, write_onnx: Write, job: Callable[..., Any]
+) -> None:
+    file = write_onnx([node("Neg", ["X"], ["Y"])], [("X", T.FLOAT, ["N", "M"])], [("Y", T.FLOAT, ["N", "M"])])
+    session = backend.open(job(file, inputs=X, outputs=Y, max_batch_size=4, parameters={"RESHAPE_IO_LAYERS": "YES"}))
+    assert result(session, 2).shape == (2, 64)
+    with pytest.raises(BackendError):
+        session.run({"X": np.ones((2, 63), dtype="f4")}, ["Y"])
+    session.close()
+
+
+OVERWRITE = """
+import os, sys, pathlib
+import numpy as np
+from edge_server.backends import load_backend
+from edge_server.backends.base import ModelFile, OpenJob
+from edge_server.core.model import ModelSpec
+model_dir = pathlib.Path(sys.argv[1])
+file = ModelFile(model_dir / "1" / "model.xml", model_dir, 1)
+spec = ModelSpec("made", "openvino", "", 0, (), (), ())
+session = load_backend("openvino").open(OpenJob(spec, file, "made_0"))
+maps = pathlib.Path("/proc/self/maps")
+assert not maps.exists() or "model.bin" not in maps.read_text()
+os.truncate(file.path.with_suffix(".bin"), 0)
+print(session.run({"X": np.ones((1, 64), dtype="f4")}, ["Y"])["Y"].sum())
+"""
+
+
+def test_a_weights_file_overwritten_in_place_does_not_disturb_the_model_that_serves(
+    backend: Backend, linear: Write
+) -> None:
+    file = as_ir(linear())
+    done = subprocess.run(
+        [sys.executable, "-c", OVERWRITE, str(file.model_dir)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "128.0"), done.stderr

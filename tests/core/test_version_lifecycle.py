@@ -1,0 +1,95 @@
+"""The table of states and the rule that says what comes next, as literal tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.core.lifecycle import (
+    INDEX_STATES,
+    TRANSITIONS,
+    Load,
+    Retire,
+    VersionSnapshot,
+    VersionState,
+    next_action,
+    next_state,
+)
+
+NEW, LOADING, WARMING, READY, DRAINING, CLOSING, RETIRED, FAILED = VersionState
+
+MOVES = {
+    (NEW, LOADING), (LOADING, WARMING), (LOADING, FAILED), (WARMING, READY), (WARMING, FAILED), (READY, DRAINING),
+    (READY, FAILED), (DRAINING, CLOSING), (CLOSING, RETIRED), (FAILED, RETIRED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("now", VersionState)
+@pytest.mark.parametrize("then", VersionState)
+def test_a_version_makes_only_the_moves_of_the_table(now: VersionState, then: VersionState) -> None:
+    if (now, then) in MOVES:
+        assert next_state(now, then) is then
+    else:
+        with pytest.raises(AssertionError, match=f"from {now.value} to {then.value}"):
+            next_state(now, then)
+
+
+def test_every_state_has_its_moves_and_tritons_word() -> None:
+    assert set(TRANSITIONS) == set(INDEX_STATES) == set(VersionState)
+    assert set(INDEX_STATES.values()) == {"LOADING", "READY", "UNLOADING", "UNAVAILABLE"}
+
+
+def living(*versions: tuple[int, int, str, VersionState]) -> list[VersionSnapshot]:
+    return [VersionSnapshot(*item) for item in versions]
+
+
+# wished, living as (version, generation, fingerprint, state), failed -> what to do
+ACTIONS = [
+    ("nothing wished, nothing there", {}, [], set(), None),
+    ("a first version is loaded", {1: "a"}, [], set(), Load(1, "a")),
+    ("all as wished is left alone", {1: "a"}, [(1, 1, "a", READY)], set(), None),
+    ("the highest version comes first", {1: "a", 3: "c", 2: "b"}, [], set(), Load(3, "c")),
+    ("the others follow", {1: "a", 3: "c"}, [(3, 1, "c", READY)], set(), Load(1, "a")),
+    ("while one loads nothing else is begun", {1: "a", 2: "b"}, [(1, 1, "a", LOADING)], set(), None),
+    ("nor while one warms", {}, [(1, 1, "a", READY), (2, 2, "b", WARMING)], set(), None),
+    ("unwished is retired", {}, [(1, 4, "a", READY)], set(), Retire(4)),
+    ("a drain under way needs nothing", {}, [(1, 1, "a", DRAINING)], set(), None),
+    ("wished again while it drains is loaded anew", {1: "a"}, [(1, 1, "a", DRAINING)], set(), Load(1, "a")),
+    ("a changed version is loaded beside the old", {1: "b"}, [(1, 1, "a", READY)], set(), Load(1, "b")),
+    (
+        "and the old is retired once the new is ready",
+        {1: "b"}, [(1, 1, "a", READY), (1, 2, "b", READY)], set(), Retire(1),
+    ),
+    ("a new version is loaded before the old goes", {2: "b"}, [(1, 1, "a", READY)], set(), Load(2, "b")),
+    ("then the old goes", {2: "b"}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), Retire(1)),
+    ("a failed change keeps the old generation", {}, [(1, 1, "a", READY)], {1}, None),
+    ("a failed new version keeps the old version", {}, [(1, 1, "a", READY)], {2}, None),
+    (
+        "a failed version does not keep others from being tried",
+        {1: "x"}, [(1, 1, "a", READY)], {2}, Load(1, "x"),
+    ),
+    (
+        "one of two wished versions failed to change: its old generation stays",
+        {1: "a"}, [(1, 1, "a", READY), (2, 2, "b", READY)], {2}, None,
+    ),
+    (
+        "a version that nobody wishes goes though another failed, since one serves as wished",
+        {1: "a"}, [(1, 1, "a", READY), (3, 3, "c", READY)], {2}, Retire(3),
+    ),
+    (
+        "of several generations only the wished one stays",
+        {1: "c"}, [(1, 1, "a", READY), (1, 2, "b", READY), (1, 3, "c", READY)], set(), Retire(1),
+    ),
+    ("retired and failed do not serve", {1: "a"}, [(1, 1, "a", FAILED), (1, 2, "a", RETIRED)], set(), Load(1, "a")),
+    ("a withdrawn wish retires all, one at a time", {}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), Retire(1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sentence", "wished", "there", "failed", "action"), ACTIONS, ids=[row[0] for row in ACTIONS])
+def test_what_comes_next(
+    sentence: str,
+    wished: dict[int, str],
+    there: list[tuple[int, int, str, VersionState]],
+    failed: set[int],
+    action: Load | Retire | None,
+) -> None:
+    assert next_action(wished, living(*there), failed) == action

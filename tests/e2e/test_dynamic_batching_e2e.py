@@ -1,0 +1,189 @@
+"""The dynamic batcher and its queue policies as clients of a running server see them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+
+def delayed(delay_ms: int, more: str) -> str:
+    return f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}\n{more}'
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+    def add(name: str, batching: str, delay_ms: int = 100, **more: Any) -> None:
+        module_repository.add(name, identity(more=delayed(delay_ms, f"dynamic_batching {{ {batching} }}"), **more))
+
+    add("busy", "max_queue_delay_microseconds: 0", inputs=2)
+    add("shapes", "max_queue_delay_microseconds: 100000")
+    add("preferred", "preferred_batch_size: [4] max_queue_delay_microseconds: 5000000", delay_ms=0)
+    add("ordered", "preserve_ordering: true")
+    add("small_queue", "default_queue_policy { max_queue_size: 2 }", delay_ms=400, batch=1)
+    add("impatient", "default_queue_policy { default_timeout_microseconds: 50000 }", delay_ms=300, batch=1)
+    add(
+        "patient",
+        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 50000 }",
+        delay_ms=200,
+        batch=1,
+    )
+    add("urgent", "priority_levels: 2 default_priority_level: 2", delay_ms=150, batch=1)
+    add("own_timeout", "default_queue_policy { allow_timeout_override: true }", delay_ms=300, batch=1)
+    module_repository.add("two_hands", identity(more=delayed(150, "instance_group { count: 2 kind: KIND_CPU }")))
+    with serve(module_repository.path) as server:
+        yield server
+        assert "Traceback" not in server.log(), server.log()
+
+
+def body(number: int, rows: int = 1, width: int = 1, names: tuple[str, ...] = ("INPUT0",), **more: Any) -> dict[str, Any]:
+    data = [number] * rows * width
+    tensors = [{"name": name, "datatype": "INT32", "shape": [rows, width], "data": data} for name in names]
+    return {"inputs": tensors, "parameters": more}
+
+
+def batches(server: Any, model: str) -> dict[int, int]:
+    statistics = server.statistics(model)
+    return {item["batch_size"]: item["compute_infer"]["count"] for item in statistics["batch_stats"]}
+
+
+def run_one(server: Any, model: str, eventually: Any, pool: ThreadPoolExecutor, **more: Any) -> Any:
+    """Send a request that occupies the model and return its future once the request is being executed."""
+    before = server.statistics(model)
+    future = pool.submit(server.infer, model, body(0, **more))
+    del before
+    return future
+
+
+def test_requests_that_wait_together_run_together_and_get_each_their_own_rows(server: Any) -> None:
+    names = ("INPUT0", "INPUT1")
+    with ThreadPoolExecutor(17) as pool:
+        futures = {number: pool.submit(server.infer, "busy", body(number, names=names)) for number in range(17)}
+        for number, future in futures.items():
+            status, answer = future.result()
+            assert status == 200
+            assert [item["data"] for item in answer["outputs"]] == [[number], [number]]
+    found = batches(server, "busy")
+    assert sum(size * count for size, count in found.items()) == 17
+    assert max(found) > 1
+    assert max(found) <= 8
+
+
+def test_requests_of_different_sizes_and_shapes_never_mix(server: Any) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        futures = [
+            (number, width, pool.submit(server.infer, "shapes", body(number, rows=1 + number % 2, width=width)))
+            for number, width in enumerate([1, 2, 3] * 4)
+        ]
+        for number, width, future in futures:
+            status, answer = future.result()
+            assert status == 200, answer
+            assert answer["outputs"][0]["shape"] == [1 + number % 2, width]
+            assert answer["outputs"][0]["data"] == [number] * width * (1 + number % 2)
+
+
+def test_a_preferred_size_is_sent_without_waiting_for_the_delay(server: Any) -> None:
+    began = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        statuses = [answer[0] for answer in pool.map(lambda number: server.infer("preferred", body(number)), range(4))]
+    assert statuses == [200] * 4
+    assert batches(server, "preferred") == {4: 1}
+    # Far below the five seconds that an unfilled batch would wait.
+    assert time.monotonic() - began < 4.5
+
+
+def test_a_full_queue_refuses_at_once_and_says_so(server: Any) -> None:
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda number: server.infer("small_queue", body(number)), range(12)))
+    refused = [answer for status, answer in answers if status == 503]
+    assert len(refused) >= 12 - 2 - 2
+    assert all("Exceeds maximum queue size" in answer["error"] for answer in refused)
+    counters = server.read_counters("small_queue")
+    assert counters["nv_inference_request_failure REJECTED"] == len(refused)
+    assert counters["nv_inference_request_success"] == 12 - len(refused)
+
+
+def test_a_request_that_waits_too_long_is_rejected_where_the_policy_says_so(server: Any) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda number: server.infer("impatient", body(number)), range(3)))
+    assert sorted(status for status, _ in answers) == [200, 503, 503]
+    assert all("Request timeout expired" in answer["error"] for status, answer in answers if status == 503)
+
+
+def test_a_request_that_waits_too_long_is_only_put_back_where_the_policy_says_so(server: Any) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        statuses = [status for status, _ in pool.map(lambda number: server.infer("patient", body(number)), range(3))]
+    assert statuses == [200, 200, 200]
+
+
+def test_a_request_may_bring_its_own_timeout_where_the_policy_allows_it(server: Any) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda number: server.infer("own_timeout", body(number, timeout=20_000)), range(4)))
+    assert sorted(status for status, _ in answers) == [200, 503, 503, 503]
+
+
+def test_an_urgent_request_overtakes_those_that_wait(server: Any, eventually: Callable[..., bool]) -> None:
+    done: list[str] = []
+
+    def ask(name: str, **more: Any) -> int:
+        status, _ = server.infer("urgent", body(0, **more))
+        done.append(name)
+        return int(status)
+
+    def waiting() -> int:
+        return int(server.read_counters("urgent")["nv_inference_pending_request_count"])
+
+    with ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(ask, f"plain{number}") for number in range(5)]
+        assert eventually(lambda: waiting() >= 2)
+        ahead = len(done)
+        futures.append(pool.submit(ask, "urgent", priority=1))
+        assert [future.result() for future in futures] == [200] * 6
+    # At most the running one, and one that began while the urgent request travelled, come before it.
+    assert done.index("urgent") <= ahead + 3
+    assert done[-1] != "urgent"
+
+
+def test_preserved_order_answers_everything(server: Any) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: server.infer("ordered", body(number)), range(16)))
+    assert [answer["outputs"][0]["data"] for _, answer in answers] == [[number] for number in range(16)]
+
+
+def test_two_instances_work_at_the_same_time(server: Any) -> None:
+    config = server.ask("/v2/models/two_hands/config")[1]
+    assert config["instance_group"][0]["count"] == 2
+    with ThreadPoolExecutor(4) as pool:
+        assert [status for status, _ in pool.map(lambda number: server.infer("two_hands", body(number)), range(4))] == [
+            200
+        ] * 4
+
+
+def test_a_waiting_request_that_is_cancelled_does_not_disturb_its_batch_mates(server: Any) -> None:
+    tensors = []
+    for name in ("INPUT0", "INPUT1"):
+        tensor = triton.InferInput(name, [1, 1], "INT32")
+        tensor.set_data_from_numpy(np.full((1, 1), 7, np.int32))
+        tensors.append(tensor)
+    before = server.statistics("busy")["inference_stats"]["success"]["count"]
+    with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(8) as pool:
+        first = [pool.submit(server.infer, "busy", body(number, names=("INPUT0", "INPUT1"))) for number in range(8)]
+        cancelled = [client.async_infer("busy", tensors, lambda result, error: None) for _ in range(3)]
+        for call in cancelled:
+            call.cancel()
+        assert [future.result()[0] for future in first] == [200] * 8
+        with pytest.raises(InferenceServerException):
+            client.infer("busy", tensors, client_timeout=0.001)
+        assert client.infer("busy", tensors).as_numpy("OUTPUT0").tolist() == [[7]]
+    assert server.statistics("busy")["inference_stats"]["success"]["count"] >= before + 9
+
+
+def test_the_config_shows_the_batcher_normalised(server: Any) -> None:
+    assert server.ask("/v2/models/busy/config")[1]["dynamic_batching"]["preferred_batch_size"] == [8]
+    assert server.ask("/v2/models/preferred/config")[1]["dynamic_batching"]["preferred_batch_size"] == [4]

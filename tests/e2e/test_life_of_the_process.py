@@ -1,0 +1,357 @@
+"""Start, stop and everything that can keep a server from starting: one clear line and the right exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+IDLE_LIMIT_BYTES = 80_000_000
+RUNTIME_LIBRARIES = ("onnxruntime", "openvino", "cv2", "opencv")
+
+
+def body() -> dict[str, Any]:
+    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+
+
+def slow_config(identity: Callable[..., str], delay_ms: int) -> str:
+    return identity(more=f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}')
+
+
+
+def test_the_banner_says_what_is_served_on_which_runtime_and_where(serve: Any, repository: Any) -> None:
+    repository.add_sub("plus", 'backend: "onnxruntime"')
+    with serve(repository.path) as server:
+        assert server.stop() == 0
+        output = server.output()
+    head, *lines = output.splitlines()
+    assert f"http://{server.http}" in head
+    assert server.grpc in head
+    assert f"http://{server.metrics}/metrics" in head
+    # Loopback by default, and how to open it.
+    assert server.http.startswith("127.0.0.1:")
+    assert "--http-address=0.0.0.0" in head
+    assert len(lines) == 1
+    assert "plus version 1: onnxruntime" in lines[0]
+    assert "instance(s), loaded in" in lines[0]
+
+
+def test_an_idle_server_is_small_and_has_imported_no_runtime(serve: Any, repository: Any) -> None:
+    repository.add_sub("plus", 'backend: "onnxruntime"')
+    with serve(repository.path, "--model-control-mode=explicit") as server:
+        for _ in range(3):
+            assert server.get("/v2/health/ready")[0] == 200
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            assert client.is_server_ready()
+        server.read_metrics()
+        mapped = Path(f"/proc/{server.process.pid}/maps").read_text()
+        loaded = [name for name in RUNTIME_LIBRARIES if name in mapped]
+        assert loaded == [], f"libraries of runtimes are mapped: {loaded}"
+        resident = server.resident_bytes()
+        assert resident < IDLE_LIMIT_BYTES, f"{resident / 1e6:.1f} MB resident with no model loaded, limit 80 MB"
+
+
+def test_a_runtime_is_imported_by_the_first_model_that_needs_it_and_no_other(serve: Any, repository: Any) -> None:
+    repository.add_sub("plus", 'backend: "onnxruntime"')
+    with serve(repository.path, "--model-control-mode=explicit") as server:
+        assert server.ask("/v2/repository/models/plus/load", {})[0] == 200
+        mapped = Path(f"/proc/{server.process.pid}/maps").read_text()
+        assert "onnxruntime" in mapped
+        assert "openvino" not in mapped
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_end_refuses_new_ones_and_exits_zero(
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool], number: int
+) -> None:
+    repository.add("slow", slow_config(identity, 1500))
+    with serve(repository.path) as server, ThreadPoolExecutor(3) as pool:
+        grpc_client = tritonclient.grpc.InferenceServerClient(server.grpc)
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
+        tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+        kept = server.connection()
+        kept.request("GET", "/v2/health/ready")
+        kept.getresponse().read()
+        first = pool.submit(server.infer, "slow", body())
+        second = pool.submit(grpc_client.infer, "slow", [tensor])
+        assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] == 1)
+        server.process.send_signal(number)
+        assert eventually(lambda: "taking nothing new" in server.log())
+
+        def status_on_kept_connection() -> int:
+            try:
+                kept.request("POST", "/v2/models/slow/infer", json.dumps(body()))
+                reply = kept.getresponse()
+                reply.read()
+                return reply.status
+            except OSError:
+                return 0
+
+        # A connection that is still open is told; a new one may not even be taken.
+        assert eventually(lambda: status_on_kept_connection() in (0, 503), 1.0)
+        assert first.result()[0] == 200
+        assert second.result().as_numpy("OUTPUT0").tolist() == [[0]]
+        assert server.process.wait(20) == 0
+        kept.close()
+        grpc_client.close()
+        with pytest.raises(OSError):
+            server.get("/v2/health/live")
+        assert "Traceback" not in server.log(), server.log()
+
+
+def test_new_requests_are_refused_as_unavailable_while_the_server_drains(
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
+) -> None:
+    repository.add("slow", slow_config(identity, 2000))
+    with serve(repository.path) as server, ThreadPoolExecutor(1) as pool:
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            assert client.is_server_live()
+            running = pool.submit(server.infer, "slow", body())
+            assert eventually(lambda: server.statistics("slow") is not None and server.process.poll() is None)
+            time.sleep(0.2)
+            server.process.terminate()
+            assert eventually(lambda: "draining" in server.log())
+            tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
+            tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+            with pytest.raises(InferenceServerException) as caught:
+                client.infer("slow", [tensor])
+            assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        assert running.result()[0] == 200
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_ends_it_at_once(
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
+) -> None:
+    repository.add("slow", slow_config(identity, 60_000))
+    with serve(repository.path) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.infer, "slow", body())
+        time.sleep(0.2)
+        server.process.terminate()
+        assert eventually(lambda: "taking nothing new" in server.log())
+        assert server.process.poll() is None
+        server.process.terminate()
+        assert server.process.wait(5) != 0
+        assert isinstance(asked.exception(30), OSError)
+
+
+def test_requests_that_outlast_the_exit_timeout_are_failed_and_the_exit_code_says_so(
+    serve: Any, repository: Any, identity: Callable[..., str]
+) -> None:
+    repository.add("slow", slow_config(identity, 60_000))
+    with serve(repository.path, "--exit-timeout-secs=0.3") as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.infer, "slow", body())
+        time.sleep(0.2)
+        server.process.terminate()
+        assert server.process.wait(15) == 1
+        if asked.exception(30) is None:
+            assert asked.result()[0] == 503
+
+
+def test_an_idle_server_stops_at_once_and_leaves_nothing_behind(
+    serve: Any, repository: Any, identity: Callable[..., str]
+) -> None:
+    repository.add("same", identity())
+    with serve(repository.path) as server:
+        pid = server.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert server.infer("same", body())[0] == 200
+        assert server.stop(timeout_s=10) == 0
+        assert not Path(f"/proc/{pid}/task").exists()
+        assert not [child for child in children if Path(f"/proc/{child}").exists()]
+        # The ports are free again.
+        for address in (server.http, server.grpc, server.metrics):
+            host, port = address.rsplit(":", 1)
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, int(port)))
+
+
+def test_no_thread_or_descriptor_is_left_behind_by_loads_and_requests(
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
+) -> None:
+    repository.add("same", identity())
+
+    def counts() -> tuple[int, int]:
+        base = Path(f"/proc/{server.process.pid}")
+        return len(list((base / "task").iterdir())), len(list((base / "fd").iterdir()))
+
+    def cycle() -> None:
+        assert server.ask("/v2/repository/models/same/load", {})[0] == 200
+        assert server.infer("same", body())[0] == 200
+        assert server.ask("/v2/repository/models/same/unload", {})[0] == 200
+
+    with serve(repository.path, "--model-control-mode=explicit") as server:
+        for _ in range(8):
+            cycle()
+        before = counts()
+        for _ in range(30):
+            cycle()
+        assert eventually(lambda: counts()[0] <= before[0] + 1 and counts()[1] <= before[1] + 2), (before, counts())
+
+
+def test_an_unclean_client_connection_does_not_delay_the_stop(serve: Any, repository: Any, identity: Any) -> None:
+    repository.add("same", identity())
+    with serve(repository.path) as server:
+        host, port = server.http.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as idle, grpc.insecure_channel(server.grpc) as channel:
+            idle.sendall(b"POST /v2/models/same/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            grpc.channel_ready_future(channel).result(10)
+            assert server.stop(timeout_s=15) == 0
+
+
+def serve_once(*flags: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a `serve` that is expected to end by itself."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
+    return subprocess.run(
+        [str(COMMAND), "serve", *flags], capture_output=True, text=True, timeout=30, env={**kept, **(environment or {})}
+    )
+
+
+def is_one_clear_line(done: subprocess.CompletedProcess[str], *words: str) -> bool:
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2, done
+    assert len(lines) == 1, done.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+    return True
+
+
+@pytest.mark.parametrize("which", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path, which: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ports = {name: "0" for name in ("http", "grpc", "metrics")} | {which: str(port)}
+        flags = [f"--{name}-port={number}" for name, number in ports.items()]
+        assert is_one_clear_line(serve_once(f"--model-repository={tmp_path}", *flags), str(port))
+
+
+def test_a_missing_repository_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    assert is_one_clear_line(serve_once(f"--model-repository={tmp_path}/nowhere"), "nowhere")
+    file = tmp_path / "file"
+    file.touch()
+    assert is_one_clear_line(serve_once(f"--model-repository={file}"), str(file))
+    assert is_one_clear_line(serve_once(), "--model-repository")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--http-prot=1"], ["--http-prot", "--http-port"]),
+        (["--model-repositry=x"], ["--model-repository"]),
+        (["--http-port=many"], ["--http-port", "many"]),
+        (["--http-port=70000"], ["--http-port", "70000"]),
+        (["--http-port=-1"], ["--http-port"]),
+        (["--model-control-mode=sometimes"], ["--model-control-mode", "explicit"]),
+        (["--strict-readiness=perhaps"], ["--strict-readiness"]),
+        (["--exit-timeout-secs=-3"], ["--exit-timeout-secs"]),
+        (["--log-format=xml"], ["--log-format"]),
+        (["--http-address=300.1.2.3"], ["300.1.2.3"]),
+        (["stray"], ["stray"]),
+        (["--config=/nowhere.toml"], ["/nowhere.toml"]),
+    ],
+)
+def test_a_bad_flag_is_one_line_with_the_nearest_spelling(
+    tmp_path: Path, flags: list[str], words: list[str]
+) -> None:
+    ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    given = [] if any("repositry" in flag for flag in flags) else [f"--model-repository={tmp_path}"]
+    names = {flag.split("=")[0] for flag in flags}
+    rest = [port for port in ports if port.split("=")[0] not in names]
+    assert is_one_clear_line(serve_once(*given, *rest, *flags), *words)
+
+
+def test_unknown_keys_of_file_and_environment_are_one_line_with_the_nearest_spelling(tmp_path: Path) -> None:
+    file = tmp_path / "edge.toml"
+    file.write_text(f'[repository]\npaths = ["{tmp_path}"]\n[http]\nprot = 8000\n')
+    assert is_one_clear_line(serve_once(f"--config={file}"), "prot", "port", str(file))
+    file.write_text("[http\n")
+    assert is_one_clear_line(serve_once(f"--config={file}"), str(file))
+    done = serve_once(f"--model-repository={tmp_path}", environment={"EDGE_SERVER_HTTP_PROT": "1"})
+    assert is_one_clear_line(done, "EDGE_SERVER_HTTP_PROT", "EDGE_SERVER_HTTP_PORT")
+
+
+def test_flags_file_and_environment_say_the_same(
+    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
+) -> None:
+    repository.add("same", identity())
+    file = tmp_path / "edge.toml"
+    file.write_text('[lifecycle]\nserver_id = "from-file"\n[repository]\ncontrol_mode = "explicit"\n')
+    explicit = "EDGE_SERVER_MODEL_CONTROL_MODE"
+    ways: list[tuple[list[str], dict[str, str], str]] = [
+        (["--id=from-flag", "--model-control-mode=explicit"], {}, "from-flag"),
+        ([f"--config={file}"], {}, "from-file"),
+        ([], {"EDGE_SERVER_ID": "from-variable", explicit: "explicit"}, "from-variable"),
+        ([], {"EDGE_SERVER_CONFIG": str(file), "EDGE_SERVER_ID": "from-variable"}, "from-variable"),
+        (["--id=from-flag"], {"EDGE_SERVER_CONFIG": str(file), "EDGE_SERVER_ID": "from-variable"}, "from-flag"),
+    ]
+    for flags, environment, name in ways:
+        with serve(repository.path, *flags, environment=environment) as server:
+            assert server.ask("/v2")[1]["name"] == name
+            assert server.ask("/v2/repository/models/same/load", {})[0] == 200
+
+
+def test_a_model_that_fails_keeps_a_strict_start_from_succeeding_only_when_asked(
+    repository: Any, serve: Any
+) -> None:
+    repository.add("bad", 'backend: "no_such_runtime"')
+    ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    done = serve_once(f"--model-repository={repository.path}", "--exit-on-error", *ports)
+    assert done.returncode == 1
+    assert "no_such_runtime" in done.stderr + done.stdout
+    with serve(repository.path) as server:
+        assert server.get("/v2/health/live")[0] == 200
+
+
+def test_tritons_flags_with_nothing_to_act_on_are_taken_with_a_warning(serve: Any, repository: Any) -> None:
+    flags = ["--http-thread-count=8", "--pinned-memory-pool-byte-size=0", "--backend-directory=/opt"]
+    with serve(repository.path, *flags) as server:
+        for flag in flags:
+            assert flag.split("=")[0] in server.log()
+
+
+def test_the_log_is_one_line_each_and_silent_about_single_requests(
+    serve: Any, repository: Any, identity: Callable[..., str]
+) -> None:
+    repository.add("same", identity())
+    with serve(repository.path, "--log-format=json") as server:
+        before = len(server.log().splitlines())
+        for number in range(20):
+            server.infer("same" if number % 2 else "nobody", body())
+        assert len(server.log().splitlines()) == before
+        assert server.stop() == 0
+        for line in server.log().splitlines():
+            assert isinstance(json.loads(line), dict), line
+
+
+def test_front_ends_can_be_switched_off(serve: Any, repository: Any) -> None:
+    with serve(repository.path, "--allow-grpc=false", "--allow-metrics=false") as server:
+        assert server.grpc == ""
+        assert server.metrics == ""
+        assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_python_m_edge_server_is_the_same_command() -> None:
+    version = subprocess.run([str(COMMAND), "--version"], capture_output=True, text=True, timeout=30, check=True)
+    same = subprocess.run(
+        [sys.executable, "-m", "edge_server", "--version"], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert version.stdout == same.stdout
+    assert version.stdout.startswith("edge-server ")

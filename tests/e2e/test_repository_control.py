@@ -1,0 +1,269 @@
+"""The repository API: index, load and unload in explicit mode, overrides; refused in the other modes; poll mode."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+
+@pytest.fixture
+def explicit(serve: Any, repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+    repository.add("one", identity())
+    repository.add("two", identity())
+    repository.add_sub("add_sub", 'backend: "onnxruntime"')
+    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
+    with serve(repository.path, "--model-control-mode=explicit", "--load-model=one") as server:
+        yield server
+
+
+def index(server: Any, body: dict[str, Any] | None = None) -> dict[str, dict[str, str]]:
+    status, answer = server.ask("/v2/repository/index", body or {})
+    assert status == 200, answer
+    return {item["name"]: item for item in answer}
+
+
+def load(server: Any, name: str, **parameters: str) -> tuple[int, Any]:
+    return server.ask(f"/v2/repository/models/{name}/load", {"parameters": parameters} if parameters else {})
+
+
+def unload(server: Any, name: str) -> tuple[int, Any]:
+    return server.ask(f"/v2/repository/models/{name}/unload", {})
+
+
+def body(rows: int = 1) -> dict[str, Any]:
+    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [rows, 1], "data": [7] * rows}]}
+
+
+def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(explicit: Any) -> None:
+    assert index(explicit)["one"] == {"name": "one", "version": "1", "state": "READY"}
+    assert index(explicit)["two"] == {"name": "two"}
+    assert set(index(explicit, {"ready": True})) == {"one"}
+    assert explicit.get("/v2/health/ready")[0] == 200
+
+
+def test_load_and_unload_change_what_is_served(explicit: Any) -> None:
+    assert explicit.infer("two", body())[0] == 404
+    assert load(explicit, "two") == (200, None)
+    assert explicit.infer("two", body())[0] == 200
+    assert unload(explicit, "two") == (200, None)
+    status, answer = explicit.infer("two", body())
+    assert status == 404
+    assert "'two' has no available versions" in answer["error"]
+    entry = index(explicit)["two"]
+    assert (entry["state"], entry["reason"]) == ("UNAVAILABLE", "unloaded")
+    # A model that was unloaded on purpose does not make the server unready.
+    assert explicit.get("/v2/health/ready")[0] == 200
+    assert explicit.get("/v2/models/two/ready")[0] == 400
+
+
+def test_both_clients_load_and_unload(explicit: Any) -> None:
+    with tritonclient.http.InferenceServerClient(explicit.http) as client:
+        client.load_model("add_sub")
+        assert client.is_model_ready("add_sub")
+        client.unload_model("add_sub")
+        assert not client.is_model_ready("add_sub")
+    with tritonclient.grpc.InferenceServerClient(explicit.grpc) as client:
+        client.load_model("add_sub")
+        assert client.is_model_ready("add_sub")
+        states = {item.name: item.state for item in client.get_model_repository_index().models}
+        assert states["add_sub"] == "READY"
+        client.unload_model("add_sub", unload_dependents=True)
+        assert not client.is_model_ready("add_sub")
+
+
+def test_loading_an_absent_model_says_that_the_repository_has_none(explicit: Any) -> None:
+    status, answer = load(explicit, "nobody")
+    assert status == 500
+    assert answer["error"] == "failed to load 'nobody', failed to poll from model repository"
+    assert "nobody" not in index(explicit)
+
+
+def test_a_model_that_fails_to_load_says_why_and_costs_only_itself(explicit: Any) -> None:
+    status, answer = load(explicit, "broken")
+    assert status == 400
+    assert "load failed for model 'broken'" in answer["error"]
+    entry = index(explicit)["broken"]
+    assert entry["state"] == "UNAVAILABLE"
+    assert entry["reason"]
+    assert explicit.infer("one", body())[0] == 200
+
+
+def test_a_failed_reload_keeps_the_old_version_serving(explicit: Any, repository: Any) -> None:
+    assert load(explicit, "add_sub")[0] == 200
+    (repository.path / "add_sub" / "1" / "model.onnx").write_bytes(b"damaged")
+    assert load(explicit, "add_sub")[0] == 400
+    tensor = {"datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
+    inputs = [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]
+    assert explicit.infer("add_sub", {"inputs": inputs})[0] == 200
+
+
+def test_loading_a_loaded_unchanged_model_changes_nothing(explicit: Any) -> None:
+    explicit.infer("one", body())
+    assert load(explicit, "one")[0] == 200
+    # The statistics of a reloaded model begin anew; these did not.
+    assert explicit.statistics("one")["inference_count"] == 1
+
+
+def test_a_config_sent_with_the_load_stands_in_for_the_one_on_disk(explicit: Any) -> None:
+    config = {
+        "backend": "identity",
+        "max_batch_size": 2,
+        "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
+    }
+    assert load(explicit, "one", config=json.dumps(config)) == (200, None)
+    assert explicit.ask("/v2/models/one/config")[1]["max_batch_size"] == 2
+    status, answer = explicit.infer("one", body(rows=3))
+    assert status == 400
+    assert "batch-size must be <= 2 for 'one'" in answer["error"]
+    assert load(explicit, "one") == (200, None)
+    assert explicit.ask("/v2/models/one/config")[1]["max_batch_size"] == 8
+    assert explicit.infer("one", body(rows=3))[0] == 200
+
+
+def test_a_wrong_config_is_refused_and_the_model_goes_on(explicit: Any) -> None:
+    for config in ("not json", '{"no_such_field": 1}', '{"max_batch_size": -1}', "[]"):
+        status, answer = load(explicit, "one", config=config)
+        assert 400 <= status < 600, config
+        assert answer["error"], config
+        assert explicit.infer("one", body())[0] == 200
+
+
+def test_files_sent_with_the_load_stand_in_for_those_on_disk(explicit: Any, repository: Any) -> None:
+    model = (repository.path / "add_sub" / "1" / "model.onnx").read_bytes()
+    with tritonclient.http.InferenceServerClient(explicit.http) as client:
+        client.load_model("sent", config='{"backend":"onnxruntime"}', files={"file:1/model.onnx": model})
+        assert client.is_model_ready("sent", "1")
+    assert not (repository.path / "sent").exists()
+    with tritonclient.grpc.InferenceServerClient(explicit.grpc) as client:
+        client.load_model("sent2", config='{"backend":"onnxruntime"}', files={"file:3/model.onnx": model})
+        assert client.is_model_ready("sent2", "3")
+
+
+@pytest.mark.parametrize("path", ["../escape", "/etc/escape", "1/../../escape", "", "1/"])
+def test_a_file_that_would_leave_the_model_is_refused(explicit: Any, repository: Any, path: str) -> None:
+    content = base64.b64encode(b"x").decode()
+    status, answer = load(explicit, "one", **{"config": '{"backend":"identity"}', f"file:{path}": content})
+    assert 400 <= status < 600
+    assert answer["error"]
+    assert not list(repository.path.parent.rglob("escape"))
+    assert explicit.infer("one", body())[0] == 200
+
+
+def test_files_without_a_config_are_refused(explicit: Any) -> None:
+    status, answer = load(explicit, "one", **{"file:1/model.onnx": base64.b64encode(b"x").decode()})
+    assert 400 <= status < 600
+    assert "config" in answer["error"]
+
+
+def test_a_model_name_that_would_leave_the_repository_is_refused(explicit: Any) -> None:
+    for name in ("..%2F..%2Fetc", "%2Fetc", "..", "%2e%2e"):
+        assert load(explicit, name)[0] >= 400
+        assert explicit.infer("one", body())[0] == 200
+
+
+def test_unloading_what_is_not_loaded_is_no_error(explicit: Any) -> None:
+    assert unload(explicit, "two")[0] == 200
+
+
+def test_a_named_repository_is_unsupported(explicit: Any) -> None:
+    for path in ("index", "models/one/load", "models/one/unload"):
+        status, answer = explicit.ask(f"/v2/repository/mine/{path}", {})
+        assert status == 501, path
+        assert "repository_name" in answer["error"]
+
+
+def test_requests_are_answered_without_a_gap_while_the_model_is_reloaded(explicit: Any) -> None:
+    def reload(number: int) -> int:
+        config = {
+            "backend": "identity",
+            "max_batch_size": 2 + number,
+            "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
+            "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
+        }
+        return load(explicit, "one", config=json.dumps(config))[0]
+
+    with ThreadPoolExecutor(5) as pool:
+        reloads = pool.submit(lambda: [reload(number) for number in range(10)])
+        asked = []
+        while not reloads.done():
+            asked += list(pool.map(lambda _: explicit.infer("one", body()), range(20)))
+        assert reloads.result() == [200] * 10
+    assert [answer for answer in asked if answer[0] != 200] == []
+
+
+def test_load_and_unload_are_refused_in_mode_none(zoo: Any) -> None:
+    for ask in (load, unload):
+        status, answer = ask(zoo, "labelled")
+        assert status == 503
+        assert "explicit model load / unload is not allowed" in answer["error"]
+    with (
+        tritonclient.http.InferenceServerClient(zoo.http) as client,
+        pytest.raises(InferenceServerException, match=r"explicit model load / unload is not allowed"),
+    ):
+        client.load_model("labelled")
+
+
+def test_a_broken_model_is_listed_with_its_reason_and_makes_a_strict_server_unready(
+    serve: Any, repository: Any, identity: Callable[..., str]
+) -> None:
+    repository.add("good", identity())
+    repository.add("bad", 'backend: "no_such_runtime"\nmax_batch_size: 0')
+    with serve(repository.path) as server:
+        entry = index(server)["bad"]
+        assert entry["state"] == "UNAVAILABLE"
+        assert "no_such_runtime" in entry["reason"]
+        assert server.get("/v2/health/live")[0] == 200
+        assert server.get("/v2/health/ready")[0] == 400
+        assert server.infer("good", body())[0] == 200
+    with serve(repository.path, "--strict-readiness=false") as server:
+        assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_poll_mode_follows_the_folder(
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    repository.add("first", identity())
+    with serve(repository.path, "--model-control-mode=poll", "--repository-poll-secs=0.1") as server:
+        assert server.infer("first", body())[0] == 200
+        repository.add("second", identity())
+        assert eventually(lambda: server.infer("second", body())[0] == 200)
+        shutil.rmtree(repository.path / "first")
+        assert eventually(lambda: server.infer("first", body())[0] == 404)
+        assert load(server, "second")[0] == 503
+
+
+def test_several_repositories_are_served_together(
+    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Any
+) -> None:
+    repository.add("here", identity())
+    other = type(repository)(tmp_path / "other")
+    other.add("there", identity())
+    with serve(repository.path, f"--model-repository={other.path}") as server:
+        assert {name: item["state"] for name, item in index(server).items()} == {"here": "READY", "there": "READY"}
+
+
+def test_labels_follow_the_repository_into_classification(explicit: Any, repository: Any) -> None:
+    folder = repository.add(
+        "named",
+        'backend: "identity"\ninput { name: "INPUT0" data_type: TYPE_FP32 dims: [2] }\n'
+        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] label_filename: "names.txt" }',
+    )
+    (folder / "names.txt").write_text("left\nright\n")
+    assert load(explicit, "named")[0] == 200
+    tensor = tritonclient.http.InferInput("INPUT0", [2], "FP32")
+    tensor.set_data_from_numpy(np.array([1, 2], np.float32))
+    wanted = tritonclient.http.InferRequestedOutput("OUTPUT0", class_count=1)
+    with tritonclient.http.InferenceServerClient(explicit.http) as client:
+        answer = client.infer("named", [tensor], outputs=[wanted])
+    assert answer.as_numpy("OUTPUT0").tolist() == [b"2.000000:1:right"]

@@ -1,0 +1,225 @@
+"""System shared memory: the gate, registering, and tensors that travel through it over both wires."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException
+
+WIRES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+    module_repository.add("same", identity("FP32"))
+    module_repository.add("text", identity("BYTES"))
+    module_repository.add("slow", identity("FP32", more='parameters { key: "execute_delay_ms" value { string_value: "200" } }'))
+    module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
+    module_repository.add_sub("add_sub_openvino", 'backend: "openvino"')
+    with serve(module_repository.path, "--allow-client-shm") as server:
+        yield server
+        assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture(params=sorted(WIRES))
+def wire(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(server: Any, wire: str) -> Iterator[Any]:
+    with WIRES[wire].InferenceServerClient(getattr(server, wire)) as client:
+        client.unregister_system_shared_memory()
+        yield client
+        client.unregister_system_shared_memory()
+
+
+@pytest.fixture
+def segment() -> Iterator[Callable[[int], tuple[str, Any]]]:
+    """`segment(byte_size)` makes a shared-memory object; returns its key and the client library's handle."""
+    made = []
+
+    def make(byte_size: int) -> tuple[str, Any]:
+        key = f"/edge-e2e-{uuid.uuid4().hex}"
+        made.append(shm.create_shared_memory_region(key, key, byte_size))
+        return key, made[-1]
+
+    yield make
+    for handle in made:
+        shm.destroy_shared_memory_region(handle)
+
+
+def given(wire: str, name: str, shape: tuple[int, ...], region: str, offset: int = 0, datatype: str = "FP32") -> Any:
+    tensor = WIRES[wire].InferInput(name, list(shape), datatype)
+    tensor.set_shared_memory(region, int(np.prod(shape)) * 4, offset)
+    return tensor
+
+
+def wanted(wire: str, name: str, region: str, byte_size: int, offset: int = 0) -> Any:
+    tensor = WIRES[wire].InferRequestedOutput(name)
+    tensor.set_shared_memory(region, byte_size, offset)
+    return tensor
+
+
+def test_without_the_flag_regions_are_refused_with_the_flag_named(zoo: Any, wire: str) -> None:
+    with WIRES[wire].InferenceServerClient(getattr(zoo, wire)) as client:
+        with pytest.raises(InferenceServerException, match=r"allow-client-shm") as caught:
+            client.register_system_shared_memory("r", "/anything", 64)
+        assert caught.value.status() == {"http": "501", "grpc": "StatusCode.UNIMPLEMENTED"}[wire]
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("same_FP32", [given(wire, "INPUT0", (1, 4), "r")])
+        assert caught.value.status() == {"http": "501", "grpc": "StatusCode.UNIMPLEMENTED"}[wire]
+        client.get_system_shared_memory_status()
+
+
+@pytest.mark.parametrize("model", ["add_sub", "add_sub_openvino"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_inputs_and_outputs_travel_through_one_segment(
+    client: Any, wire: str, segment: Any, model: str, rows: int
+) -> None:
+    size = rows * 16 * 4
+    key, handle = segment(4 * size)
+    first = np.arange(rows * 16, dtype=np.float32).reshape(rows, 16)
+    shm.set_shared_memory_region(handle, [first, first * 2])
+    client.register_system_shared_memory("both", key, 4 * size)
+    answer = client.infer(
+        model,
+        [given(wire, "INPUT0", (rows, 16), "both"), given(wire, "INPUT1", (rows, 16), "both", size)],
+        outputs=[wanted(wire, "OUTPUT0", "both", size, 2 * size), wanted(wire, "OUTPUT1", "both", size, 3 * size)],
+    )
+    np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [rows, 16], 2 * size), first * 3)
+    np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [rows, 16], 3 * size), -first)
+    described = answer.get_output("OUTPUT0")
+    parameters = described["parameters"] if wire == "http" else described.parameters
+    assert "shared_memory_region" in parameters
+    if wire == "http":
+        assert "data" not in described
+
+
+def test_an_input_from_memory_and_an_output_in_the_answer_mix(client: Any, wire: str, segment: Any) -> None:
+    key, handle = segment(64)
+    array = np.arange(16, dtype=np.float32).reshape(1, 16)
+    shm.set_shared_memory_region(handle, [array])
+    client.register_system_shared_memory("in", key, 64)
+    plain = WIRES[wire].InferInput("INPUT1", [1, 16], "FP32")
+    plain.set_data_from_numpy(array)
+    answer = client.infer("add_sub", [given(wire, "INPUT0", (1, 16), "in"), plain])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array * 2)
+
+
+def test_strings_travel_through_memory(client: Any, wire: str, segment: Any) -> None:
+    from tritonclient.utils import serialize_byte_tensor
+
+    packed = serialize_byte_tensor(np.array([[b"one", b"", b"three"]], dtype=object))
+    size = len(packed.item())
+    key, handle = segment(2 * size)
+    shm.set_shared_memory_region(handle, [packed])
+    client.register_system_shared_memory("text", key, 2 * size)
+    tensor = WIRES[wire].InferInput("INPUT0", [1, 3], "BYTES")
+    tensor.set_shared_memory("text", size)
+    client.infer("text", [tensor], outputs=[wanted(wire, "OUTPUT0", "text", size, size)])
+    found = shm.get_contents_as_numpy(handle, np.object_, [1, 3], size)
+    assert found.tolist() == [[b"one", b"", b"three"]]
+
+
+def test_an_unaligned_region_is_read_and_written_rightly(client: Any, wire: str, segment: Any) -> None:
+    key, handle = segment(64)
+    array = np.array([[1.5, -2.5]], np.float32)
+    shm.set_shared_memory_region(handle, [array], offset=1)
+    client.register_system_shared_memory("odd", key, 64)
+    client.infer(
+        "same", [given(wire, "INPUT0", (1, 2), "odd", 1)], outputs=[wanted(wire, "OUTPUT0", "odd", 8, 17)]
+    )
+    np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 2], 17), array)
+
+
+def test_status_lists_what_is_registered_until_it_is_not(server: Any, client: Any, segment: Any) -> None:
+    key, _ = segment(128)
+    client.register_system_shared_memory("mine", key, 64, 32)
+    status, regions = server.ask("/v2/systemsharedmemory/status")
+    assert (status, regions) == (200, [{"name": "mine", "key": key, "offset": 32, "byte_size": 64}])
+    assert server.ask("/v2/systemsharedmemory/region/mine/status")[1] == regions
+    client.unregister_system_shared_memory("mine")
+    assert server.ask("/v2/systemsharedmemory/status")[1] == []
+    assert server.ask("/v2/systemsharedmemory/region/mine/status")[0] == 404
+
+
+def test_what_is_wrong_about_a_region_is_told(client: Any, wire: str, segment: Any) -> None:
+    key, _ = segment(64)
+    client.register_system_shared_memory("mine", key, 64)
+
+    def refused(words: str, ask: Callable[[], Any]) -> None:
+        with pytest.raises(InferenceServerException, match=words):
+            ask()
+
+    refused("shared memory region 'mine' already in manager", lambda: client.register_system_shared_memory("mine", key, 64))
+    refused("Unable to open shared memory region: '/edge-no-such'", lambda: client.register_system_shared_memory("gone", "/edge-no-such", 64))
+    refused("big", lambda: client.register_system_shared_memory("big", key, 1 << 40))
+    refused("past", lambda: client.register_system_shared_memory("past", key, 64, 1 << 40))
+    refused("path", lambda: client.register_system_shared_memory("path", "/../../etc/passwd", 64))
+    refused("reserved|triton_python", lambda: client.register_system_shared_memory("p", "/triton_python_backend_shm_region_1", 64))
+    refused("Unable to find shared memory region: 'nobody'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "nobody")]))
+    refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "mine", 60)]))
+    refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 64), "mine")]))
+    refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "mine", (1 << 62))]))
+    refused(
+        "OUTPUT0",
+        lambda: client.infer(
+            "same", [given(wire, "INPUT0", (1, 4), "mine")], outputs=[wanted(wire, "OUTPUT0", "mine", 8)]
+        ),
+    )
+    # And the region still works.
+    client.infer("same", [given(wire, "INPUT0", (1, 4), "mine")])
+
+
+def test_an_input_whose_bytes_do_not_fit_its_shape_is_refused(client: Any, wire: str, segment: Any) -> None:
+    key, _ = segment(64)
+    client.register_system_shared_memory("mine", key, 64)
+    tensor = WIRES[wire].InferInput("INPUT0", [1, 4], "FP32")
+    tensor.set_shared_memory("mine", 12)
+    with pytest.raises(InferenceServerException, match=r"input byte size mismatch .* 'same'. Expected 16, got 12"):
+        client.infer("same", [tensor])
+
+
+def test_a_region_unregistered_while_a_request_uses_it_is_let_go_afterwards(server: Any, segment: Any) -> None:
+    key, handle = segment(64)
+    array = np.arange(4, dtype=np.float32).reshape(1, 4)
+    shm.set_shared_memory_region(handle, [array])
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        client.register_system_shared_memory("busy", key, 64)
+        answers = []
+        call = client.async_infer(
+            "slow",
+            [given("grpc", "INPUT0", (1, 4), "busy")],
+            lambda result, error: answers.append((result, error)),
+            outputs=[wanted("grpc", "OUTPUT0", "busy", 16, 32)],
+        )
+        client.unregister_system_shared_memory("busy")
+        del call
+        # The request holds the only instance of the model, so this one is answered after it.
+        plain = tritonclient.grpc.InferInput("INPUT0", [1, 4], "FP32")
+        plain.set_data_from_numpy(array)
+        client.infer("slow", [plain])
+    (result, error), *_ = answers
+    if error is None:
+        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 32), array)
+    else:
+        # The unregistering overtook the request on its way.
+        assert "Unable to find shared memory region: 'busy'" in str(error)
+    assert server.ask("/v2/systemsharedmemory/status")[1] == []
+
+
+def test_the_server_does_not_remove_the_segment_of_its_client(server: Any, client: Any, segment: Any) -> None:
+    key, handle = segment(64)
+    shm.set_shared_memory_region(handle, [np.ones(4, np.float32)])
+    client.register_system_shared_memory("mine", key, 64)
+    client.unregister_system_shared_memory("mine")
+    np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [4]), np.ones(4, np.float32))
+    client.register_system_shared_memory("mine", key, 64)

@@ -1,0 +1,387 @@
+"""tritonclient.grpc and bare gRPC calls against the server as a process of its own."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from edge_server.protocol import messages
+
+Sample = Callable[[str], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def client(zoo: Any) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(zoo.grpc) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def channel(zoo: Any) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(zoo.grpc) as channel:
+        yield channel
+
+
+def call(channel: grpc.Channel, method: str, request: Any, answer: Any = None) -> Any:
+    """Call one RPC of the inference service with tritonclient's own message classes."""
+    answer = answer or getattr(service_pb2, f"{method}Response")
+    path = f"/inference.GRPCInferenceService/{method}"
+    serialize, parse = type(request).SerializeToString, answer.FromString
+    return channel.unary_unary(path, request_serializer=serialize, response_deserializer=parse)(request, timeout=30)
+
+
+def given(name: str, array: np.ndarray, datatype: str) -> triton.InferInput:
+    tensor = triton.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def repeat_inputs(values: list[int], delay_ms: int = 0) -> list[triton.InferInput]:
+    return [
+        given("IN", np.array(values, np.int32), "INT32"),
+        given("DELAY", np.full(len(values), delay_ms, np.uint32), "UINT32"),
+        given("WAIT", np.zeros(1, np.uint32), "UINT32"),
+    ]
+
+
+class Stream:
+    """One open stream. Use in `with`; `answer()` waits for the next response or error."""
+
+    def __init__(self, address: str) -> None:
+        self.client = triton.InferenceServerClient(address)
+        self.answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+
+    def __enter__(self) -> Stream:
+        self.client.start_stream(lambda result, error: self.answers.put((result, error)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_stream()
+        self.client.close()
+
+    def send(self, model: str, inputs: list[triton.InferInput], **more: Any) -> None:
+        self.client.async_stream_infer(model, inputs, **more)
+
+    def answer(self) -> tuple[Any, Any]:
+        return self.answers.get(timeout=30)
+
+
+def test_every_data_type_goes_there_and_back_raw(client: Any, datatype: str, sample: Sample) -> None:
+    array = sample(datatype)
+    answer = client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+    assert answer.get_output("OUTPUT0").datatype == datatype
+
+
+TYPED = {
+    "BOOL": "bool_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", sorted(TYPED))
+def test_every_data_type_with_typed_contents_is_taken_and_answered_raw(
+    channel: grpc.Channel, typed: str, sample: Sample
+) -> None:
+    array = sample(typed)
+    request = service_pb2.ModelInferRequest(model_name=f"same_{typed}")
+    item = request.inputs.add(name="INPUT0", datatype=typed, shape=array.shape)
+    getattr(item.contents, TYPED[typed]).extend(array.ravel().tolist())
+    answer = call(channel, "ModelInfer", request)
+    assert len(answer.raw_output_contents) == 1
+    assert not answer.outputs[0].HasField("contents")
+    np.testing.assert_array_equal(triton.InferResult(answer).as_numpy("OUTPUT0"), array)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("model", ["add_sub_onnxruntime", "add_sub_openvino"])
+def test_real_runtimes_answer_every_batch_size(client: Any, model: str, rows: int) -> None:
+    first = np.arange(rows * 16, dtype=np.float32).reshape(rows, 16)
+    answer = client.infer(model, [given("INPUT0", first, "FP32"), given("INPUT1", first * 3, "FP32")])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first * 4)
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first * -2)
+
+
+def test_a_message_larger_than_the_usual_four_mebibytes_goes_there_and_back(client: Any) -> None:
+    array = np.arange(8 * 1_000_000, dtype=np.int32).reshape(8, -1)
+    answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compressed_messages_are_taken(client: Any, algorithm: str) -> None:
+    array = np.arange(4000, dtype=np.int32).reshape(1, -1)
+    answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")], compression_algorithm=algorithm)
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+
+
+def test_only_the_requested_outputs_come_back(client: Any) -> None:
+    array = np.ones((1, 16), np.float32)
+    wanted = [triton.InferRequestedOutput("OUTPUT1")]
+    answer = client.infer(
+        "add_sub_openvino", [given("INPUT0", array, "FP32"), given("INPUT1", array, "FP32")], outputs=wanted
+    )
+    assert [item.name for item in answer.get_response().outputs] == ["OUTPUT1"]
+
+
+def test_classification_names_the_best_classes_with_their_labels(client: Any) -> None:
+    scores = np.array([[0.1, 0.7, 0.2, 0.0], [4, 3, 2, 9]], np.float32)
+    wanted = triton.InferRequestedOutput("OUTPUT0", class_count=2)
+    answer = client.infer("labelled", [given("INPUT0", scores, "FP32")], outputs=[wanted])
+    assert answer.as_numpy("OUTPUT0").tolist() == [
+        [b"0.700000:1:dog", b"0.200000:2:hen"],
+        [b"9.000000:3:owl", b"4.000000:0:cat"],
+    ]
+
+
+def test_the_request_id_and_parameters_are_taken_and_the_id_comes_back(client: Any) -> None:
+    answer = client.infer(
+        "same_INT32",
+        [given("INPUT0", np.zeros((1, 1), np.int32), "INT32")],
+        request_id="frame-17",
+        parameters={"camera": "front", "exposure": 7, "is_night": True},
+        priority=1,
+        timeout=1_000_000,
+    )
+    assert answer.get_response().id == "frame-17"
+
+
+def test_asynchronous_calls_get_each_their_own_answer(client: Any) -> None:
+    answers: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
+    for number in range(64):
+        array = np.full((1, 32), number, np.int32)
+        client.async_infer(
+            "same_INT32",
+            [given("INPUT0", array, "INT32")],
+            lambda result, error, number=number: answers.put((number, result, error)),
+        )
+    for _ in range(64):
+        number, result, error = answers.get(timeout=30)
+        assert error is None
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 32), number, np.int32))
+
+
+def test_a_stream_answers_in_the_order_of_its_requests(zoo: Any) -> None:
+    with Stream(zoo.grpc) as stream:
+        for number in range(30):
+            # The slow model is asked first now and then; the quick ones behind it must wait for their turn.
+            model = "slow" if number % 15 == 0 else "same_INT32"
+            array = np.full((1, 3), number, np.int32)
+            stream.send(model, [given("INPUT0", array, "INT32")], request_id=str(number))
+        for number in range(30):
+            result, error = stream.answer()
+            assert error is None
+            assert result.get_response().id == str(number)
+            np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 3), number, np.int32))
+
+
+def test_an_error_in_a_stream_names_its_request_and_leaves_the_stream_open(zoo: Any) -> None:
+    good = [given("INPUT0", np.zeros((1, 3), np.int32), "INT32")]
+    with Stream(zoo.grpc) as stream:
+        stream.send("same_INT32", good, request_id="1")
+        stream.send("nobody", good, request_id="2")
+        stream.send("same_FP32", good, request_id="3")
+        stream.send("same_INT32", good, request_id="4")
+        assert stream.answer()[0].get_response().id == "1"
+        assert "unknown model: 'nobody' is not found" in str(stream.answer()[1])
+        assert "data-type is 'INT32', but model 'same_FP32' expects 'FP32'" in str(stream.answer()[1])
+        assert stream.answer()[0].get_response().id == "4"
+
+
+def stream_messages(channel: grpc.Channel, requests: list[Any], metadata: Any = ()) -> list[Any]:
+    open_stream = channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )
+    return list(open_stream(iter(requests), timeout=30, metadata=metadata))
+
+
+def number_request(model: str, number: int) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model, id=f"n{number}")
+    request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1]).contents.int_contents.append(number)
+    return request
+
+
+def test_a_half_closed_stream_answers_everything_and_then_ends(channel: grpc.Channel) -> None:
+    requests = [number_request("same_INT32", 1), number_request("nobody", 2), number_request("slow", 3)]
+    answers = stream_messages(channel, requests)
+    assert [answer.infer_response.id for answer in answers] == ["n1", "n2", "n3"]
+    assert [bool(answer.error_message) for answer in answers] == [False, True, False]
+    for answer in answers:
+        assert answer.infer_response.parameters["triton_final_response"].bool_param
+
+
+def test_a_client_that_wants_a_real_error_gets_the_stream_ended_with_its_status(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        stream_messages(channel, [number_request("nobody", 1)], metadata=(("triton_grpc_error", "true"),))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "unknown model: 'nobody' is not found" in caught.value.details()
+
+
+def test_a_decoupled_model_sends_one_response_for_each_element(zoo: Any) -> None:
+    with Stream(zoo.grpc) as stream:
+        stream.send("repeat", repeat_inputs([4, 5, 6], delay_ms=1), request_id="r")
+        results = [stream.answer()[0] for _ in range(3)]
+    assert [result.as_numpy("OUT").tolist() for result in results] == [[4], [5], [6]]
+    assert [result.as_numpy("IDX").tolist() for result in results] == [[0], [1], [2]]
+    assert {result.get_response().id for result in results} == {"r"}
+
+
+@pytest.mark.parametrize("values", [[], [7], [7, 8]])
+def test_an_empty_final_response_closes_a_decoupled_request_when_asked_for(zoo: Any, values: list[int]) -> None:
+    with Stream(zoo.grpc) as stream:
+        stream.send("repeat", repeat_inputs(values), request_id="r", enable_empty_final_response=True)
+        answers = []
+        while True:
+            result, error = stream.answer()
+            assert error is None
+            answers.append(result.get_response())
+            if answers[-1].parameters["triton_final_response"].bool_param:
+                break
+    assert len(answers[-1].outputs) == 0
+    assert (answers[-1].id, answers[-1].model_name) == ("r", "repeat")
+    assert len(answers) == len(values) + 1
+    assert not any(answer.parameters["triton_final_response"].bool_param for answer in answers[:-1])
+
+
+def test_a_decoupled_model_is_refused_on_the_unary_call(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match=r"ModelInfer RPC doesn't support models with decoupled") as caught:
+        client.infer("repeat", repeat_inputs([1]))
+    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_a_cancelled_stream_does_not_disturb_the_next_one(zoo: Any) -> None:
+    client = triton.InferenceServerClient(zoo.grpc)
+    client.start_stream(lambda result, error: None)
+    client.async_stream_infer("repeat", repeat_inputs([1] * 100, delay_ms=50))
+    client.stop_stream(cancel_requests=True)
+    client.close()
+    with Stream(zoo.grpc) as stream:
+        stream.send("repeat", repeat_inputs([9]))
+        assert stream.answer()[0].as_numpy("OUT").tolist() == [9]
+
+
+def test_a_client_deadline_ends_the_call_and_the_next_one_is_answered(client: Any) -> None:
+    inputs = [given("INPUT0", np.zeros((1, 1), np.int32), "INT32")]
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("slow", inputs, client_timeout=0.05)
+    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+    assert client.infer("slow", inputs).as_numpy("OUTPUT0").tolist() == [[0]]
+
+
+def test_health_tells_the_server_and_each_model(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("versions", "2")
+    assert not client.is_model_ready("versions", "3")
+    assert not client.is_model_ready("nobody")
+
+
+def test_http_and_grpc_say_the_same_of_a_model(client: Any, zoo: Any) -> None:
+    for model in ("add_sub_onnxruntime", "conv_openvino", "versions", "labelled", "repeat"):
+        metadata = client.get_model_metadata(model, as_json=True)
+        status, expected = zoo.ask(f"/v2/models/{model}")
+        assert status == 200
+        assert metadata["name"] == expected["name"]
+        assert metadata["versions"] == expected["versions"]
+        assert metadata["platform"] == expected["platform"]
+        for side in ("inputs", "outputs"):
+            found = [(item["name"], item["datatype"], [int(dim) for dim in item["shape"]]) for item in metadata[side]]
+            assert found == [(item["name"], item["datatype"], item["shape"]) for item in expected[side]]
+        config = client.get_model_config(model).config
+        wanted = zoo.ask(f"/v2/models/{model}/config")[1]
+        assert (config.name, config.backend, config.platform) == (model, wanted["backend"], wanted["platform"])
+        assert config.max_batch_size == wanted["max_batch_size"]
+        assert [list(item.dims) for item in config.input] == [item["dims"] for item in wanted["input"]]
+        assert len(config.instance_group) == len(wanted["instance_group"])
+
+
+def test_server_metadata_is_the_same_on_both_wires(client: Any, zoo: Any) -> None:
+    assert client.get_server_metadata(as_json=True) == zoo.ask("/v2")[1]
+
+
+def test_the_repository_index_is_the_same_on_both_wires(client: Any, zoo: Any) -> None:
+    found = {(item.name, item.version, item.state) for item in client.get_model_repository_index().models}
+    status, expected = zoo.ask("/v2/repository/index", {})
+    assert status == 200
+    assert found == {(item["name"], item["version"], item["state"]) for item in expected}
+
+
+def test_errors_carry_the_status_and_the_words(client: Any) -> None:
+    array = np.zeros((1, 8), np.float32)
+    with pytest.raises(InferenceServerException, match=r"Request for unknown model: 'nobody' is not found") as caught:
+        client.infer("nobody", [given("INPUT0", array, "FP32")])
+    assert caught.value.status() == "StatusCode.NOT_FOUND"
+    with pytest.raises(InferenceServerException, match=r"but model 'same_INT32' expects 'INT32'") as caught:
+        client.infer("same_INT32", [given("INPUT0", array, "FP32")])
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    with pytest.raises(InferenceServerException, match=r"stub|fail") as caught:
+        client.infer("failing", [given("INPUT0", array[:, :4], "FP32")])
+    assert caught.value.status() == "StatusCode.INTERNAL"
+
+
+def test_log_settings_are_read_and_changed(client: Any) -> None:
+    try:
+        client.update_log_settings({"log_verbose_level": 2})
+        assert client.get_log_settings().settings["log_verbose_level"].uint32_param == 2
+    finally:
+        client.update_log_settings({"log_verbose_level": 0})
+
+
+def test_what_is_not_served_answers_unimplemented(client: Any) -> None:
+    for ask in (client.get_trace_settings, lambda: client.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 16)):
+        with pytest.raises(InferenceServerException) as caught:
+            ask()
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_load_and_unload_are_refused_without_explicit_mode(client: Any) -> None:
+    for ask in (client.load_model, client.unload_model):
+        with pytest.raises(InferenceServerException, match=r"explicit model load / unload is not allowed") as caught:
+            ask("add_sub_openvino")
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+
+
+def test_the_standard_health_check_says_serving(channel: grpc.Channel) -> None:
+    request, answer = (messages.message_class(f"grpc.health.v1.HealthCheck{kind}") for kind in ("Request", "Response"))
+    check = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=request.SerializeToString,
+        response_deserializer=answer.FromString,
+    )
+    assert check(request(), timeout=30).status == 1
+    assert check(request(service="inference.GRPCInferenceService"), timeout=30).status == 1
+
+
+@pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
+def test_reflection_lists_the_services_and_describes_them(channel: grpc.Channel, package: str) -> None:
+    request = messages.message_class(f"{package}.ServerReflectionRequest")
+    answer = messages.message_class(f"{package}.ServerReflectionResponse")
+    ask = channel.stream_stream(
+        f"/{package}.ServerReflection/ServerReflectionInfo",
+        request_serializer=request.SerializeToString,
+        response_deserializer=answer.FromString,
+    )
+    questions = [
+        request(list_services=""),
+        request(file_containing_symbol="inference.GRPCInferenceService"),
+        request(file_containing_symbol="inference.Nonsense"),
+        request(file_by_filename="nonsense.proto"),
+    ]
+    listed, described, unknown, no_file = ask(iter(questions), timeout=30)
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+    files = described.file_descriptor_response.file_descriptor_proto
+    assert any(b"GRPCInferenceService" in content for content in files)
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert no_file.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]

@@ -1,0 +1,342 @@
+"""tritonclient.http, the client most users have, against the server as a process of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from gzip import compress, decompress
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+Sample = Callable[[str], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def client(zoo: Any) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(zoo.http, concurrency=4) as client:
+        yield client
+
+
+def given(name: str, array: np.ndarray, datatype: str, *, binary: bool = True) -> triton.InferInput:
+    tensor = triton.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def pair(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    first = np.arange(rows * 16, dtype=np.float32).reshape(rows, 16)
+    return first, first[::-1] * 0.5
+
+
+def test_every_data_type_goes_there_and_back_as_binary(client: Any, datatype: str, sample: Sample) -> None:
+    array = sample(datatype)
+    answer = client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+    assert answer.get_output("OUTPUT0")["datatype"] == datatype
+
+
+def test_every_data_type_that_json_can_carry_goes_there_and_back_as_json(
+    client: Any, datatype: str, sample: Sample
+) -> None:
+    array = sample(datatype)
+    if datatype in ("FP16", "BF16"):
+        pytest.skip("the protocol has no JSON form of it; the refusal is tested with the hostile requests")
+    if datatype == "BYTES":
+        array = np.array([[b"", b"a", "grüß".encode(), b"\n", b'"']], dtype=object)
+    answer = client.infer(
+        f"same_{datatype}",
+        [given("INPUT0", array, datatype, binary=False)],
+        outputs=[triton.InferRequestedOutput("OUTPUT0", binary_data=False)],
+    )
+    result = answer.as_numpy("OUTPUT0")
+    expected = np.array([item.decode() for item in array.ravel()]).reshape(array.shape) if datatype == "BYTES" else array
+    assert np.array_equal(np.vectorize(_text)(result) if datatype == "BYTES" else result, expected)
+
+
+def _text(item: bytes | str) -> str:
+    return item.decode() if isinstance(item, bytes) else item
+
+
+@pytest.mark.parametrize("first_is_binary", [True, False])
+@pytest.mark.parametrize("out_is_binary", [True, False])
+def test_binary_and_json_tensors_mix_in_one_request(client: Any, first_is_binary: bool, out_is_binary: bool) -> None:
+    first, second = pair(3)
+    answer = client.infer(
+        "add_sub_onnxruntime",
+        [
+            given("INPUT0", first, "FP32", binary=first_is_binary),
+            given("INPUT1", second, "FP32", binary=not first_is_binary),
+        ],
+        outputs=[
+            triton.InferRequestedOutput("OUTPUT0", binary_data=out_is_binary),
+            triton.InferRequestedOutput("OUTPUT1", binary_data=not out_is_binary),
+        ],
+    )
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first + second)
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("model", ["add_sub_onnxruntime", "add_sub_openvino"])
+def test_real_runtimes_answer_every_batch_size(client: Any, model: str, rows: int) -> None:
+    first, second = pair(rows)
+    answer = client.infer(model, [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32")])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first + second)
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
+
+
+def test_only_the_requested_outputs_come_back(client: Any) -> None:
+    first, second = pair(1)
+    answer = client.infer(
+        "add_sub_onnxruntime",
+        [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32")],
+        outputs=[triton.InferRequestedOutput("OUTPUT1")],
+    )
+    assert [item["name"] for item in answer.get_response()["outputs"]] == ["OUTPUT1"]
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
+
+
+def test_an_empty_tensor_goes_there_and_back(client: Any) -> None:
+    answer = client.infer("same_FP32", [given("INPUT0", np.empty((1, 0), np.float32), "FP32")])
+    assert answer.as_numpy("OUTPUT0").shape == (1, 0)
+
+
+def test_a_large_tensor_goes_there_and_back(client: Any) -> None:
+    array = np.arange(8 * 500_000, dtype=np.int32).reshape(8, -1)
+    answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_classification_names_the_best_classes_with_their_labels(client: Any, binary: bool) -> None:
+    scores = np.array([[0.1, 0.7, 0.2, 0.0], [4, 3, 2, 9]], np.float32)
+    wanted = triton.InferRequestedOutput("OUTPUT0", class_count=2, binary_data=binary)
+    answer = client.infer("labelled", [given("INPUT0", scores, "FP32")], outputs=[wanted])
+    texts = np.vectorize(_text)(answer.as_numpy("OUTPUT0"))
+    assert texts.tolist() == [["0.700000:1:dog", "0.200000:2:hen"], ["9.000000:3:owl", "4.000000:0:cat"]]
+    assert answer.get_output("OUTPUT0")["datatype"] == "BYTES"
+
+
+def test_classification_of_more_classes_than_there_are_gives_all(client: Any) -> None:
+    wanted = triton.InferRequestedOutput("OUTPUT0", class_count=1000)
+    answer = client.infer("labelled", [given("INPUT0", np.eye(4, dtype=np.float32)[:1], "FP32")], outputs=[wanted])
+    assert answer.as_numpy("OUTPUT0").shape == (1, 4)
+
+
+@pytest.mark.parametrize("there", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("back", [None, "gzip", "deflate"])
+def test_bodies_travel_compressed_both_ways(client: Any, there: str | None, back: str | None) -> None:
+    first, second = pair(4)
+    answer = client.infer(
+        "add_sub_onnxruntime",
+        [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32", binary=False)],
+        request_compression_algorithm=there,
+        response_compression_algorithm=back,
+    )
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first + second)
+
+
+@pytest.mark.parametrize(("encoding", "expand"), [("gzip", decompress), ("deflate", zlib.decompress)])
+def test_a_compressed_answer_says_so_in_its_headers(
+    zoo: Any, encoding: str, expand: Callable[[bytes], bytes]
+) -> None:
+    body = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 400], "data": list(range(400))}]}
+    connection = zoo.connection()
+    try:
+        connection.request("POST", "/v2/models/same_INT32/infer", json.dumps(body), {"Accept-Encoding": encoding})
+        reply = connection.getresponse()
+        assert reply.getheader("Content-Encoding") == encoding
+        assert json.loads(expand(reply.read()))["outputs"][0]["data"] == list(range(400))
+    finally:
+        connection.close()
+
+
+def test_a_compressed_request_needs_no_client_library(zoo: Any) -> None:
+    body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}).encode()
+    status, text = zoo.request("POST", "/v2/models/same_INT32/infer", compress(body), {"Content-Encoding": "gzip"})
+    assert status == 200, text
+    assert json.loads(text)["outputs"][0]["data"] == [7]
+
+
+def test_a_raw_body_is_the_input_of_a_one_input_model(zoo: Any) -> None:
+    array = np.arange(6, dtype="<i4")
+    connection = zoo.connection()
+    try:
+        headers = {"Inference-Header-Content-Length": "0"}
+        connection.request("POST", "/v2/models/same_INT32/infer", array.tobytes(), headers)
+        reply = connection.getresponse()
+        length = int(reply.getheader("Inference-Header-Content-Length") or -1)
+        body = reply.read()
+        assert reply.status == http.client.OK, body
+        assert json.loads(body[:length])["outputs"][0]["shape"] == [1, 6]
+        assert body[length:] == array.tobytes()
+    finally:
+        connection.close()
+
+
+def test_the_request_id_comes_back(client: Any) -> None:
+    array = np.zeros((1, 1), np.int32)
+    answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")], request_id="frame-000017")
+    assert answer.get_response()["id"] == "frame-000017"
+    assert "id" not in client.infer("same_INT32", [given("INPUT0", array, "INT32")]).get_response()
+
+
+def test_parameters_of_every_kind_are_taken(client: Any) -> None:
+    answer = client.infer(
+        "same_INT32",
+        [given("INPUT0", np.zeros((1, 1), np.int32), "INT32")],
+        parameters={"camera": "front", "exposure": 7, "gain": 1.5, "is_night": True},
+        priority=1,
+        timeout=1_000_000,
+    )
+    assert answer.get_response()["model_name"] == "same_INT32"
+
+
+def test_a_reserved_parameter_is_refused(zoo: Any) -> None:
+    item = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}
+    status, answer = zoo.infer("same_INT32", {"parameters": {"triton_x": 1}, "inputs": [item]})
+    assert status == 400
+    assert "parameter keys starting with 'triton_' are reserved" in answer["error"]
+
+
+def test_many_requests_at_once_get_each_its_own_answer(client: Any) -> None:
+    def ask(number: int) -> None:
+        array = np.full((1, 64), number, np.int32)
+        answer = client.async_infer("same_INT32", [given("INPUT0", array, "INT32")]).get_result()
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+
+    for number in range(64):
+        ask(number)
+
+
+def test_clients_on_many_threads_get_each_their_own_answers(zoo: Any) -> None:
+    def ask(thread: int) -> None:
+        with triton.InferenceServerClient(zoo.http) as mine:
+            for number in range(20):
+                first, second = pair(1 + number % 4)
+                first = first + thread
+                inputs = [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32")]
+                answer = mine.infer("add_sub_openvino", inputs)
+                np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first + second)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+
+
+def test_health_tells_the_server_and_each_model(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("add_sub_onnxruntime")
+    assert client.is_model_ready("versions", "2")
+    assert not client.is_model_ready("versions", "3")
+    assert not client.is_model_ready("nobody")
+
+
+def test_server_metadata_names_what_is_served(client: Any) -> None:
+    metadata = client.get_server_metadata()
+    assert metadata["name"] == "triton"
+    assert {"classification", "binary_tensor_data", "statistics", "model_repository", "parameters"} <= set(
+        metadata["extensions"]
+    )
+
+
+def test_model_metadata_shows_the_batch_dimension(client: Any) -> None:
+    metadata = client.get_model_metadata("add_sub_onnxruntime")
+    assert metadata["name"] == "add_sub_onnxruntime"
+    assert metadata["platform"] == "onnxruntime_onnx"
+    assert metadata["inputs"] == [
+        {"name": "INPUT0", "datatype": "FP32", "shape": [-1, 16]},
+        {"name": "INPUT1", "datatype": "FP32", "shape": [-1, 16]},
+    ]
+    assert client.get_model_metadata("fixed")["inputs"][0]["shape"] == [2, 3]
+
+
+def test_versions_are_served_side_by_side_and_the_highest_is_the_default(client: Any) -> None:
+    first, second = pair(1)
+    inputs = [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32")]
+    assert sorted(client.get_model_metadata("versions")["versions"]) == ["1", "2", "4"]
+    assert client.infer("versions", inputs).get_response()["model_version"] == "4"
+    for version in ("1", "2", "4"):
+        assert client.infer("versions", inputs, model_version=version).get_response()["model_version"] == version
+
+
+def test_the_config_is_complete_and_normalised(client: Any) -> None:
+    config = client.get_model_config("add_sub_onnxruntime")
+    assert config["name"] == "add_sub_onnxruntime"
+    assert config["backend"] == "onnxruntime"
+    assert config["platform"] == "onnxruntime_onnx"
+    assert config["max_batch_size"] == 4
+    assert config["default_model_filename"] == "model.onnx"
+    assert config["version_policy"] == {"latest": {"num_versions": 1}}
+    assert config["input"][0]["data_type"] == "TYPE_FP32"
+    assert config["input"][0]["dims"] == [16]
+    assert config["instance_group"][0]["kind"] == "KIND_CPU"
+    assert config["instance_group"][0]["count"] >= 1
+
+
+def test_errors_reach_the_client_with_their_status_and_words(client: Any) -> None:
+    array = np.zeros((1, 8), np.float32)
+    with pytest.raises(InferenceServerException, match=r"Request for unknown model: 'nobody' is not found") as caught:
+        client.infer("nobody", [given("INPUT0", array, "FP32")])
+    assert caught.value.status() == "404"
+    with pytest.raises(InferenceServerException, match=r"expects 'INT32'") as caught:
+        client.infer("same_INT32", [given("INPUT0", array, "FP32")])
+    assert caught.value.status() == "400"
+
+
+def test_a_fault_of_the_backend_is_an_error_and_not_the_end(client: Any) -> None:
+    for _ in range(3):
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("failing", [given("INPUT0", np.zeros((1, 4), np.float32), "FP32")])
+        assert caught.value.status() == "500"
+    assert client.is_model_ready("failing")
+
+
+def test_a_decoupled_model_is_refused_with_the_reason(zoo: Any) -> None:
+    status, answer = zoo.infer("repeat", {"inputs": []})
+    assert status == 501
+    assert answer["error"] == "HTTP end point doesn't support models with decoupled transaction policy"
+
+
+def test_generate_answers_flat_json(zoo: Any) -> None:
+    status, answer = zoo.ask("/v2/models/same_INT32/generate", {"INPUT0": [1, 2, 3], "id": "g1"})
+    assert status == 200, answer
+    assert answer["OUTPUT0"] == [1, 2, 3]
+    assert answer["id"] == "g1"
+
+
+def test_generate_stream_answers_every_response_of_a_decoupled_model_as_an_event(zoo: Any) -> None:
+    body = json.dumps({"IN": [5, 6, 7], "DELAY": [0, 0, 0], "WAIT": 0}).encode()
+    status, text = zoo.request("POST", "/v2/models/repeat/generate_stream", body)
+    assert status == 200, text
+    events = [json.loads(line.removeprefix(b"data: ")) for line in text.split(b"\n\n") if line]
+    assert [event["OUT"] for event in events] == [5, 6, 7]
+    assert [event["IDX"] for event in events] == [0, 1, 2]
+
+
+def test_log_settings_are_read_and_changed(client: Any) -> None:
+    before = client.get_log_settings()
+    assert before["log_verbose_level"] == 0
+    try:
+        assert client.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
+        assert client.get_log_settings()["log_verbose_level"] == 1
+    finally:
+        client.update_log_settings(before | {"log_file": None})
+    assert client.get_log_settings() == before
+
+
+def test_what_is_not_served_answers_the_documented_refusal(client: Any) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.get_trace_settings()
+    assert caught.value.status() == "501"
+    with pytest.raises(InferenceServerException) as caught:
+        client.register_cuda_shared_memory("r", b"handle", 0, 16)
+    assert caught.value.status() == "501"
+    assert client.get_cuda_shared_memory_status() == []

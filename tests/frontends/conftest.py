@@ -1,0 +1,298 @@
+"""A front end on a real socket, with real shared memory and log settings, over a service of plain Python."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.config import HttpConfig, LogConfig
+from edge_server.core.check import RequestCheck
+from edge_server.core.message import Request, Response
+from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
+from edge_server.core.tensor import DType, Tensor
+from edge_server.core.view import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from edge_server.errors import (
+    Cancelled,
+    EdgeServerError,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    Throttled,
+    UnknownModel,
+)
+from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.telemetry.log import LogSettings
+
+Compute = Callable[[Request], list[Response]]
+
+
+def spec_of(name: str, inputs: list[InputSpec], outputs: list[OutputSpec], **more: Any) -> ModelSpec:
+    fields: dict[str, Any] = {"max_batch_size": 0, **more}
+    return ModelSpec(
+        name=name,
+        backend="stub",
+        platform="",
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        instance_groups=(),
+        **fields,
+    )
+
+
+ADD = spec_of(
+    "add",
+    [InputSpec("INPUT0", DType.INT32, (4,)), InputSpec("INPUT1", DType.INT32, (4,))],
+    [
+        OutputSpec("OUTPUT0", DType.INT32, (4,), labels=("zero", "one", "two")),
+        OutputSpec("OUTPUT1", DType.INT32, (4,)),
+    ],
+    max_batch_size=8,
+    config_json='{"name":"add","max_batch_size":8}',
+)
+IMAGE = spec_of(
+    "image",
+    [InputSpec("pixels", DType.FP32, (3, 4, 4))],
+    [OutputSpec("scores", DType.FP32, (3,), labels=("red", "green", "blue"))],
+    max_batch_size=4,
+    parameters={"image_color": "rgb", "image_top_k": "2"},
+)
+
+
+def same(name: str, dtype: DType, dims: tuple[int, ...] = (-1,), **more: Any) -> ModelSpec:
+    return spec_of(name, [InputSpec("IN", dtype, dims)], [OutputSpec("OUT", dtype, dims)], **more)
+
+
+def _answer(request: Request, *tensors: Tensor, **more: Any) -> Response:
+    return Response(request.model, request.version or 1, request.id, outputs=tensors, **more)
+
+
+def compute_add(request: Request) -> list[Response]:
+    first, second = request.inputs["INPUT0"].array, request.inputs["INPUT1"].array
+    wanted = request.outputs or ("OUTPUT0", "OUTPUT1")
+    values = {"OUTPUT1": first - second, "OUTPUT0": first + second}
+    return [_answer(request, *(Tensor(name, DType.INT32, values[name]) for name in values if name in wanted))]
+
+
+def compute_same(request: Request) -> list[Response]:
+    given = request.inputs["IN"]
+    return [_answer(request, Tensor("OUT", given.dtype, given.array.copy()), parameters=request.parameters)]
+
+
+def compute_repeat(request: Request) -> list[Response]:
+    count = int(request.inputs["IN"].array.reshape(-1)[0])
+    parts = [_answer(request, Tensor("OUT", DType.INT32, np.array([i], "<i4")), is_final=False) for i in range(count)]
+    return [*parts, _answer(request)]
+
+
+def compute_image(request: Request) -> list[Response]:
+    means = request.inputs["pixels"].array.mean(axis=(2, 3)).astype("<f4")
+    return [_answer(request, Tensor("scores", DType.FP32, means))]
+
+
+def failing(error: EdgeServerError) -> Compute:
+    return lambda request: [_answer(request, error=error)]
+
+
+def compute_never(request: Request) -> list[Response]:
+    return []
+
+
+@dataclass
+class StubTicket:
+    request: Request
+    sink: Callable[[Response], None]
+    was_cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        self.was_cancelled.set()
+        self.sink(_answer(self.request, error=Cancelled("cancelled")))
+
+
+class StubService:
+    """Answers from a thread of its own, as the serving core does. Keeps what it was told for tests to look at."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, tuple[ModelSpec, Compute]] = {
+            "add": (ADD, compute_add),
+            "text": (same("text", DType.BYTES), compute_same),
+            "half": (same("half", DType.FP16), compute_same),
+            "float": (same("float", DType.FP32), compute_same),
+            "bytes1": (same("bytes1", DType.BYTES, (1,), max_batch_size=4), compute_same),
+            "raw": (same("raw", DType.FP32, (-1, 2), max_batch_size=4), compute_same),
+            "repeat": (same("repeat", DType.INT32, (1,), is_decoupled=True), compute_repeat),
+            "image": (IMAGE, compute_image),
+            "full": (ADD, failing(QueueFull("Exceeds maximum queue size"))),
+            "hot": (ADD, failing(Throttled("too hot", retry_after_s=2.5))),
+            "never": (ADD, compute_never),
+            "broken": (ADD, lambda request: [_answer(request, Tensor("OUTPUT0", DType.BYTES, np.array([1], object)))]),
+        }
+        self.shared_memory = SharedMemoryRegistry(is_allowed=True)
+        self.log_settings = LogSettings(LogConfig())
+        self.ready = True
+        self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
+        self.unloads: list[tuple[str, bool]] = []
+        self.requests: list[Request] = []
+        self.tickets: list[StubTicket] = []
+        self.submitted = threading.Event()
+
+    def is_live(self) -> bool:
+        return True
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_model_ready(self, name: str, version: int | None) -> bool:
+        self.model_spec(name, version)
+        return name != "never"
+
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata("triton", "1.2.3", ("classification", "statistics"))
+
+    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
+        spec = self.model_spec(name, version)
+        tensors = tuple(TensorMetadata(i.name, i.dtype.value, spec.wire_dims(i.dims)) for i in spec.inputs)
+        return ModelMetadata(name, ("1",), "stub", tensors, ())
+
+    def model_spec(self, name: str, version: int | None) -> ModelSpec:
+        if name not in self.models:
+            raise UnknownModel(f"Request for unknown model: '{name}' is not found")
+        if version == 3:
+            raise NotReady(f"Request for unknown model: '{name}' version 3 is not at ready state")
+        return replace(self.models[name][0], name=name)
+
+    def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
+        if name is not None and name not in self.models:
+            raise InvalidRequest(f"requested model '{name}' is not available")
+        counters = VersionStatistics("add", 1, last_inference_ms=7, inference_count=3, success=Duration(2, 50))
+        counters.batches[2] = BatchStatistics(2, compute_infer=Duration(1, 9))
+        counters.responses[0] = ResponseStatistics(success=Duration(1, 5))
+        return [counters]
+
+    def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
+        ready = [IndexEntry("add", "1", "READY")]
+        return ready if only_ready else [*ready, IndexEntry("cold"), IndexEntry("bad", "2", "UNAVAILABLE", "corrupt")]
+
+    def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        self.loads.append((name, config_json, dict(files or {})))
+
+    def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
+        self.unloads.append((name, unload_dependents))
+
+    def submit(self, request: Request, sink: Callable[[Response], None], *, may_run: bool = False) -> StubTicket:
+        spec, compute = self.models[request.model]
+        try:
+            RequestCheck(replace(spec, name=request.model)).rows(request)
+        except EdgeServerError:
+            if request.release is not None:
+                request.release()
+            raise
+        ticket = StubTicket(request, sink)
+        self.requests.append(request)
+        self.tickets.append(ticket)
+
+        def work() -> None:
+            responses = compute(request)
+            if request.release is not None:
+                request.release()
+            for response in responses:
+                sink(response)
+
+        threading.Thread(target=work).start()
+        self.submitted.set()
+        return ticket
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        members = self.json
+        assert list(members) == ["error"], "an error body has the single key 'error'"
+        return str(members["error"])
+
+
+class Site:
+    """A started front end with its loop on a thread, and a client for it."""
+
+    def __init__(self, service: StubService, config: HttpConfig) -> None:
+        self.service = service
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.frontend = HttpFrontend(service, config)  # type: ignore[arg-type]
+        self.port = self.run(self.frontend.start())
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Reply:
+        if isinstance(body, (dict, list)):
+            body = json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body=body, headers=dict(headers or {}), **options)
+            answer = connection.getresponse()
+            return Reply(answer.status, answer.headers, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **options: Any) -> Reply:
+        return self.ask("GET", path, **options)
+
+    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **options: Any) -> Reply:
+        return self.ask("POST", path, body, headers, **options)
+
+    def close(self) -> None:
+        self.run(self.frontend.stop(1.0))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+        self.service.shared_memory.close()
+
+
+@pytest.fixture
+def open_site() -> Iterator[Callable[..., Site]]:
+    sites: list[Site] = []
+
+    def start(**config: Any) -> Site:
+        sites.append(Site(StubService(), HttpConfig(port=0, **config)))
+        return sites[-1]
+
+    yield start
+    for site in sites:
+        site.close()
+
+
+@pytest.fixture
+def site(open_site: Callable[..., Site]) -> Site:
+    return open_site()
+
+
+@pytest.fixture
+def add_spec() -> ModelSpec:
+    return ADD
+
+
+@pytest.fixture
+def make_spec() -> Callable[..., ModelSpec]:
+    return same

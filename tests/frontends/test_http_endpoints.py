@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+import uuid
+from multiprocessing import shared_memory
+
+import pytest
+
+
+def test_health_answers_have_empty_bodies_and_say_400_when_not_ready(site):
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/add/ready", "/v2/models/add/versions/1/ready"):
+        reply = site.get(path)
+        assert (reply.status, reply.body) == (200, b"")
+    site.service.ready = False
+    reply = site.get("/v2/health/ready")
+    assert (reply.status, reply.body) == (400, b"")
+
+
+def test_a_model_that_is_not_ready_and_one_that_is_unknown_differ(site):
+    reply = site.get("/v2/models/never/ready")
+    assert (reply.status, reply.error) == (400, "Model version not ready")
+    reply = site.get("/v2/models/nobody/ready")
+    assert (reply.status, reply.error) == (404, "Request for unknown model: 'nobody' is not found")
+
+
+def test_metadata_and_configuration_come_in_tritons_shape(site):
+    assert site.get("/v2").json == {
+        "name": "triton",
+        "version": "1.2.3",
+        "extensions": ["classification", "statistics"],
+    }
+    assert site.get("/v2/").status == 200
+    metadata = site.get("/v2/models/add").json
+    assert metadata["inputs"][0] == {"name": "INPUT0", "datatype": "INT32", "shape": [-1, 4]}
+    config = site.get("/v2/models/add/config")
+    assert config.headers["Content-Type"] == "application/json"
+    assert config.json == {"name": "add", "max_batch_size": 8}
+
+
+def test_statistics_have_every_key_that_clients_read(site):
+    for path in ("/v2/models/stats", "/v2/models/add/stats", "/v2/models/add/versions/1/stats"):
+        model = site.get(path).json["model_stats"][0]
+        assert (model["name"], model["version"], model["last_inference"]) == ("add", "1", 7)
+        assert model["inference_stats"]["success"] == {"count": 2, "ns": 50}
+        assert set(model["inference_stats"]) == {
+            "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+        }  # fmt: skip
+        assert model["batch_stats"][0]["batch_size"] == 2
+        assert model["batch_stats"][0]["compute_infer"] == {"count": 1, "ns": 9}
+        assert model["response_stats"]["0"]["success"] == {"count": 1, "ns": 5}
+        assert model["memory_usage"] == []
+    assert site.get("/v2/models/nobody/stats").error == "requested model 'nobody' is not available"
+
+
+def test_the_repository_index_leaves_out_empty_fields_and_filters_ready(site):
+    assert site.post("/v2/repository/index").json == [
+        {"name": "add", "version": "1", "state": "READY"},
+        {"name": "cold"},
+        {"name": "bad", "version": "2", "state": "UNAVAILABLE", "reason": "corrupt"},
+    ]
+    assert site.post("/v2/repository/index", {}).status == 200
+    assert len(site.post("/v2/repository/index", {"ready": True}).json) == 1
+    assert site.post("/v2/repository/index", {"ready": "yes"}).status == 400
+
+
+def test_load_hands_over_the_configuration_and_decoded_files(site):
+    body = {"parameters": {"config": "{}", "file:1/model.onnx": base64.b64encode(b"\x00onnx").decode()}}
+    reply = site.post("/v2/repository/models/m/load", body)
+    assert (reply.status, reply.body) == (200, b"")
+    assert site.post("/v2/repository/models/m/load").status == 200
+    assert site.service.loads == [("m", "{}", {"1/model.onnx": b"\x00onnx"}), ("m", None, {})]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"config": 7}, {"file:1/a": "***"}, {"file:1/a": 1}, {"other": "x"}, [], "text"],
+)
+def test_load_refuses_what_it_does_not_understand(site, parameters):
+    assert site.post("/v2/repository/models/m/load", {"parameters": parameters}).status == 400
+    assert site.service.loads == []
+
+
+def test_unload_passes_the_dependents_flag_on(site):
+    assert site.post("/v2/repository/models/m/unload").status == 200
+    assert site.post("/v2/repository/models/m/unload", {"parameters": {"unload_dependents": True}}).status == 200
+    assert site.service.unloads == [("m", False), ("m", True)]
+
+
+@pytest.mark.parametrize("path", ["index", "models/m/load", "models/m/unload"])
+def test_a_named_repository_is_refused_as_by_triton(site, path):
+    reply = site.post(f"/v2/repository/mine/{path}")
+    assert reply.status == 501
+    assert "'repository_name' specification is not supported" in reply.error
+
+
+def test_shared_memory_is_registered_listed_refused_twice_and_forgotten(site):
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        body = {"key": segment.name, "offset": 0, "byte_size": 64}
+        path = "/v2/systemsharedmemory/region/r/register"
+        reply = site.post(path, body)
+        assert (reply.status, reply.body) == (200, b"")
+        entry = {"name": "r", "key": segment.name, "offset": 0, "byte_size": 64}
+        assert site.get("/v2/systemsharedmemory/status").json == [entry]
+        assert site.get("/v2/systemsharedmemory/region/r/status").json == [entry]
+        assert site.get("/v2/systemsharedmemory/region/other/status").status == 404
+        twice = site.post(path, body)
+        assert twice.status == 400
+        assert "shared memory region 'r' already in manager" in twice.error
+        assert site.post("/v2/systemsharedmemory/region/r/unregister").status == 200
+        assert site.get("/v2/systemsharedmemory/status").json == []
+        assert site.post("/v2/systemsharedmemory/unregister").status == 200
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"key": "k"}, {"key": 1, "byte_size": 4}, {"key": "k", "byte_size": "4"}, {"key": "k", "byte_size": True}],
+)
+def test_a_registration_with_wrong_members_is_refused(site, body):
+    assert site.post("/v2/systemsharedmemory/region/r/register", body).status == 400
+
+
+def test_cuda_memory_is_an_empty_list_and_registering_it_is_not_served(site):
+    assert site.get("/v2/cudasharedmemory/status").json == []
+    assert site.get("/v2/cudasharedmemory/region/r/status").status == 404
+    assert site.post("/v2/cudasharedmemory/region/r/register", {}).status == 501
+    assert site.post("/v2/cudasharedmemory/unregister").status == 200
+
+
+def test_trace_settings_are_answered_as_not_served(site):
+    for path in ("/v2/trace/setting", "/v2/models/add/trace/setting"):
+        assert site.get(path).status == 501
+        assert "tracing is not served" in site.post(path, {}).error
+
+
+def test_log_settings_are_read_and_changed(site):
+    before = site.get("/v2/logging").json
+    assert set(before) == {
+        "log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format",
+    }  # fmt: skip
+    after = site.post("/v2/logging", {"log_verbose_level": 1, "log_info": False}).json
+    assert after == {**before, "log_verbose_level": 1, "log_info": False}
+    assert site.get("/v2/logging").json == after
+    assert site.post("/v2/logging", b"{nonsense").status == 400
+
+
+def test_unknown_paths_and_wrong_verbs_are_answered_in_json(site):
+    for path in ("/", "/v1", "/v2/nothing", "/v2/models//infer", f"/{uuid.uuid4()}"):
+        reply = site.get(path)
+        assert (reply.status, reply.error) == (404, "Not Found")
+    for method, path in (("GET", "/v2/models/add/infer"), ("POST", "/v2"), ("DELETE", "/v2/models/add")):
+        reply = site.ask(method, path)
+        assert (reply.status, reply.error) == (405, "Method Not Allowed")
+        assert reply.headers["Allow"]
+
+
+@pytest.mark.parametrize("text", ["one", "-1", "1.0", "99999999999999999999", "%20", "١"])
+def test_a_version_that_is_no_number_is_refused_with_tritons_words(site, text):
+    path = text if text.isascii() else "%D9%A1"
+    reply = site.get(f"/v2/models/add/versions/{path}")
+    assert reply.status == 400
+    assert "failed to get model version from specified version string" in reply.error
+
+
+def test_a_path_that_is_not_utf8_is_refused(site):
+    assert site.get("/v2/models/%ff%fe").status == 400
+
+
+def test_names_are_percent_decoded(site):
+    assert "'a b/c'" in site.get("/v2/models/a%20b%2Fc").error
+
+
+def test_a_version_that_is_loading_is_unavailable_with_a_hint_when_to_come_back(site):
+    reply = site.get("/v2/models/add/versions/3")
+    assert reply.status == 503
+    assert reply.headers["Retry-After"] == "1"
+
+
+def test_deep_json_is_refused_on_every_endpoint_that_reads_json(site):
+    deep = b'{"parameters":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    for path in ("/v2/repository/index", "/v2/repository/models/m/load", "/v2/logging", "/v2/models/add/infer"):
+        reply = site.post(path, deep)
+        assert reply.status == 400
+        assert "nested deeper than 100" in reply.error
+
+
+def test_bodies_that_are_json_but_no_object_are_refused(site):
+    for body in (b"[]", b"1", b'"x"', b"null"):
+        assert site.post("/v2/repository/index", body).status == 400
+
+
+def test_restricted_groups_need_their_header(open_site):
+    from edge_server.config import RestrictedGroup
+
+    site = open_site(restricted=(RestrictedGroup(("model-repository", "inference"), "x-key", "s3cret"),))
+    refused = site.post("/v2/repository/index")
+    assert (refused.status, refused.error) == (403, "This API is restricted, expecting header 'x-key'")
+    assert site.post("/v2/repository/index", headers={"x-key": "wrong"}).status == 403
+    assert site.post("/v2/repository/index", headers={"X-Key": "s3cret"}).status == 200
+    assert site.post("/v2/models/add/infer", {}).status == 403
+    assert site.get("/v2/health/live").status == 200
+
+
+def test_an_error_of_the_service_that_nobody_foresaw_is_a_500_in_json(site, caplog):
+    def explode() -> None:
+        raise KeyError("surprise")
+
+    site.service.server_metadata = explode
+    reply = site.get("/v2")
+    assert reply.status == 500
+    assert "internal error" in reply.error
+    assert any("GET /v2 failed" in record.getMessage() for record in caplog.records)
+
+
+def test_a_port_that_is_taken_says_so(site, open_site):
+    from edge_server.errors import ServingFault
+
+    with pytest.raises(ServingFault, match="cannot listen on 127"):
+        site.run(_second(site))
+
+
+async def _second(site):
+    from edge_server.config import HttpConfig
+    from edge_server.frontends.http.frontend import HttpFrontend
+
+    second = HttpFrontend(site.service, HttpConfig(port=site.port))
+    try:
+        await second.start()
+    finally:
+        await second.stop(0)
+
+
+def test_json_answers_are_compact_and_typed(site):
+    reply = site.get("/v2")
+    assert reply.headers["Content-Type"] == "application/json"
+    assert reply.body == json.dumps(reply.json, separators=(",", ":")).encode()
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make a certificate with")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+def test_tls_is_on_when_certificate_and_key_are_named(open_site, certificate):
+    cert, key = certificate
+    site = open_site(tls_cert=cert, tls_key=key)
+    trusting = ssl.create_default_context(cafile=cert)
+    trusting.check_hostname = False
+    connection = http.client.HTTPSConnection("127.0.0.1", site.port, context=trusting, timeout=10)
+    connection.request("GET", "/v2/health/live")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_a_certificate_that_cannot_be_read_stops_the_start(tmp_path):
+    from edge_server.errors import ServingFault
+    from edge_server.frontends.http.listener import server_tls
+
+    with pytest.raises(ServingFault, match="cannot be used"):
+        server_tls(str(tmp_path / "none.pem"), str(tmp_path / "none.key"))

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from edge_server.core.message import Response
+from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
+
+
+def response(number: int, *, is_final: bool = True) -> Response:
+    return Response("m", 1, str(number), is_final=is_final, parameters={"n": number})
+
+
+def test_responses_of_many_threads_all_come_home_in_each_threads_order():
+    async def scenario():
+        home = Homecoming(asyncio.get_running_loop())
+        seen: list[tuple[int, int]] = []
+        done = asyncio.Event()
+
+        def receive(item: Response) -> None:
+            seen.append((item.version, int(item.request_id)))
+            if len(seen) == 8 * 500:
+                done.set()
+
+        def send(thread: int) -> None:
+            for number in range(500):
+                home.deliver(receive, Response("m", thread, str(number)))
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        await asyncio.wait_for(done.wait(), 20)
+        for thread in threads:
+            thread.join()
+        for thread in range(8):
+            assert [number for owner, number in seen if owner == thread] == list(range(500))
+
+    asyncio.run(scenario())
+
+
+def test_the_loop_is_woken_once_for_a_batch():
+    loop = asyncio.new_event_loop()
+    calls: list[object] = []
+    loop.call_soon_threadsafe = lambda *given: calls.append(given)  # type: ignore[assignment,method-assign]
+    home = Homecoming(loop)
+    for number in range(10):
+        home.deliver(lambda item: None, response(number))
+    assert len(calls) == 1
+    loop.close()
+
+
+def test_a_response_for_a_loop_that_is_gone_is_dropped():
+    loop = asyncio.new_event_loop()
+    home = Homecoming(loop)
+    loop.close()
+    home.deliver(lambda item: None, response(1))
+
+
+def test_one_answer_leaves_the_empty_closing_response_out_and_bears_late_ones():
+    async def scenario():
+        answer = OneAnswer(asyncio.get_running_loop())
+        answer.receive(response(1, is_final=False))
+        answer.receive(response(2))
+        assert [item.request_id for item in await answer.wait()] == ["1"]
+        answer.receive(response(3))
+
+    asyncio.run(scenario())

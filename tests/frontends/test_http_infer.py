@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import shared_memory
+
+import numpy as np
+import pytest
+
+
+def add_body(**more):
+    item = {"shape": [1, 4], "datatype": "INT32"}
+    return {
+        "inputs": [
+            {"name": "INPUT0", "data": [1, 2, 3, 4], **item},
+            {"name": "INPUT1", "data": [[1, 1, 1, 1]], **item},
+        ],
+        **more,
+    }
+
+
+def test_json_in_is_json_out(site):
+    reply = site.post("/v2/models/add/versions/2/infer", add_body(id="7"))
+    assert reply.status == 200
+    assert reply.headers["Content-Type"] == "application/json"
+    assert reply.headers["Inference-Header-Content-Length"] is None
+    assert reply.json == {
+        "id": "7",
+        "model_name": "add",
+        "model_version": "2",
+        "outputs": [
+            {"name": "OUTPUT0", "datatype": "INT32", "shape": [1, 4], "data": [2, 3, 4, 5]},
+            {"name": "OUTPUT1", "datatype": "INT32", "shape": [1, 4], "data": [0, 1, 2, 3]},
+        ],
+    }
+
+
+def test_binary_in_is_binary_out_in_model_order(site):
+    values = np.arange(4, dtype="<i4").reshape(1, 4)
+    text = json.dumps(
+        {
+            "inputs": [
+                {"name": name, "shape": [1, 4], "datatype": "INT32", "parameters": {"binary_data_size": 16}}
+                for name in ("INPUT0", "INPUT1")
+            ],
+            "outputs": [
+                {"name": "OUTPUT1", "parameters": {"binary_data": True}},
+                {"name": "OUTPUT0", "parameters": {"binary_data": True}},
+            ],
+        }
+    ).encode()
+    reply = site.post(
+        "/v2/models/add/infer",
+        text + values.tobytes() + values.tobytes(),
+        {"Inference-Header-Content-Length": str(len(text))},
+    )
+    assert reply.status == 200
+    assert reply.headers["Content-Type"] == "application/octet-stream"
+    length = int(reply.headers["Inference-Header-Content-Length"])
+    header = json.loads(reply.body[:length])
+    assert [output["name"] for output in header["outputs"]] == ["OUTPUT0", "OUTPUT1"]
+    assert reply.body[length:] == (values + values).tobytes() + bytes(16)
+
+
+@pytest.mark.parametrize("size", [10, 70_000, 1_000_003])
+def test_binary_bodies_of_any_size_arrive_whole_and_aligned(site, size):
+    values = np.random.default_rng(1).random(size, dtype="f4")
+    text = json.dumps(
+        {
+            "inputs": [
+                {"name": "IN", "shape": [size], "datatype": "FP32", "parameters": {"binary_data_size": 4 * size}}
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    reply = site.post("/v2/models/float/infer", text + values.tobytes(), headers)
+    length = int(reply.headers["Inference-Header-Content-Length"])
+    assert reply.body[length:] == values.tobytes()
+    array = site.service.requests[-1].inputs["IN"].array
+    assert array.flags.aligned
+    if size > 100_000:
+        assert not array.flags.owndata, "a large tensor is a view of the body"
+
+
+def test_a_raw_body_needs_only_the_header(site):
+    values = np.arange(6, dtype="<f4")
+    reply = site.post("/v2/models/raw/infer", values.tobytes(), {"Inference-Header-Content-Length": "0"})
+    length = int(reply.headers["Inference-Header-Content-Length"])
+    assert json.loads(reply.body[:length])["outputs"][0]["shape"] == [1, 3, 2]
+    assert reply.body[length:] == values.tobytes()
+    reply = site.post("/v2/models/bytes1/infer", b"\xff\xd8", {"Inference-Header-Content-Length": "0"})
+    assert reply.body.endswith(b"\x02\0\0\0\xff\xd8")
+    assert (
+        "must only have 1 input"
+        in site.post("/v2/models/add/infer", b"1234", {"Inference-Header-Content-Length": "0"}).error
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("x", "Unable to parse Inference-Header-Content-Length"), ("-1", "inference header size should be in range (0,")],
+)
+def test_bad_header_lengths_are_refused(site, value, words):
+    reply = site.post("/v2/models/add/infer", add_body(), {"Inference-Header-Content-Length": value})
+    assert reply.status == 400
+    assert words in reply.error
+
+
+def test_classes_come_with_labels(site):
+    outputs = [{"name": "OUTPUT0", "parameters": {"classification": 2}}]
+    output = site.post("/v2/models/add/infer", add_body(outputs=outputs)).json["outputs"][0]
+    assert output == {"name": "OUTPUT0", "datatype": "BYTES", "shape": [1, 2], "data": ["5:3", "4:2:two"]}
+
+
+def test_tensors_travel_through_shared_memory_both_ways(site):
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        values = np.array([5, 6, 7, 8], "<i4")
+        segment.buf[:16] = values.tobytes()
+        path = "/v2/systemsharedmemory/region/r/register"
+        assert site.post(path, {"key": segment.name, "byte_size": 64}).status == 200
+        place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+        item = {"shape": [1, 4], "datatype": "INT32", "parameters": place}
+        body = {
+            "inputs": [{"name": "INPUT0", **item}, {"name": "INPUT1", **item}],
+            "outputs": [{"name": "OUTPUT0", "parameters": {**place, "shared_memory_offset": 32}}],
+        }
+        reply = site.post("/v2/models/add/infer", body)
+        assert reply.json["outputs"][0]["parameters"] == {**place, "shared_memory_offset": 32}
+        assert bytes(segment.buf[32:48]) == (2 * values).tobytes()
+        body["outputs"][0]["parameters"]["shared_memory_byte_size"] = 8
+        assert "should be at least 16 bytes" in site.post("/v2/models/add/infer", body).error
+        assert site.post("/v2/systemsharedmemory/unregister").status == 200
+        gone = site.post("/v2/models/add/infer", body)
+        assert (gone.status, gone.error) == (404, "Unable to find shared memory region: 'r'")
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("nobody", 404, "Request for unknown model: 'nobody' is not found"),
+        ("add/versions/3", 503, "is not at ready state"),
+        ("add/versions/x", 400, "failed to get model version from specified version string 'x'"),
+        ("repeat", 501, "HTTP end point doesn't support models with decoupled transaction policy"),
+        ("full", 503, "Exceeds maximum queue size"),
+        ("hot", 429, "too hot"),
+        ("broken", 500, "internal error"),
+    ],
+)
+def test_failures_have_tritons_status_and_words(site, path, status, words):
+    reply = site.post(f"/v2/models/{path}/infer", add_body())
+    assert reply.status == status
+    assert words in reply.error
+
+
+def test_refusals_say_when_to_come_back(site):
+    assert site.post("/v2/models/full/infer", add_body()).headers["Retry-After"] == "1"
+    assert site.post("/v2/models/hot/infer", add_body()).headers["Retry-After"] == "3"
+    assert site.post("/v2/models/add/infer", b"{").headers["Retry-After"] is None
+
+
+def test_a_request_that_the_model_refuses_is_answered_400(site):
+    body = add_body(id="9")
+    body["inputs"][0]["name"] = "OTHER"
+    reply = site.post("/v2/models/add/infer", body)
+    assert reply.status == 400
+    assert "[request id: 9] unexpected inference input 'OTHER' for model 'add'" in reply.error
+
+
+def test_matching_headers_become_parameters_and_reserved_ones_are_refused(open_site):
+    site = open_site(header_pattern=re.compile("x-.*|priority", re.IGNORECASE))
+    body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}], "parameters": {"gain": 2}}
+    reply = site.post("/v2/models/float/infer", body, {"x-frame": "7", "other": "8"})
+    assert reply.json["parameters"] == {"gain": 2, "x-frame": "7"}
+    assert site.post("/v2/models/float/infer", body, {"Priority": "1"}).status == 400
+
+
+def test_a_client_that_leaves_takes_its_request_back(site):
+    body = json.dumps(add_body()).encode()
+    with socket.create_connection(("127.0.0.1", site.port)) as connection:
+        head = f"POST /v2/models/never/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        assert site.service.submitted.wait(10)
+    assert site.service.tickets[0].was_cancelled.wait(10)
+
+
+def test_stopping_waits_for_answers_under_way_and_then_cuts(open_site):
+    site = open_site()
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            site.post("/v2/models/never/infer", add_body())
+        except (http.client.HTTPException, OSError) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert site.service.submitted.wait(10)
+    site.run(site.frontend.stop(0.05))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    assert site.service.tickets[0].was_cancelled.wait(10)
+    with pytest.raises(OSError):
+        site.get("/v2/health/live")
+
+
+def test_many_clients_at_once_each_get_their_own_answer(site):
+    def ask(number: int) -> tuple[int, str]:
+        item = {"shape": [1, 4], "datatype": "INT32"}
+        inputs = [{"name": name, "data": [number] * 4, **item} for name in ("INPUT0", "INPUT1")]
+        answer = site.post("/v2/models/add/infer", {"id": str(number), "inputs": inputs}).json
+        return answer["outputs"][0]["data"][0], answer["id"]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(ask, range(200))) == [(2 * number, str(number)) for number in range(200)]
+
+
+def test_a_connection_serves_many_requests_even_after_errors(site):
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=10)
+    for _ in range(5):
+        for path, body, status in (
+            ("/v2/models/nobody/infer", json.dumps(add_body()), 404),
+            ("/v2/models/add/infer", "{", 400),
+            ("/v2/models/add/infer", json.dumps(add_body()), 200),
+            ("/nothing", "x" * 1000, 404),
+        ):
+            connection.request("POST", path, body=body)
+            reply = connection.getresponse()
+            reply.read()
+            assert reply.status == status
+    assert connection.sock is not None
+    connection.close()
+
+
+def test_half_precision_needs_the_binary_format(site):
+    body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP16", "data": [1]}]}
+    reply = site.post("/v2/models/half/infer", body)
+    assert reply.status == 400
+    assert reply.error == (
+        "receiving FP16 data via JSON is not supported. Please use the binary data format for input IN"
+    )
+
+
+@pytest.fixture
+def png() -> bytes:
+    cv2 = pytest.importorskip("cv2")
+    picture = np.zeros((4, 4, 3), np.uint8)
+    picture[:, :, 1] = 200
+    picture[:, :, 2] = 100
+    return cv2.imencode(".png", picture)[1].tobytes()
+
+
+def test_an_image_body_is_answered_with_the_best_labels(site, png):
+    reply = site.post("/v2/models/image/infer", png, {"Content-Type": "image/png"})
+    assert reply.status == 200
+    assert reply.json["outputs"] == [
+        {
+            "name": "scores",
+            "datatype": "BYTES",
+            "shape": [1, 2],
+            "data": ["200.000000:1:green", "100.000000:0:red"],
+        }
+    ]
+
+
+def test_images_that_cannot_be_used_are_refused_by_name(site, png):
+    damaged = site.post("/v2/models/image/infer", png[:40], {"Content-Type": "image/png"})
+    assert damaged.status == 400
+    assert "model 'image'" in damaged.error
+    none = site.post("/v2/models/float/infer", png, {"Content-Type": "image/jpeg"})
+    assert none.status == 400
+    assert "model 'float' does not take an image as a body" in none.error
+    assert "'image_...'" in none.error

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import ClientSession
+
+from edge_server.frontends.http.metrics import MetricsFrontend
+
+
+def test_metrics_are_served_on_their_own_port_and_nothing_else_is():
+    async def scenario():
+        frontend = MetricsFrontend(lambda: (b"up 1\n", "text/plain; charset=utf-8"), "127.0.0.1", 0)
+        base = f"http://127.0.0.1:{await frontend.start()}"
+        async with ClientSession() as session:
+            async with session.get(f"{base}/metrics?name=up") as reply:
+                assert (reply.status, await reply.read()) == (200, b"up 1\n")
+                assert reply.headers["Content-Type"] == "text/plain; charset=utf-8"
+            async with session.get(f"{base}/v2/health/live") as reply:
+                assert (reply.status, await reply.json()) == (404, {"error": "Not Found"})
+            async with session.post(f"{base}/metrics") as reply:
+                assert (reply.status, await reply.json()) == (405, {"error": "Method Not Allowed"})
+        await frontend.stop(1)
+        await frontend.stop(1)
+
+    asyncio.run(scenario())

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from edge_server import errors
+from edge_server.frontends.status import GRPC_STATUS, HTTP_STATUS, GrpcStatus, grpc_status, http_status, retry_after
+
+
+@pytest.mark.parametrize("code", errors.ErrorCode)
+def test_every_code_has_a_status_on_both_wires(code):
+    assert 400 <= HTTP_STATUS[code] < 600
+    assert GRPC_STATUS[code] is not GrpcStatus.OK
+
+
+def test_every_error_class_maps_to_the_number_of_its_code():
+    classes = [
+        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.EdgeServerError)
+    ]
+    assert len(classes) > 10
+    for kind in classes:
+        error = kind("text")
+        assert http_status(error) == HTTP_STATUS[kind.code]
+        assert grpc_status(error) == GRPC_STATUS[kind.code]
+
+
+@pytest.mark.parametrize(
+    ("code", "http", "grpc"),
+    [
+        ("UNKNOWN", 400, 2),
+        ("INTERNAL", 500, 13),
+        ("NOT_FOUND", 404, 5),
+        ("INVALID_ARG", 400, 3),
+        ("UNAVAILABLE", 503, 14),
+        ("UNSUPPORTED", 501, 12),
+        ("ALREADY_EXISTS", 400, 6),
+        ("CANCELLED", 499, 1),
+        ("RESOURCE_EXHAUSTED", 429, 8),
+    ],
+)
+def test_numbers_are_those_that_clients_expect(code, http, grpc):
+    assert HTTP_STATUS[errors.ErrorCode(code)] == http
+    assert GRPC_STATUS[errors.ErrorCode(code)] == grpc
+
+
+@pytest.mark.parametrize(
+    ("seconds", "header"), [(None, None), (0, "0"), (0.01, "1"), (1.0, "1"), (2.5, "3"), (-1, "0")]
+)
+def test_retry_after_is_whole_seconds_rounded_up(seconds, header):
+    assert retry_after(errors.Throttled("hot", retry_after_s=seconds)) == header

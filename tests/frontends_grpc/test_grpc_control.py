@@ -1,0 +1,219 @@
+"""Every RPC that is not inference, health checking and reflection, over a real channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from edge_server.config import RestrictedGroup
+from edge_server.frontends.grpc.access import CATEGORY_OF
+from edge_server.frontends.grpc.control import ControlRpcs
+from edge_server.protocol import messages
+
+
+def refusal(door: Any, rpc: str, request: Any = None, **options: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        door.call(rpc, request, **options)
+    return caught.value.code(), caught.value.details()
+
+
+def test_every_rpc_of_the_service_is_served_and_has_a_category(service: Any) -> None:
+    rpcs = {method.name for method in messages.service_methods(messages.GRPC_SERVICE)}
+    assert len(rpcs) == 20
+    assert set(ControlRpcs(service).table()) | {"ModelInfer", "ModelStreamInfer"} == rpcs
+    assert rpcs | {"Check"} == set(CATEGORY_OF)
+
+
+def test_health_follows_the_service(door: Any) -> None:
+    assert door.call("ServerLive").live is True
+    assert door.call("ServerReady").ready is True
+    door.service.ready = False
+    assert door.call("ServerReady").ready is False
+
+
+@pytest.mark.parametrize(("name", "version", "expected"), [("echo", "", True), ("echo", "7", False), ("x", "", False)])
+def test_an_unknown_model_is_not_ready_rather_than_an_error(door: Any, name: str, version: str, expected: bool) -> None:
+    assert door.call("ModelReady", messages.ModelReadyRequest(name=name, version=version)).ready is expected
+
+
+def test_metadata_of_server_and_model(door: Any) -> None:
+    server = door.call("ServerMetadata")
+    assert (server.name, server.version, list(server.extensions)) == (
+        "triton",
+        "1.2.3",
+        ["classification", "statistics"],
+    )
+    model = door.call("ModelMetadata", messages.ModelMetadataRequest(name="echo"))
+    assert (model.platform, list(model.versions), list(model.inputs[0].shape)) == ("stub_plan", ["1"], [-1, 4])
+
+
+def test_a_model_configuration_is_a_message(door: Any) -> None:
+    config = door.call("ModelConfig", messages.ModelConfigRequest(name="echo")).config
+    assert (config.name, config.max_batch_size, config.instance_group[0].count) == ("echo", 8, 1)
+
+
+def test_statistics_of_one_and_of_all_models(door: Any) -> None:
+    for name in ("echo", ""):
+        (found,) = door.call("ModelStatistics", messages.ModelStatisticsRequest(name=name)).model_stats
+        assert (found.name, found.version, found.inference_count) == ("echo", "1", 2**40)
+        assert (found.inference_stats.success.count, found.inference_stats.success.ns) == (3, 7)
+    assert refusal(door, "ModelStatistics", messages.ModelStatisticsRequest(name="x")) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "requested model 'x' is not available",
+    )
+
+
+def test_the_repository_index_can_be_filtered(door: Any) -> None:
+    everything = door.call("RepositoryIndex").models
+    assert [(m.name, m.version, m.state, m.reason) for m in everything] == [
+        ("echo", "1", "READY", ""),
+        ("old", "2", "UNAVAILABLE", "unloaded"),
+    ]
+    assert len(door.call("RepositoryIndex", messages.RepositoryIndexRequest(ready=True)).models) == 1
+
+
+@pytest.mark.parametrize("rpc", ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"])
+def test_named_repositories_are_not_supported(door: Any, rpc: str) -> None:
+    request = getattr(messages, f"{rpc}Request")(repository_name="r")
+    assert refusal(door, rpc, request)[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def load_request(**parameters: Any) -> Any:
+    request = messages.RepositoryModelLoadRequest(model_name="m")
+    for key, value in parameters.items():
+        request.parameters[key].CopyFrom(value)
+    return request
+
+
+def test_a_load_carries_configuration_and_files(door: Any) -> None:
+    door.call("RepositoryModelLoad", messages.RepositoryModelLoadRequest(model_name="plain"))
+    parameter = messages.ModelRepositoryParameter
+    override = load_request(
+        **{"config": parameter(string_param="{}"), "file:1/model.onnx": parameter(bytes_param=b"\0\1")}
+    )
+    door.call("RepositoryModelLoad", override)
+    assert door.service.loads == [("plain", None, {}), ("m", "{}", {"1/model.onnx": b"\0\1"})]
+
+
+def test_load_parameters_of_wrong_name_or_type_are_refused(door: Any) -> None:
+    parameter = messages.ModelRepositoryParameter
+    for request, words in (
+        (load_request(other=parameter(string_param="x")), "unexpected load parameter 'other'"),
+        (load_request(config=parameter(bool_param=True)), "'config' parameter, expected string_param, got bool_param"),
+        (load_request(**{"file:x": parameter(string_param="x")}), "'file:x' parameter, expected bytes_param"),
+    ):
+        code, details = refusal(door, "RepositoryModelLoad", request)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in details
+    assert door.service.loads == []
+
+
+def test_unload_knows_its_one_parameter(door: Any) -> None:
+    request = messages.RepositoryModelUnloadRequest(model_name="m")
+    door.call("RepositoryModelUnload", request)
+    request.parameters["unload_dependents"].bool_param = True
+    door.call("RepositoryModelUnload", request)
+    assert door.service.unloads == [("m", False), ("m", True)]
+    request.parameters["other"].bool_param = True
+    assert refusal(door, "RepositoryModelUnload", request)[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_shared_memory_is_registered_shown_and_forgotten(door: Any) -> None:
+    door.call(
+        "SystemSharedMemoryRegister",
+        messages.SystemSharedMemoryRegisterRequest(name="r", key="/k", offset=8, byte_size=64),
+    )
+    regions = door.call("SystemSharedMemoryStatus").regions
+    assert {name: (r.name, r.key, r.offset, r.byte_size) for name, r in regions.items()} == {"r": ("r", "/k", 8, 64)}
+    unknown = messages.SystemSharedMemoryStatusRequest(name="x")
+    assert refusal(door, "SystemSharedMemoryStatus", unknown)[0] is grpc.StatusCode.NOT_FOUND
+    door.call("SystemSharedMemoryUnregister", messages.SystemSharedMemoryUnregisterRequest(name="r"))
+    assert not door.call("SystemSharedMemoryStatus").regions
+
+
+def test_cuda_shared_memory_is_empty_and_cannot_be_registered(door: Any) -> None:
+    assert not door.call("CudaSharedMemoryStatus").regions
+    door.call("CudaSharedMemoryUnregister")
+    assert refusal(door, "CudaSharedMemoryRegister")[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_tracing_is_not_served_and_says_so(door: Any) -> None:
+    code, details = refusal(door, "TraceSetting")
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert "tracing" in details
+
+
+def test_log_settings_are_read_and_changed(door: Any) -> None:
+    before = door.call("LogSettings").settings
+    assert before["log_info"].bool_param is True
+    assert before["log_format"].string_param == "default"
+    request = messages.LogSettingsRequest()
+    request.settings["log_verbose_level"].uint32_param = 1
+    request.settings["log_info"].bool_param = False
+    after = door.call("LogSettings", request).settings
+    assert (after["log_verbose_level"].uint32_param, after["log_info"].bool_param) == (1, False)
+    request.settings["log_file"].string_param = "/etc/passwd"
+    assert refusal(door, "LogSettings", request)[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_malformed_message_is_an_invalid_argument(door: Any) -> None:
+    assert refusal(door, "ModelMetadata", b"\x0a\xff")[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def health(door: Any) -> int:
+    response = messages.message_class("grpc.health.v1.HealthCheckResponse")
+    call = door.channel().unary_unary("/grpc.health.v1.Health/Check", response_deserializer=response.FromString)
+    return int(call(b"\x0a\x03any", timeout=20).status)
+
+
+def test_health_check_serves_exactly_when_ready(door: Any) -> None:
+    assert health(door) == 1
+    door.service.ready = False
+    assert health(door) == 2
+
+
+def test_health_watch_is_not_implemented(door: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(door.channel().unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
+def test_reflection_tells_services_and_schemas(door: Any, package: str) -> None:
+    request_class = messages.message_class(f"{package}.ServerReflectionRequest")
+    response_class = messages.message_class(f"{package}.ServerReflectionResponse")
+    ask = door.channel().stream_stream(
+        f"/{package}.ServerReflection/ServerReflectionInfo", response_deserializer=response_class.FromString
+    )
+    questions = [
+        request_class(list_services=""),
+        request_class(file_containing_symbol="inference.GRPCInferenceService"),
+        request_class(file_by_filename="no/such.proto"),
+        request_class(all_extension_numbers_of_type="x"),
+    ]
+    listed, found, missing, extensions = ask(iter([q.SerializeToString() for q in questions]), timeout=20)
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health", f"{package}.ServerReflection"} <= names
+    assert len(found.file_descriptor_response.file_descriptor_proto) >= 2
+    assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert extensions.error_response.error_code == grpc.StatusCode.UNIMPLEMENTED.value[0]
+
+
+def test_restricted_rpcs_want_their_secret_and_others_do_not(open_door: Any, make_request: Any) -> None:
+    group = RestrictedGroup(("inference", "model-repository"), "Admin-Key", "secret")
+    door = open_door(restricted=(group,))
+    words = "This protocol is restricted, expecting header 'triton-grpc-protocol-admin-key'"
+    for metadata in (None, [("triton-grpc-protocol-admin-key", "guess")]):
+        refused = refusal(door, "ModelInfer", make_request(), metadata=metadata)
+        assert refused == (grpc.StatusCode.UNAVAILABLE, words)
+        assert refusal(door, "RepositoryIndex", metadata=metadata)[0] is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.RpcError) as caught:
+            list(door.stream([make_request()], metadata=metadata))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert door.service.calls == []
+    secret = [("triton-grpc-protocol-admin-key", "secret")]
+    assert door.call("ModelInfer", make_request(), metadata=secret).model_name == "echo"
+    assert len(list(door.stream([make_request()], metadata=secret))) == 1
+    assert door.call("ServerLive").live is True

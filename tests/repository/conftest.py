@@ -1,0 +1,100 @@
+"""A repository on disk, and runtimes that tests describe, in place of the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import edge_server.backends as backends
+from edge_server.backends.base import Backend, ModelFile, OpenJob, RequestSession, Session, Signature
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import LoadError
+
+if TYPE_CHECKING:
+    AddModel = Callable[..., Path]
+
+
+class DescribedBackend(Backend):
+    """Reports the signature that it was told; refuses files whose content is b"corrupt"."""
+
+    def __init__(self, name: str, default_filename: str, signature: Signature | None) -> None:
+        self.name = name
+        self.default_filename = default_filename
+        self.signature = signature
+        self.inspected: list[tuple[ModelFile, Mapping[str, str]]] = []
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+        self.inspected.append((file, dict(parameters)))
+        if file.path.is_file() and file.path.read_bytes() == b"corrupt":
+            raise LoadError(f"{self.name} cannot parse '{file.path.name}'")
+        return self.signature
+
+    def open(self, job: OpenJob) -> Session | RequestSession:
+        raise AssertionError("the repository opens no sessions")
+
+
+def _signature(
+    inputs: Mapping[str, tuple[DType, tuple[int, ...]]],
+    outputs: Mapping[str, tuple[DType, tuple[int, ...]]],
+    *,
+    is_batchable: bool = True,
+) -> Signature:
+    return Signature(
+        tuple(InputSpec(name, dtype, dims) for name, (dtype, dims) in inputs.items()),
+        tuple(OutputSpec(name, dtype, dims) for name, (dtype, dims) in outputs.items()),
+        is_batchable,
+    )
+
+
+@pytest.fixture
+def signature() -> Callable[..., Signature]:
+    """Make a signature of {name: (dtype, dims)} for inputs and outputs."""
+    return _signature
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DescribedBackend]:
+    """Put a described backend in the place of the one of that name."""
+
+    def install(name: str, default_filename: str, signature: Signature | None = None) -> DescribedBackend:
+        backend = DescribedBackend(name, default_filename, signature)
+        monkeypatch.setitem(backends._MODULES, name, "edge_server.backends.stub")
+        monkeypatch.setitem(backends._made, name, backend)
+        return backend
+
+    return install
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def add_model(root: Path) -> AddModel:
+    """Write a model: files by relative path, config.pbtxt as text, empty version folders by number."""
+
+    def add(
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        versions: tuple[int, ...] = (1,),
+        at: Path | None = None,
+    ) -> Path:
+        path = (at or root) / name
+        for version in versions:
+            (path / str(version)).mkdir(parents=True)
+        for relative, content in (files or {}).items():
+            (path / relative).parent.mkdir(parents=True, exist_ok=True)
+            (path / relative).write_bytes(content)
+        if config is not None:
+            (path / "config.pbtxt").write_text(config)
+        return path
+
+    return add

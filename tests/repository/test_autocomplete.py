@@ -1,0 +1,342 @@
+"""Choosing the runtime, completing a configuration from the model file, and checking it against the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge_server.backends.base import Signature
+from edge_server.core.lifecycle import Resolved
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendMissing, BadModelConfig, LoadError
+from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.scan import Scanner
+
+IMAGE = {"images": (DType.FP32, (-1, 3, 224, 224))}
+SCORES = {"scores": (DType.FP32, (-1, 1000))}
+
+
+@pytest.fixture
+def resolved(root: Path) -> Callable[..., Resolved]:
+    def call(name: str = "m", **options: Any) -> Resolved:
+        model = Scanner([root]).find(name)
+        assert model is not None
+        return resolve(model, 1, ResolveOptions(**options))
+
+    return call
+
+
+@pytest.fixture
+def onnx_backends(described: Any, signature: Any) -> tuple[Any, Any]:
+    """openvino and onnxruntime, both reading a batchable image classifier from any file."""
+    seen = signature(IMAGE, SCORES)
+    return described("openvino", "model.xml", seen), described("onnxruntime", "model.onnx", seen)
+
+
+def test_a_model_without_configuration_is_completed_from_its_file(
+    add_model: Any, onnx_backends: Any, resolved: Any
+) -> None:
+    path = add_model("m", None, {"1/model.onnx": b"x"})
+    found = resolved()
+    spec = found.spec
+    assert (spec.backend, spec.platform) == ("openvino", "")
+    assert found.file.path == path / "1" / "model.onnx"
+    assert spec.default_model_filename == "model.onnx"
+    assert spec.inputs == (InputSpec("images", DType.FP32, (3, 224, 224)),)
+    assert spec.outputs == (OutputSpec("scores", DType.FP32, (1000,)),)
+    assert spec.max_batch_size == 4
+    assert spec.dynamic_batching.preferred_batch_sizes == (4,)
+    assert any("max_batch_size was set to 4" in note for note in spec.notes)
+
+
+def test_backend_and_platform_are_both_filled_when_one_is_known(
+    add_model: Any, onnx_backends: Any, resolved: Any
+) -> None:
+    add_model("a", 'backend: "onnxruntime"', {"1/model.onnx": b"x"})
+    add_model("b", 'platform: "onnxruntime_onnx"', {"1/model.onnx": b"x"})
+    for name in ("a", "b"):
+        spec = resolved(name).spec
+        assert (spec.backend, spec.platform) == ("onnxruntime", "onnxruntime_onnx")
+
+
+def test_completion_can_be_turned_off(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
+    add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": b"x"})
+    with pytest.raises(BadModelConfig, match=r"expected 1 inputs but the configuration states 0.*images"):
+        resolved(auto_complete=False)
+
+
+def test_stated_dims_of_full_rank_leave_the_model_without_batch_dimension(
+    add_model: Any, onnx_backends: Any, resolved: Any
+) -> None:
+    config = 'input { name: "images" data_type: TYPE_FP32 dims: [ 1, 3, 224, 224 ] }'
+    add_model("m", config, {"1/model.onnx": b"x"})
+    spec = resolved().spec
+    assert spec.max_batch_size == 0
+    assert spec.inputs[0].dims == (1, 3, 224, 224)
+    assert spec.outputs[0].dims == (-1, 1000)
+    assert spec.dynamic_batching is None
+
+
+def test_missing_types_and_dims_of_stated_tensors_are_filled(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
+    config = 'max_batch_size: 8 input { name: "images" format: FORMAT_NCHW } output { name: "scores" }'
+    add_model("m", config, {"1/model.onnx": b"x"})
+    spec = resolved().spec
+    assert (spec.inputs[0].dims, spec.inputs[0].format) == ((3, 224, 224), "FORMAT_NCHW")
+    assert spec.outputs[0].dtype is DType.FP32
+    assert spec.dynamic_batching.preferred_batch_sizes == (8,)
+
+
+def test_a_batch_of_one_turns_no_batching_on(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
+    add_model("m", "max_batch_size: 1", {"1/model.onnx": b"x"})
+    assert resolved().spec.dynamic_batching is None
+
+
+def test_a_stated_output_list_is_a_selection_and_missing_inputs_are_added(
+    add_model: Any, described: Any, signature: Any, resolved: Any
+) -> None:
+    pair = {"a": (DType.FP32, (-1, 2)), "b": (DType.INT64, (-1, 3))}
+    described("onnxruntime", "model.onnx", signature(pair, pair))
+    config = 'backend: "onnxruntime" max_batch_size: 2 input { name: "b" } output { name: "b" }'
+    add_model("m", config, {"1/model.onnx": b"x"})
+    spec = resolved().spec
+    assert [item.name for item in spec.inputs] == ["b", "a"]
+    assert [item.name for item in spec.outputs] == ["b"]
+
+
+def test_an_optional_input_may_be_left_out_or_is_marked(add_model: Any, described: Any, resolved: Any) -> None:
+    inputs = (InputSpec("a", DType.FP32, (2,)), InputSpec("b", DType.FP32, (2,), is_optional=True))
+    described("onnxruntime", "model.onnx", Signature(inputs, (OutputSpec("y", DType.FP32, (2,)),), False))
+    add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": b"x"})
+    assert [item.is_optional for item in resolved().spec.inputs] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_batchable", "dims", "reshape"),
+    [
+        ((-1,), True, (1,), ()),
+        ((), False, (1,), ()),
+        ((-1, 0), True, (-1,), None),
+        ((5,), False, (5,), None),
+    ],
+)
+def test_a_tensor_without_dims_of_its_own_becomes_one_reshaped_to_a_scalar(
+    add_model: Any,
+    described: Any,
+    signature: Any,
+    resolved: Any,
+    shape: Any,
+    is_batchable: bool,
+    dims: Any,
+    reshape: Any,
+) -> None:
+    io = {"t": (DType.FP32, shape)}
+    described("onnxruntime", "model.onnx", signature(io, io, is_batchable=is_batchable))
+    add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": b"x"})
+    spec = resolved().spec
+    assert (spec.inputs[0].dims, spec.inputs[0].reshape) == (dims, reshape)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('input { name: "image" }', ["unexpected input 'image'", "['images']"]),
+        ('output { name: "probs" }', ["unexpected output 'probs'", "['scores']"]),
+        ('input { name: "images" data_type: TYPE_UINT8 }', ["'images'", "TYPE_FP32", "TYPE_UINT8"]),
+        (
+            'max_batch_size: 4 input { name: "images" dims: [ 3, 640, 640 ] }',
+            ["[3, 224, 224]", "after the batch dimension", "[3, 640, 640]"],
+        ),
+        ('input { name: "images" dims: [ 3, 224, 224 ] }', ["[-1, 3, 224, 224]", "lack max_batch_size"]),
+        ('max_batch_size: 4 output { name: "scores" dims: [ -1, 1000 ] }', ["[1000]", "[-1, 1000]"]),
+    ],
+)
+def test_what_contradicts_the_file_is_refused_with_both_sides(
+    add_model: Any, onnx_backends: Any, resolved: Any, config: str, words: list[str]
+) -> None:
+    add_model("m", 'backend: "onnxruntime" ' + config, {"1/model.onnx": b"x"})
+    with pytest.raises(BadModelConfig) as caught:
+        resolved()
+    for word in ["model 'm'", *words]:
+        assert word in caught.value.message
+
+
+def test_a_reshape_is_what_the_file_is_compared_with(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
+    config = 'max_batch_size: 4 input { name: "images" dims: [ 150528 ] reshape { shape: [ 3, 224, 224 ] } }'
+    add_model("m", config, {"1/model.onnx": b"x"})
+    assert resolved().spec.inputs[0].reshape == (3, 224, 224)
+
+
+@pytest.mark.parametrize(("batch", "first", "fits"), [(4, 1, False), (1, 1, True), (1, 2, False), (4, -1, True)])
+def test_max_batch_size_needs_a_free_first_dimension_or_one_row(
+    add_model: Any, described: Any, signature: Any, resolved: Any, batch: int, first: int, fits: bool
+) -> None:
+    io = {"t": (DType.FP32, (first, 3))}
+    described("onnxruntime", "model.onnx", signature(io, io, is_batchable=first == -1))
+    add_model("m", f'backend: "onnxruntime" max_batch_size: {batch}', {"1/model.onnx": b"x"})
+    if fits:
+        assert resolved().spec.inputs[0].dims == (3,)
+    else:
+        with pytest.raises(BadModelConfig, match=rf"max_batch_size: expected 0.*given {batch}"):
+            resolved()
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "backend", "file"),
+    [
+        ("", {"1/model.xml": b"x"}, "openvino", "model.xml"),
+        ("", {"1/model.tflite": b"x"}, "openvino", "model.tflite"),
+        ("", {"1/model.onnx": b"x", "1/model.plan": b"x"}, "tensorrt", "model.plan"),
+        ("", {"1/model.py": b"x"}, "python", "model.py"),
+        ('platform: "tensorrt_plan"', {"1/model.plan": b"x"}, "tensorrt", "model.plan"),
+        ('default_model_filename: "net.xml"', {"1/net.xml": b"x"}, "openvino", "net.xml"),
+        ('default_model_filename: "sub/net.TFLITE"', {"1/sub/net.TFLITE": b"x"}, "openvino", "sub/net.TFLITE"),
+        ('backend: "openvino"', {"1/model.onnx": b"x"}, "openvino", "model.onnx"),
+        ('backend: "openvino"', {"1/model.onnx": b"x", "1/model.xml": b"x"}, "openvino", "model.xml"),
+        ('backend: "onnxruntime"', {"1/model.onnx/weights": b"x"}, "onnxruntime", "model.onnx"),
+    ],
+)
+def test_the_runtime_is_chosen_by_statement_then_file_name(
+    add_model: Any, described: Any, signature: Any, resolved: Any, config: str, files: Any, backend: str, file: str
+) -> None:
+    seen = signature(IMAGE, SCORES)
+    for name, default in (
+        ("openvino", "model.xml"),
+        ("onnxruntime", "model.onnx"),
+        ("tensorrt", "model.plan"),
+        ("python", "model.py"),
+    ):
+        described(name, default, seen)
+    path = add_model("m", config, files)
+    found = resolved()
+    assert (found.spec.backend, found.file.path, found.spec.default_model_filename) == (
+        backend,
+        path / "1" / file,
+        file,
+    )
+
+
+def test_the_suffix_of_the_models_name_chooses_a_backend_when_nothing_else_does(
+    add_model: Any, described: Any, signature: Any, resolved: Any
+) -> None:
+    described("identity", "", signature(IMAGE, SCORES))
+    add_model("copy.identity")
+    assert resolved("copy.identity").spec.backend == "identity"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("m", "", ["neither backend nor platform", "model.onnx"]),
+        ("yolo.v8", "", ["no backend"]),
+        ("m", 'platform: "caffe2_netdef"', ["platform", "onnxruntime_onnx", "'caffe2_netdef'"]),
+        ("m", 'platform: "tensorrt_plan" backend: "onnxruntime"', ["'tensorrt_plan'", "'onnxruntime'"]),
+    ],
+)
+def test_a_model_that_nothing_can_open_says_what_was_looked_for(
+    add_model: Any, resolved: Any, name: str, config: str, words: list[str]
+) -> None:
+    add_model(name, config)
+    with pytest.raises(BadModelConfig) as caught:
+        resolved(name)
+    for word in [f"'{name}'", *words]:
+        assert word in caught.value.message
+
+
+def test_a_missing_file_is_named_beside_what_is_there(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
+    add_model("m", 'backend: "onnxruntime"', {"1/net.onnx": b"x"})
+    with pytest.raises(LoadError, match=r"model 'm' version 1: no file 'model.onnx'.*'net.onnx'"):
+        resolved()
+
+
+def test_the_first_runtime_that_reads_an_onnx_file_wins_and_the_others_are_noted(
+    add_model: Any, described: Any, signature: Any, resolved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(type(described("x", ""))):  # type: ignore[misc]
+        def inspect(self, file: Any, parameters: Any) -> Any:
+            raise LoadError("operator NonZero is not known")
+
+    import edge_server.backends as backends
+
+    monkeypatch.setitem(backends._made, "openvino", Refusing("openvino", "model.xml", None))
+    described("onnxruntime", "model.onnx", signature(IMAGE, SCORES))
+    add_model("m", None, {"1/model.onnx": b"x"})
+    spec = resolved().spec
+    assert (spec.backend, spec.platform) == ("onnxruntime", "onnxruntime_onnx")
+    assert any("openvino" in note and "NonZero" in note for note in spec.notes)
+
+
+def test_an_onnx_file_that_no_runtime_reads_gives_every_reason(
+    add_model: Any, onnx_backends: Any, resolved: Any
+) -> None:
+    add_model("m", None, {"1/model.onnx": b"corrupt"})
+    with pytest.raises(LoadError) as caught:
+        resolved()
+    assert "model 'm'" in caught.value.message
+    assert "openvino cannot parse" in caught.value.message
+    assert "onnxruntime cannot parse" in caught.value.message
+
+
+def test_an_onnx_file_without_any_runtime_is_a_missing_backend(
+    add_model: Any, resolved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise BackendMissing(f"pip install edge-server[{name}]")
+
+    monkeypatch.setattr("edge_server.repository.autocomplete.load_backend", missing)
+    add_model("m", None, {"1/model.onnx": b"x"})
+    with pytest.raises(BackendMissing, match=r"\[openvino\].*\[onnxruntime\]"):
+        resolved()
+
+
+def test_parameters_reach_the_inspection(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
+    config = 'backend: "onnxruntime" parameters { key: "k" value { string_value: "v" } }'
+    add_model("m", config, {"1/model.onnx": b"x"})
+    resolved()
+    file, parameters = onnx_backends[1].inspected[0]
+    assert (file.version, parameters) == (1, {"k": "v"})
+
+
+def _onnx(shape: list[int | str]) -> bytes:
+    """A real file: y = x + 1."""
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], np.ones(1, np.float32))
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "one"], ["y"])],
+        "add",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [one],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(("shape", "batch", "dims"), [(["n", 3], 4, (3,)), ([2, 3], 0, (2, 3))])
+def test_a_real_onnx_file_is_completed_by_each_runtime(
+    add_model: Any, resolved: Any, backend: str, shape: list[int | str], batch: int, dims: tuple[int, ...]
+) -> None:
+    pytest.importorskip(backend)
+    pytest.importorskip(f"edge_server.backends.{backend}")
+    add_model("m", f'backend: "{backend}"', {"1/model.onnx": _onnx(shape)})
+    spec = resolved().spec
+    assert (spec.max_batch_size, spec.inputs[0].dims, spec.inputs[0].dtype) == (batch, dims, DType.FP32)
+    assert [item.name for item in spec.outputs] == ["y"]
+    assert json.loads(spec.config_json)["default_model_filename"] == "model.onnx"
+
+
+@pytest.mark.parametrize("content", [b"", b"not onnx at all", _onnx(["n", 3])[:40]])
+def test_a_real_runtime_refuses_a_corrupt_file_as_a_load_error(add_model: Any, resolved: Any, content: bytes) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("edge_server.backends.onnxruntime")
+    add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": content})
+    with pytest.raises(LoadError, match="'m'"):
+        resolved()

@@ -1,0 +1,296 @@
+"""What a look at the repositories finds: models, versions, wishes, fingerprints, and what it passes over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.core.model import VersionPolicy
+from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.repository import pbtxt
+from edge_server.repository.fingerprint import MAX_FILES
+from edge_server.repository.scan import (
+    ModelOnDisk,
+    Scanner,
+    is_model_name,
+    parse_version,
+    wished_versions,
+    with_config,
+)
+
+
+def _only(root: Path, config_name: str = "") -> ModelOnDisk:
+    (model,) = Scanner([root], config_name).scan().models.values()
+    return model
+
+
+def test_numeric_directories_are_versions_and_all_else_is_not(root: Path, add_model: Any) -> None:
+    path = add_model("m", None, versions=(0, 1, 10, 2))
+    for other in ("01", "00", "-1", "1.0", "warmup", "initial_state", "configs", "²", "99999999999999999999"):
+        (path / other).mkdir()
+    (path / "7").write_text("a file, not a version")
+    snapshot = Scanner([root]).scan()
+    model = snapshot.models["m"]
+    assert [version.number for version in model.versions] == [0, 1, 2, 10]
+    assert model.wished == (10,)
+    assert sum("leading zeros" in warning for warning in snapshot.warnings) == 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "wished"),
+    [
+        ("", (3,)),
+        ("version_policy { }", (3,)),
+        ("version_policy { latest { } }", (3,)),
+        ("version_policy { latest { num_versions: 2 } }", (2, 3)),
+        ("version_policy { latest { num_versions: 4000000000 } }", (1, 2, 3)),
+        ("version_policy { all { } }", (1, 2, 3)),
+        ("version_policy { specific { versions: [ 3, 1, 9 ] } }", (1, 3)),
+    ],
+)
+def test_the_version_policy_says_what_is_wished_for(root: Path, add_model: Any, policy: str, wished: Any) -> None:
+    add_model("m", policy, versions=(1, 2, 3))
+    assert _only(root).wished == wished
+
+
+def test_specific_versions_that_are_absent_are_a_warning_and_none_at_all_is_a_problem(
+    root: Path, add_model: Any
+) -> None:
+    add_model("some", "version_policy { specific { versions: [ 1, 9 ] } }")
+    add_model("none", "version_policy { specific { versions: [ 8 ] } }")
+    snapshot = Scanner([root]).scan()
+    assert any("'some'" in warning and "[9]" in warning for warning in snapshot.warnings)
+    assert snapshot.models["none"].wished == ()
+    assert "[8]" in snapshot.models["none"].problem
+
+
+@given(st.sets(st.integers(0, 2**63 - 1), max_size=6), st.integers(1, 8), st.sets(st.integers(0, 9), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_a_wish_is_always_a_sorted_choice_of_what_is_there(present: set[int], latest: int, specific: set[int]) -> None:
+    for policy in (VersionPolicy(latest), VersionPolicy(None), VersionPolicy(None, tuple(specific))):
+        wished = wished_versions(policy, present)
+        assert set(wished) <= present
+        assert list(wished) == sorted(wished)
+    assert len(wished_versions(VersionPolicy(latest), present)) == min(latest, len(present))
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("01", None),
+        ("", None),
+        ("+1", None),
+        ("1_0", None),
+        ("٣", None),
+        (str(2**63 - 1), 2**63 - 1),
+        (str(2**63), None),
+        ("9" * 5000, None),
+    ],
+)
+def test_a_version_is_a_plain_decimal_number_of_63_bits(name: str, version: int | None) -> None:
+    assert parse_version(name) == version
+
+
+def test_a_named_configuration_is_preferred_where_it_is_there(root: Path, add_model: Any) -> None:
+    path = add_model("m", "", {"configs/orin.pbtxt": b"version_policy { all { } }"}, versions=(1, 2))
+    assert _only(root).config_path == path / "config.pbtxt"
+    assert _only(root, "orin").config_path == path / "configs" / "orin.pbtxt"
+    assert _only(root, "orin").wished == (1, 2)
+    assert _only(root, "nuc").config_path == path / "config.pbtxt"
+
+
+def test_a_model_in_two_repositories_cannot_be_served(tmp_path: Path, root: Path, add_model: Any) -> None:
+    second = tmp_path / "second"
+    add_model("m")
+    add_model("m", at=second)
+    add_model("fine", at=second)
+    snapshot = Scanner([root, second]).scan()
+    assert snapshot.models["m"].wished == ()
+    for folder in (root, second):
+        assert str(folder / "m") in snapshot.models["m"].problem
+    assert snapshot.models["fine"].wished == (1,)
+    assert Scanner([root, second]).find("m") == snapshot.models["m"]
+
+
+def test_one_repository_given_twice_is_one_repository(tmp_path: Path, root: Path, add_model: Any) -> None:
+    add_model("m")
+    (tmp_path / "link").symlink_to(root)
+    model = Scanner([root, root, tmp_path / "link"]).scan().models["m"]
+    assert (model.problem, model.wished) == ("", (1,))
+
+
+@pytest.mark.parametrize("kind", ["absent", "file"])
+def test_a_repository_that_cannot_be_read_is_an_error_not_an_empty_wish(tmp_path: Path, root: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "file":
+        path.write_text("")
+    with pytest.raises(ServingFault, match=r"model repository '.*' cannot be read"):
+        Scanner([root, path]).scan()
+
+
+def test_hidden_and_unfit_directories_are_passed_over(root: Path, add_model: Any) -> None:
+    for name in (".git", "..data", "__pycache__", "has space", "a%20b", "a?b", "a#b", "tab\tname", "back\\slash"):
+        (root / name / "1").mkdir(parents=True)
+    os.mkdir(os.fsencode(root) + b"/\xff\xfe")
+    (root / "README.md").write_text("not a model")
+    (root / "dangling").symlink_to(root / "nowhere")
+    (root / "loop").symlink_to(root / "loop")
+    add_model("größe-1.0_b")
+    snapshot = Scanner([root]).scan()
+    assert list(snapshot.models) == ["größe-1.0_b"]
+    assert len([warning for warning in snapshot.warnings if "does not fit" in warning]) == 7
+    assert Scanner([root]).names() == ("größe-1.0_b",)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../m", "m/1", "/m", "m\0", "a b", "x" * 256, ".hidden", "m\n"])
+def test_a_name_that_could_leave_the_repository_finds_nothing(root: Path, add_model: Any, name: str) -> None:
+    add_model("m")
+    assert not is_model_name(name)
+    assert Scanner([root]).find(name) is None
+
+
+def test_a_directory_without_versions_is_a_model_with_a_problem(root: Path) -> None:
+    (root / "empty").mkdir()
+    model = _only(root)
+    assert "no version directories" in model.problem
+    assert model.wished == ()
+
+
+def test_a_broken_configuration_is_the_models_problem_and_an_override_may_cure_it(root: Path, add_model: Any) -> None:
+    add_model("m", "version_policy { lates { } }", versions=(1, 2))
+    add_model("fine")
+    model = Scanner([root]).scan().models["m"]
+    assert "line 1" in model.problem
+    assert Scanner([root]).scan().models["fine"].wished == (1,)
+    cured = with_config(model, '{"version_policy": {"all": {}}}')
+    assert (cured.wished, cured.problem) == ((1, 2), "")
+    with pytest.raises(BadModelConfig):
+        with_config(model, "{")
+
+
+def _change(path: Path, how: str) -> None:
+    weights, config = path / "1" / "sub" / "weights", path / "config.pbtxt"
+    match how:
+        case "weights grow":
+            weights.write_bytes(b"more")
+        case "same size, new time":
+            os.utime(weights, ns=(1, 1))
+        case "replaced, same size and time":
+            found = weights.stat()
+            fresh = path / "1" / "sub" / "new"
+            fresh.write_bytes(b"x")
+            os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns))
+            fresh.rename(weights)
+        case "file added":
+            (path / "1" / "sub" / "more").write_bytes(b"")
+        case "file removed":
+            weights.unlink()
+        case "config":
+            config.write_text("max_batch_size: 2")
+        case "warmup file":
+            (path / "warmup").mkdir()
+            (path / "warmup" / "x").write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["weights grow", "same size, new time", "replaced, same size and time", "file added", "file removed", "config",
+     "warmup file"],
+)  # fmt: skip
+def test_any_change_below_a_model_changes_its_fingerprint(root: Path, add_model: Any, how: str) -> None:
+    path = add_model("m", "", {"1/sub/weights": b"x"})
+    scanner = Scanner([root])
+    before = scanner.scan().models["m"].fingerprint_of(1)
+    assert scanner.scan().models["m"].fingerprint_of(1) == before
+    _change(path, how)
+    assert scanner.scan().models["m"].fingerprint_of(1) != before
+
+
+def test_a_change_of_one_version_leaves_the_others_as_they_are(root: Path, add_model: Any) -> None:
+    path = add_model("m", "version_policy { all { } }", versions=(1, 2))
+    before = _only(root)
+    (path / "2" / "weights").write_bytes(b"x")
+    (path / "3").mkdir()
+    after = _only(root)
+    assert after.fingerprint_of(1) == before.fingerprint_of(1)
+    assert after.fingerprint_of(2) != before.fingerprint_of(2)
+    with pytest.raises(KeyError):
+        after.fingerprint_of(4)
+
+
+def test_what_python_and_editors_leave_behind_changes_nothing(root: Path, add_model: Any) -> None:
+    path = add_model("m", "")
+    before = _only(root)
+    (path / "1" / "__pycache__").mkdir()
+    (path / "1" / "__pycache__" / "model.pyc").write_bytes(b"x")
+    (path / ".config.pbtxt.swp").write_bytes(b"x")
+    assert _only(root) == before
+
+
+def test_links_in_a_circle_and_links_to_nowhere_do_not_stop_the_look(root: Path, add_model: Any) -> None:
+    path = add_model("m", "")
+    (path / "1" / "up").symlink_to(path)
+    (path / "1" / "self").symlink_to("self")
+    (path / "1" / "gone").symlink_to("nowhere")
+    assert _only(root).wished == (1,)
+
+
+def test_a_link_to_a_vast_directory_is_the_models_problem(
+    root: Path, add_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_FILES >= 10_000
+    monkeypatch.setattr("edge_server.repository.fingerprint.MAX_FILES", 10)
+    add_model("m", "", {f"1/{number}": b"" for number in range(20)})
+    assert "more than 10 files" in _only(root).problem
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_model_that_may_not_be_read_is_its_own_problem(root: Path, add_model: Any) -> None:
+    path = add_model("m", "")
+    add_model("fine")
+    path.chmod(0)
+    try:
+        snapshot = Scanner([root]).scan()
+    finally:
+        path.chmod(0o700)
+    assert "cannot be read" in snapshot.models["m"].problem
+    assert snapshot.models["fine"].wished == (1,)
+
+
+def test_a_configuration_is_read_again_only_when_it_changed(
+    root: Path, add_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = add_model("m", "version_policy { all { } }", versions=(1, 2))
+    read: list[Path] = []
+    original = pbtxt.read_file
+    monkeypatch.setattr(
+        "edge_server.repository.scan.read_file", lambda at, model: (read.append(at), original(at, model))[1]
+    )
+    scanner = Scanner([root])
+    for _ in range(5):
+        assert scanner.scan().models["m"].wished == (1, 2)
+    assert len(read) == 1
+    (path / "config.pbtxt").write_text("version_policy { latest { } }  # changed")
+    assert scanner.scan().models["m"].wished == (2,)
+    assert len(read) == 2
+
+
+def test_a_model_that_disappears_is_gone_from_the_next_snapshot(root: Path, add_model: Any) -> None:
+    path = add_model("m", "")
+    scanner = Scanner([root])
+    assert scanner.find("m") == scanner.scan().models["m"]
+    shutil.rmtree(path)
+    assert scanner.scan().models == {}
+    assert scanner.find("m") is None
+
+
+def test_an_empty_repository_is_an_empty_snapshot(root: Path) -> None:
+    assert Scanner([root]).scan().models == {}

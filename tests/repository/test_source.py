@@ -1,0 +1,149 @@
+"""Wishes for the serving core, and load calls that bring a configuration or files along."""
+
+from __future__ import annotations
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
+from edge_server.repository.overrides import WrittenModel
+from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.scan import Scanner
+from edge_server.repository.source import RepositorySource
+
+CONFIG = """
+backend: "identity" version_policy { all { } }
+input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }
+"""
+CONFIG_JSON = """{"backend": "identity", "max_batch_size": 2,
+"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
+"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}]}"""
+
+
+@pytest.fixture
+def source(root: Path, tmp_path: Path, described: Any) -> Any:
+    described("identity", "")
+    (tmp_path / "scratch").mkdir()
+    made = RepositorySource(Scanner([root]), ResolveOptions(), tmp_path / "scratch")
+    yield made
+    made.close()
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_the_wish_for_a_repository_covers_every_model_and_its_versions(source: Any, add_model: Any) -> None:
+    add_model("a", CONFIG, versions=(1, 2))
+    add_model("b")
+    add_model("broken", "nonsense")
+    wishes, warnings = source.wishes()
+    assert warnings == ()
+    assert sorted(wishes) == ["a", "b", "broken"] == list(source.names())
+    assert sorted(wishes["a"].versions) == [1, 2]
+    assert wishes["a"].versions[2].resolve().spec.name == "a"
+    assert wishes["broken"].versions == {}
+    assert "line 1" in wishes["broken"].reason
+    with pytest.raises(BadModelConfig, match="no backend"):
+        wishes["b"].versions[1].resolve()
+
+
+def test_an_unchanged_model_is_wished_for_with_the_same_fingerprint(source: Any, add_model: Any) -> None:
+    add_model("m", CONFIG)
+    assert source.wish("m", None, {}) == source.wishes()[0]["m"]
+
+
+def test_an_absent_model_has_no_wish(source: Any) -> None:
+    assert source.wish("m", None, {}) is None
+    assert source.wish("../m", "{}", {}) is None
+
+
+def test_a_configuration_given_with_a_load_replaces_the_one_on_disk(source: Any, add_model: Any) -> None:
+    add_model("m", CONFIG, versions=(1, 2))
+    wish = source.wish("m", CONFIG_JSON, {})
+    assert list(wish.versions) == [2]
+    assert wish.versions[2].resolve().spec.max_batch_size == 2
+    plain = source.wish("m", None, {})
+    assert sorted(plain.versions) == [1, 2]
+    assert plain.versions[2].fingerprint != wish.versions[2].fingerprint
+    with pytest.raises(BadModelConfig, match="no_such_field"):
+        source.wish("m", '{"no_such_field": 1}', {})
+
+
+def test_files_given_with_a_load_stand_in_for_the_disk_until_the_next_load(
+    source: Any, add_model: Any, tmp_path: Path
+) -> None:
+    add_model("m", CONFIG)
+    wish = source.wish("m", CONFIG_JSON, {"7/model.bin": b"abc", "7/sub/more.bin": b""})
+    found = wish.versions[7].resolve()
+    assert (found.file.version_dir / "model.bin").read_bytes() == b"abc"
+    (folder,) = (tmp_path / "scratch").iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(source.wish("m", None, {}).versions) == [1]
+    assert not folder.exists()
+    with pytest.raises(LoadError, match="'m'"):
+        wish.versions[7].resolve()
+
+
+def test_files_make_a_model_that_is_in_no_repository(source: Any) -> None:
+    assert source.wish("new", CONFIG_JSON, {"1/model.bin": b""}).versions[1].resolve().spec.name == "new"
+
+
+def test_files_without_a_configuration_are_refused(source: Any) -> None:
+    with pytest.raises(InvalidRequest, match="'config'"):
+        source.wish("m", None, {"1/model.bin": b""})
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "1", "1/", "/1/a", "../a", "1/../../a", "1/..", "01/a", "x/a", "a", "config.pbtxt", "-1/a", "1/a\0b", "1\\a",
+     "1/" + "a" * 2000, "./a", "1/a/../b"],
+)  # fmt: skip
+def test_a_path_that_is_not_inside_a_version_directory_is_refused_and_nothing_is_left(tmp_path: Path, key: str) -> None:
+    with pytest.raises(BadModelConfig, match="model 'm'"):
+        WrittenModel("m", {key: b"x"}, CONFIG_JSON, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"1/a": b"", "1/a/b": b""}, {"1/a/b": b"", "1/a": b""}, {"1/a": b"", "1//a": b""}, {}],
+)
+def test_paths_that_contradict_each_other_are_refused_and_nothing_is_left(tmp_path: Path, files: Any) -> None:
+    with pytest.raises(BadModelConfig, match="files"):
+        WrittenModel("m", files, CONFIG_JSON, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "..", "../m", "a/b", "/tmp/m", "m\0"])
+def test_a_model_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadModelConfig, match="name"):
+        WrittenModel(name, {"1/a": b""}, CONFIG_JSON, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.text(st.sampled_from(list("1a./\\\0~ é")), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_no_path_ever_writes_outside_the_new_folder(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
+    folder = tmp_path_factory.mktemp("box")
+    try:
+        written = WrittenModel("m", {key: b"x"}, CONFIG_JSON, folder)
+    except BadModelConfig:
+        pass
+    else:
+        (made,) = folder.iterdir()
+        assert [version.number for version in written.model.versions] == [int(PurePosixPath(key).parts[0])]
+        assert written.model.path == made / "m"
+        written.close()
+        written.close()
+    assert list(folder.iterdir()) == []
+
+
+def test_loads_of_one_model_from_many_threads_leave_one_set_of_files(source: Any, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        wishes = list(pool.map(lambda n: source.wish("m", CONFIG_JSON, {f"{n}/a": b"x"}), range(1, 25)))
+    assert all(len(wish.versions) == 1 for wish in wishes)
+    assert len(list((tmp_path / "scratch").iterdir())) == 1

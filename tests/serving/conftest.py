@@ -1,0 +1,231 @@
+"""A serving core in a room of its own: a timer, a manager, the service, and a backend whose sessions do as told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server import backends
+from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, Session, SessionInfo
+from edge_server.config import LogConfig
+from edge_server.core.lifecycle import ModelWish, Resolved, VersionWish
+from edge_server.core.message import Request, Response
+from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelFile, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType, Tensor
+from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.service import InferenceService
+from edge_server.serving.manager import Manager
+from edge_server.serving.timer import Timer
+from edge_server.serving.version import ModelVersion
+from edge_server.telemetry.log import LogSettings
+
+PATIENCE_S = 20.0
+"""How long a test waits for what must happen; only a failing one waits that long."""
+
+
+class Gate:
+    """A place where threads stop until they are let go, one by one."""
+
+    def __init__(self) -> None:
+        self._entered = threading.Semaphore(0)
+        self._let_go = threading.Semaphore(0)
+
+    def stop(self) -> None:
+        self._entered.release()
+        assert self._let_go.acquire(timeout=PATIENCE_S), "nobody opened the gate"
+
+    def wait_entered(self) -> None:
+        assert self._entered.acquire(timeout=PATIENCE_S), "nobody came to the gate"
+
+    def let_go(self, count: int = 1) -> None:
+        self._let_go.release(count)
+
+
+class Script:
+    """What the sessions of the backend `scripted` do, and what was done to them. Exchange the functions at will."""
+
+    def __init__(self) -> None:
+        self.on_open: Callable[[OpenJob], None] = lambda job: None
+        self.on_run: Callable[[str, Mapping[str, Array]], Mapping[str, Array]] = lambda name, inputs: {
+            "OUT": np.array(inputs["IN"])
+        }
+        self.on_close: Callable[[str], None] = lambda name: None
+        self.on_execute: Callable[[Sequence[Execution]], None] | None = None
+        self.opened: list[tuple[str, threading.Thread]] = []
+        self.ran: list[tuple[str, threading.Thread, int]] = []
+        self.closed: list[tuple[str, threading.Thread]] = []
+        self.dropped: list[threading.Thread] = []
+
+    def open(self, job: OpenJob) -> Session | RequestSession:
+        self.on_open(job)
+        self.opened.append((job.instance_name, threading.current_thread()))
+        kind = ScriptedSession if self.on_execute is None else ScriptedRequestSession
+        return kind(self, job.instance_name)
+
+
+class _Scripted:
+    info = SessionInfo("scripted", "CPU", "f32")
+
+    def __init__(self, script: Script, name: str) -> None:
+        self._script = script
+        self._name = name
+
+    def __del__(self) -> None:
+        self._script.dropped.append(threading.current_thread())
+
+    def close(self) -> None:
+        self._script.closed.append((self._name, threading.current_thread()))
+        self._script.on_close(self._name)
+
+
+class ScriptedSession(_Scripted, Session):
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        rows = len(next(iter(inputs.values())))
+        self._script.ran.append((self._name, threading.current_thread(), rows))
+        return self._script.on_run(self._name, inputs)
+
+
+class ScriptedRequestSession(_Scripted, RequestSession):
+    def execute(self, executions: Sequence[Execution]) -> None:
+        assert self._script.on_execute is not None
+        self._script.on_execute(executions)
+
+
+class Mailbox:
+    """A sink that remembers, and that can be waited for."""
+
+    def __init__(self) -> None:
+        self.responses: list[Response] = []
+        self.threads: list[threading.Thread] = []
+        self._arrived = threading.Condition()
+
+    def __call__(self, response: Response) -> None:
+        with self._arrived:
+            self.responses.append(response)
+            self.threads.append(threading.current_thread())
+            self._arrived.notify_all()
+
+    def wait(self, count: int = 1) -> list[Response]:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.responses) >= count, PATIENCE_S), "no answer came"
+            return list(self.responses)
+
+    def final(self) -> Response:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: bool(self.responses) and self.responses[-1].is_final, PATIENCE_S), (
+                "no final answer came"
+            )
+            return self.responses[-1]
+
+
+class House:
+    """Everything between the service and the sessions, for real."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.timer = Timer()
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.manager = Manager(
+            self.timer, {}, load_threads=2, announce=lambda kind, /, **fields: self.events.append((kind, fields))
+        )
+        self.wishes: dict[str, ModelWish] = {}
+        self.service = InferenceService(
+            self.manager, self, SharedMemoryRegistry(True), LogSettings(LogConfig()),
+            server_id="edge-server", server_version="1", is_explicit=True, is_strict=True,
+        )  # fmt: skip
+
+    def names(self) -> list[str]:
+        return list(self.wishes)
+
+    def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
+        return self.wishes.get(name)
+
+    def spec(self, name: str = "m", *, instances: int = 1, backend: str = "scripted", **more: Any) -> ModelSpec:
+        settings: dict[str, Any] = {
+            "max_batch_size": 8,
+            "inputs": (InputSpec("IN", DType.FP32, (-1,)),),
+            "outputs": (OutputSpec("OUT", DType.FP32, (-1,)),),
+            "instance_groups": (InstanceGroup(name, InstanceKind.CPU, instances),),
+        } | more
+        return ModelSpec(name=name, backend=backend, platform="", **settings)
+
+    def version_wish(
+        self, spec: ModelSpec, version: int = 1, mark: str = "a", root: Path = Path("/nowhere")
+    ) -> VersionWish:
+        model_dir = root / spec.name
+        file = ModelFile(model_dir / str(version), model_dir, version)
+        return VersionWish(mark, lambda passed_over: Resolved(spec, file))
+
+    def wish_for(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> None:
+        wish = ModelWish(spec.name, {v: self.version_wish(spec, v, mark, root) for v in versions or (1,)})
+        self.wishes[spec.name] = wish
+        self.manager.wish_for(wish)
+
+    def load(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> ModelVersion:
+        self.wish_for(spec, *versions, mark=mark, root=root)
+        assert self.manager.wait_settled([spec.name], PATIENCE_S)
+        assert self.manager.failure(spec.name) is None
+        return self.manager.route(spec.name, None)
+
+    def request(self, value: float = 0.0, *, model: str = "m", rows: int = 1, width: int = 1, **more: Any) -> Request:
+        array = np.full((rows, width), value, np.float32)
+        return Request(model, {"IN": Tensor("IN", DType.FP32, array)}, **more)
+
+    def submit(self, value: float = 0.0, *, may_run: bool = False, **more: Any) -> tuple[Any, Mailbox]:
+        mailbox = Mailbox()
+        return self.service.submit(self.request(value, **more), mailbox, may_run=may_run), mailbox
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    # A hung session must not cost each test the whole grace; those that wait for it say so.
+    monkeypatch.setattr("edge_server.serving.manager._GRACE_S", 0.2)
+    made = House()
+    monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
+    yield made
+    made.manager.close(0.0)
+    made.timer.close()
+
+
+@pytest.fixture
+def new_gate() -> Callable[[], Gate]:
+    return Gate
+
+
+@pytest.fixture
+def gate(new_gate: Callable[[], Gate], house: House) -> Iterator[Gate]:
+    """Stops every run of the scripted sessions."""
+    made = new_gate()
+    plain = house.script.on_run
+
+    def run(name: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        made.stop()
+        return plain(name, inputs)
+
+    house.script.on_run = run
+    yield made
+    made.let_go(10_000)
+
+
+@pytest.fixture
+def new_mailbox() -> Callable[[], Mailbox]:
+    return Mailbox
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Look again and again until something that no event tells of is so."""
+
+    def look(is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < deadline, "it never came to be"
+            time.sleep(0.001)
+
+    return look

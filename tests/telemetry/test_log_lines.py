@@ -1,0 +1,233 @@
+import json
+import logging
+import os
+import re
+import sys
+import threading
+
+import pytest
+
+from edge_server.config import ConfigError, LogConfig
+from edge_server.errors import ErrorCode, Refusal, ServingFault, Unsupported
+from edge_server.telemetry.log import LogSettings, setup_logging
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_restored():
+    names = (None, "edge_server")
+    levels = [logging.getLogger(name).level for name in names]
+    yield
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if handler.get_name() == "edge_server"]:
+        root.removeHandler(handler)
+        handler.close()
+    for name, level in zip(names, levels, strict=True):
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.fixture
+def stderr(capsys):
+    """What was written to standard error since it was asked last."""
+    return lambda: capsys.readouterr().err
+
+
+log = logging.getLogger("edge_server.test")
+library = logging.getLogger("some_library")
+
+LINES = {
+    "default": r'W\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ test_log_lines\.py:\d+\] "a \\"b\\""',
+    "ISO8601": r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ W \d+ test_log_lines\.py:\d+\] "a \\"b\\""',
+    "text": r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING edge_server\.test: a "b"',
+}
+
+
+@pytest.mark.parametrize("form", LINES)
+def test_a_record_is_one_line_in_its_format(stderr, form):
+    setup_logging(LogConfig(format=form))
+    log.warning('a "%s"', "b")
+    assert re.fullmatch(LINES[form] + r"\n", stderr())
+
+
+def test_json_lines_are_objects_with_the_traceback_inside(stderr):
+    setup_logging(LogConfig(format="json"))
+    try:
+        raise ValueError("why\nnot")
+    except ValueError:
+        log.exception("failed")
+    (line,) = stderr().splitlines()
+    fields = json.loads(line)
+    assert (fields["level"], fields["logger"], fields["message"]) == ("ERROR", "edge_server.test", "failed")
+    assert "ValueError: why\nnot" in fields["exception"]
+
+
+@pytest.mark.parametrize("form", ["default", "ISO8601", "text", "json"])
+def test_no_message_can_break_its_line_or_steer_a_terminal(stderr, form):
+    setup_logging(LogConfig(format=form))
+    hostile = "x\r\nI0101 forged\x1b[31m\x00\x7f\x85\x9b\u2028\u202e\t"
+    log.info("%s", hostile)
+    try:
+        raise RuntimeError(hostile)
+    except RuntimeError:
+        log.info("and", exc_info=True)
+    text = stderr()
+    assert text.count("\n") == 2
+    assert len(text.splitlines()) == 2
+    assert not set(text) & set("\r\x1b\x00\x7f\x85\x9b\u2028\u202e\t")
+
+
+def test_messages_that_are_no_unicode_are_written_to_a_file(tmp_path):
+    path = tmp_path / "log"
+    setup_logging(LogConfig(file=str(path), format="text"))
+    log.info("model \udcff and ü")
+    assert "model \\udcff and ü" in path.read_text("utf-8")
+
+
+def test_the_file_is_opened_anew_after_a_rotation(tmp_path):
+    path = tmp_path / "log"
+    setup_logging(LogConfig(file=str(path), format="text"))
+    log.info("first")
+    path.rename(tmp_path / "log.1")
+    log.info("second")
+    assert "second" in path.read_text()
+    assert "second" not in (tmp_path / "log.1").read_text()
+
+
+def test_a_file_that_cannot_be_written_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match="--log-file"):
+        setup_logging(LogConfig(file=str(tmp_path / "no" / "log")))
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [
+        (LogConfig(), "IWE"),
+        (LogConfig(shows_info=False), "WE"),
+        (LogConfig(shows_warning=False), "IE"),
+        (LogConfig(shows_error=False), "IW"),
+        (LogConfig(verbose_level=1), "DIWE"),
+        (LogConfig(verbose_level=1, shows_info=False, shows_warning=False, shows_error=False), "D"),
+    ],
+)
+def test_each_level_has_its_own_switch(stderr, config, shown):
+    setup_logging(config)
+    log.debug("d")
+    log.info("i")
+    log.warning("w")
+    log.error("e")
+    assert "".join(line[0] for line in stderr().splitlines()) == shown
+
+
+def test_libraries_are_heard_from_warnings_on_and_in_full_at_level_two(stderr):
+    settings = setup_logging(LogConfig(format="text"))
+    library.info("chatter")
+    library.warning("trouble")
+    settings.update({"log_verbose_level": 2})
+    library.debug("detail")
+    text = stderr()
+    assert "chatter" not in text
+    assert "trouble" in text
+    assert "detail" in text
+
+
+def test_a_second_setup_replaces_the_first(stderr):
+    setup_logging(LogConfig())
+    setup_logging(LogConfig())
+    log.info("once")
+    assert stderr().count("once") == 1
+
+
+def test_get_answers_with_tritons_six_keys():
+    assert LogSettings(LogConfig()).get() == {
+        "log_file": "",
+        "log_info": True,
+        "log_warning": True,
+        "log_error": True,
+        "log_verbose_level": 0,
+        "log_format": "default",
+    }
+
+
+def test_an_update_takes_effect_at_once_and_answers_with_all_settings(stderr):
+    settings = setup_logging(LogConfig())
+    answer = settings.update({"log_info": False, "log_verbose_level": 1, "log_format": "ISO8601"})
+    assert answer == settings.get()
+    assert (answer["log_info"], answer["log_verbose_level"], answer["log_format"]) == (False, 1, "ISO8601")
+    log.info("hidden")
+    log.debug("shown")
+    assert re.fullmatch(r"\d{4}-.*Z D .*shown.*\n", stderr())
+
+
+def test_unknown_keys_and_nulls_are_passed_over():
+    settings = LogSettings(LogConfig(file="f"))
+    before = settings.get()
+    assert settings.update({"log_colour": 1, "log_info": None, "log_file": None}) == before
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"log_info": 1},
+        {"log_warning": "true"},
+        {"log_error": []},
+        {"log_verbose_level": True},
+        {"log_verbose_level": -1},
+        {"log_verbose_level": 1.5},
+        {"log_verbose_level": 2**40},
+        {"log_format": 3},
+    ],
+)
+def test_a_value_of_the_wrong_type_is_internal_and_changes_nothing(bad):
+    settings = LogSettings(LogConfig())
+    before = settings.get()
+    with pytest.raises(ServingFault) as caught:
+        settings.update({"log_info": False, "log_warning": False, **bad})
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert settings.get() == before
+
+
+def test_an_unknown_format_is_unavailable_and_changes_nothing():
+    settings = LogSettings(LogConfig())
+    before = settings.get()
+    with pytest.raises(Refusal) as caught:
+        settings.update({"log_info": False, "log_format": "xml"})
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert caught.value.retry_after_s is None
+    assert settings.get() == before
+
+
+def test_the_log_file_cannot_be_moved_over_the_network():
+    with pytest.raises(Unsupported, match="log file location can not be updated through network protocol"):
+        LogSettings(LogConfig()).update({"log_file": ""})
+
+
+def test_concurrent_updates_are_seen_whole():
+    settings = LogSettings(LogConfig())
+    stop = threading.Event()
+
+    def flip(value):
+        while not stop.is_set():
+            settings.update({"log_info": value, "log_warning": value, "log_error": value})
+
+    threads = [threading.Thread(target=flip, args=(value,)) for value in (True, False)]
+    for thread in threads:
+        thread.start()
+    seen = [settings.get() for _ in range(2000)]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert all(len({now["log_info"], now["log_warning"], now["log_error"]}) == 1 for now in seen)
+
+
+def test_lines_for_the_journal_start_with_their_priority(tmp_path, monkeypatch):
+    with open(tmp_path / "journal", "w+") as stream:
+        status = os.fstat(stream.fileno())
+        monkeypatch.setattr(sys, "stderr", stream)
+        setup_logging(LogConfig(journal_stream=f"{status.st_dev}:{status.st_ino}"))
+        log.error("e")
+        log.info("i")
+        setup_logging(LogConfig(journal_stream="1:1"))
+        log.info("elsewhere")
+        stream.seek(0)
+        assert [line[:4] for line in stream][:2] == ["<3>E", "<6>I"]
+        stream.seek(0)
+        assert stream.readlines()[2].startswith("I")

@@ -1,0 +1,255 @@
+"""Who imports whom, told by the syntax trees of the package: the direction of imports, the fences around libraries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "edge_server"
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "core": {"errors"},
+    "config": {"errors"},
+    "protocol": {"errors"},
+    "backends": {"core", "errors"},
+    "vision": {"core", "errors"},
+    "memory": {"core", "errors", "config"},
+    "telemetry": {"core", "errors", "config"},
+    "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
+    "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
+    "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
+    "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol"},
+    "server": {
+        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
+        "frontends",
+    },
+    "cli": {
+        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
+        "frontends", "server", "backends",
+    },
+    "__main__": {"cli"},
+}  # fmt: skip
+"""Package or module -> what of edge_server it may import, itself aside. `__version__` is everybody's."""
+
+PARTS_OF_BACKENDS = {
+    "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},
+    "repository": {
+        "edge_server.backends.load_backend", "edge_server.backends.backend_names", "edge_server.backends.ONNX_ORDER",
+        "edge_server.backends.base",
+    },
+}  # fmt: skip
+"""Who may see backends, and which part of it."""
+
+FENCES: dict[str, tuple[str, ...]] = {
+    "aiohttp": ("frontends/http/",),
+    "grpc": ("frontends/grpc/",),
+    "google": ("protocol/", "frontends/grpc/", "repository/"),
+    "onnxruntime": ("backends/onnxruntime",),
+    "openvino": ("backends/openvino",),
+    "tensorrt": ("backends/tensorrt",),
+    "pynvml": (),
+    "prometheus_client": ("telemetry/",),
+    "cv2": ("vision/",),
+    "onnx": (),
+    "tritonclient": (),
+    "torch": (),
+}
+"""Library -> the only files, by the beginning of their path, that import it."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """`target` is the dotted name imported, the last part of `from a import b` included."""
+
+    path: str
+    line: int
+    target: str
+    is_at_start: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.target}"
+
+    @property
+    def owner(self) -> str:
+        """The package or module of edge_server that the file belongs to."""
+        return self.path.split("/")[0].removesuffix(".py")
+
+    @property
+    def part(self) -> str:
+        """The package or module of edge_server that is imported."""
+        return self.target.split(".")[1] if "." in self.target else ""
+
+
+def imports() -> Iterator[Import]:
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        tree = ast.parse(path.read_text(), name)
+        lazy = {id(inner) for outer in ast.walk(tree) if _is_put_off(outer) for inner in ast.walk(outer)}
+        for node in ast.walk(tree):
+            for target in _targets(node):
+                yield Import(name, node.lineno, target, id(node) not in lazy)
+
+
+def _is_put_off(node: ast.AST) -> bool:
+    """Whether what stands inside is not run when the module is imported."""
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.dump(node.test)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def _targets(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute in this package"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+ALL = list(imports())
+INNER = [item for item in ALL if item.target.split(".")[0] == "edge_server"]
+
+
+def test_every_part_of_the_package_stands_in_the_table() -> None:
+    parts = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert parts - {"__init__", "__pycache__"} <= set(MAY_IMPORT)
+
+
+def test_the_direction_of_imports() -> None:
+    wrong = [
+        str(item)
+        for item in INNER
+        if item.owner != "__init__"
+        and item.part not in (item.owner, "__version__", "")
+        and item.part not in MAY_IMPORT[item.owner]
+    ]
+    assert wrong == []
+
+
+def test_the_package_itself_imports_nothing_of_its_own() -> None:
+    assert [str(item) for item in INNER if item.path == "__init__.py"] == []
+
+
+def test_serving_and_repository_see_only_the_contract_of_backends() -> None:
+    wrong = [
+        str(item)
+        for item in INNER
+        if item.owner in PARTS_OF_BACKENDS
+        and item.part == "backends"
+        and not any(f"{item.target}.".startswith(f"{seen}.") for seen in PARTS_OF_BACKENDS[item.owner])
+    ]
+    assert wrong == []
+
+
+def test_front_ends_do_not_import_each_other() -> None:
+    wrong = []
+    for item in INNER:
+        mine, other = item.path.split("/"), item.target.split(".")
+        if mine[0] == "frontends" and len(mine) > 2 and other[1] == "frontends" and len(other) > 3:
+            allowed = (mine[1], "v2")
+            if other[2] not in allowed and (ROOT / "frontends" / other[2]).is_dir():
+                wrong.append(str(item))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("library", FENCES)
+def test_a_library_is_imported_only_behind_its_fence(library: str) -> None:
+    allowed = FENCES[library]
+    wrong = [
+        str(item) for item in ALL if item.target.split(".")[0] == library and not item.path.startswith(allowed or "/")
+    ]
+    assert wrong == []
+
+
+def test_core_and_errors_need_the_standard_library_and_numpy_alone() -> None:
+    known = sys.stdlib_module_names | {"numpy", "edge_server"}
+    wrong = [str(item) for item in ALL if item.owner in ("core", "errors") and item.target.split(".")[0] not in known]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", ["threading", "asyncio", "time", "os", "logging", "socket", "subprocess"])
+def test_core_has_no_threads_no_clock_and_no_input_or_output(module: str) -> None:
+    assert [str(item) for item in ALL if item.owner == "core" and item.target.split(".")[0] == module] == []
+
+
+@pytest.mark.parametrize("owner", ["core", "serving", "service", "backends", "memory", "repository"])
+def test_the_serving_core_knows_no_event_loop(owner: str) -> None:
+    assert [str(item) for item in ALL if item.owner == owner and item.target.split(".")[0] == "asyncio"] == []
+
+
+def test_the_environment_is_read_only_by_the_configuration() -> None:
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith("config/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(), name)):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb"):
+                wrong.append(f"{name}:{node.lineno}")
+    wrong += [str(item) for item in ALL if item.target in ("os.environ", "os.getenv") and item.owner != "config"]
+    assert wrong == []
+
+
+def test_no_module_waits_for_itself_to_be_imported() -> None:
+    """Imports inside functions and under TYPE_CHECKING are left out: they make no cycle when modules are imported."""
+    modules = {_module(path): path for path in ROOT.rglob("*.py")}
+    edges: dict[str, set[str]] = {name: set() for name in modules}
+    for item in INNER:
+        if item.is_at_start:
+            target = item.target if item.target in modules else item.target.rpartition(".")[0]
+            # What `from package import name` needs is the package, unless the name is a module of it.
+            edges[_module(ROOT / item.path)].add(target)
+    assert _cycle(edges) == []
+
+
+def _module(path: Path) -> str:
+    parts = ("edge_server", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _cycle(edges: dict[str, set[str]]) -> list[str]:
+    """Return the modules of one cycle, or nothing."""
+    done: set[str] = set()
+
+    def walk(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return trail[trail.index(name) :]
+        if name in done:
+            return []
+        for target in sorted(edges.get(name, set()) - {name}):
+            if found := walk(target, [*trail, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(edges) if (found := walk(name, []))), [])
+
+
+HEAVY = ("onnxruntime", "openvino", "cv2", "tensorrt", "torch", "onnx")
+
+
+@pytest.mark.parametrize("module", ["edge_server", "edge_server.service", "edge_server.server"])
+def test_importing_the_server_pulls_in_no_runtime(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_every_package_says_what_lives_in_it_and_nothing_else() -> None:
+    """`backends` finds runtimes by name; `config`, `edge_server` name what others take from them."""
+    wrong = []
+    for path in ROOT.rglob("__init__.py"):
+        name = path.relative_to(ROOT).parent.as_posix()
+        body = ast.parse(path.read_text()).body
+        if not body or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Constant):
+            wrong.append(f"{name} has no docstring")
+        elif len(body) > 1 and name not in (".", "backends", "config"):
+            wrong.append(f"{name} holds more than its docstring")
+    assert wrong == []
