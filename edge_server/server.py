@@ -241,7 +241,8 @@ class Server:
                 await close()
             except EdgeServerError as error:
                 log.error("closing: %s", error)
-        log.info("stopped")
+        if self._stop.is_set():
+            log.info("stopped")
 
 
 def _host(address: str) -> str:

@@ -34,6 +34,8 @@ EXTENSIONS = (
 )
 """Triton's names, in Triton's order, of the extensions that this server serves."""
 
+_STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
 _ROUTE_ATTEMPTS = 16
 """How often a request that met a version just being retired looks for its successor. One is the rule."""
 
@@ -131,7 +133,12 @@ class InferenceService:
         )
 
     def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the specification that a request to (name, version) would meet now. Raises UnknownModel, NotReady."""
+        """Return the specification that a request to (name, version) would meet now.
+
+        Raises UnknownModel, NotReady, and Draining once the server stops.
+        """
+        if self._is_stopping:
+            raise Draining(_STOPPING)
         return self._manager.route(name, version).spec
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
@@ -152,7 +159,8 @@ class InferenceService:
 
     def metric_tags(self, name: str, version: int) -> Mapping[str, str]:
         """Return the `metric_tags` of a version, none when it does not serve any more."""
-        return next((item.spec.metric_tags for item in self._manager.ready_versions(name) if item.version == version), {})
+        serving = self._manager.ready_versions(name)
+        return next((item.spec.metric_tags for item in serving if item.version == version), {})
 
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
         """Return every model there is, with the state and reason of each version that was ever wished for."""
@@ -209,7 +217,7 @@ class InferenceService:
     def _submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
         for _ in range(_ROUTE_ATTEMPTS):
             if self._is_stopping:
-                raise Draining("Server is stopping, scheduler for model has stopped accepting new inference requests")
+                raise Draining(_STOPPING)
             version: ModelVersion = self._manager.route(request.model, request.version)
             try:
                 return version.submit(request, sink, may_run=may_run)

@@ -150,4 +150,3 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def open(self, job: OpenJob) -> Session | RequestSession:
         """Open one instance. Raises LoadError."""
-

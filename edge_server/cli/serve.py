@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from edge_server.config.load import parse_serve
-from edge_server.config.sources import process_environment
+from edge_server.config.sources import process_environment, set_library_defaults
 from edge_server.config.text import describe, help_text
 from edge_server.server import serve
 from edge_server.telemetry.log import setup_logging
@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 def run(arguments: Sequence[str]) -> int:
     """Serve as the arguments, the environment and the configuration file say; return the exit code."""
+    set_library_defaults()
     parsed = parse_serve(arguments, process_environment())
     if parsed.asks_help:
         print(help_text())

@@ -43,7 +43,9 @@ def _report(url: str, timeout_s: float) -> int:
     server = _get(f"{url}/v2", timeout_s)
     is_ready = _is_ready(url, timeout_s)
     index = cast("list[dict[str, str]]", _post(f"{url}/v2/repository/index", timeout_s))
-    reports = {(item["name"], str(item["version"])): item for item in _get(f"{url}/edge/v1/models", timeout_s)["models"]}
+    reports = {
+        (item["name"], str(item["version"])): item for item in _get(f"{url}/edge/v1/models", timeout_s)["models"]
+    }
     rows = [_row(url, timeout_s, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
     print(f"{server['name']} {server['version']} at {url} is {'ready' if is_ready else 'NOT ready'}")
     if rows:

@@ -69,6 +69,16 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def set_library_defaults() -> None:
+    """Set what gRPC reads from the environment when it is first imported, unless the operator has set it.
+
+    Its fork handlers are for programs that fork while serving; this one does not, and they print a line whenever a
+    library starts a helper process.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def read_flags(argv: Sequence[str]) -> Flags:
     """Read `--flag=value`, `--flag value` and, where the kind allows, `--flag` alone.
 

@@ -41,8 +41,9 @@ def resolve(
 ) -> Resolved:
     """Read, complete, check and normalise one version's configuration.
 
-    `passed_over` names runtimes that failed to open the version, and why. `config_json` stands in for the configuration on disk. Opens the model file to read its inputs and outputs, with
-    the runtime that will serve it; may take as long as that takes. Raises LoadError (BadModelConfig, BackendMissing).
+    `config_json` stands in for the configuration on disk; `passed_over` names runtimes that failed to open the
+    version, and why. Opens the model file to read its inputs and outputs, with the runtime that will serve it; may
+    take as long as that takes. Raises LoadError (BadModelConfig, BackendMissing).
     """
     if version not in {found.number for found in model.versions}:
         raise LoadError(model.problem or f"model '{model.name}' has no version {version} in '{model.path}'")

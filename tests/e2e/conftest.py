@@ -136,7 +136,7 @@ def start(
         process = subprocess.Popen(
             [
                 str(COMMAND), "serve", f"--model-repository={repository}",
-                "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags, *os.environ.get("TMPFLAGS","").split(),
+                "--http-port=0", "--grpc-port=0", "--metrics-port=0", *flags,
             ],
             stdout=subprocess.PIPE, stderr=stderr, text=True, env=clean_environment(environment),
         )  # fmt: skip
@@ -163,9 +163,7 @@ def start(
 
 
 @contextlib.contextmanager
-def running(
-    repository: Path, *flags: str, environment: Mapping[str, str] | None = None
-) -> Iterator[ServerProcess]:
+def running(repository: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     with tempfile.TemporaryDirectory() as folder:
         server = start(repository, *flags, stderr_path=Path(folder) / "stderr.log", environment=environment)
         try:
@@ -331,7 +329,9 @@ def write_zoo(repository: Repository) -> None:
     repository.add("fixed", identity_config("INT32", "2, 3", inputs=2, batch=0))
     slow = 'parameters { key: "execute_delay_ms" value { string_value: "300" } }'
     repository.add("slow", identity_config("INT32", more=slow))
-    repository.add("failing", 'backend: "stub"\n' + STUB_TENSORS + 'parameters { key: "stub_fail" value { string_value: "true" } }')
+    repository.add(
+        "failing", 'backend: "stub"\n' + STUB_TENSORS + 'parameters { key: "stub_fail" value { string_value: "true" } }'
+    )
     repository.add("repeat", REPEAT)
     labelled = repository.add("labelled", LABELLED)
     (labelled / "labels.txt").write_text("cat\ndog\nhen\nowl\n")

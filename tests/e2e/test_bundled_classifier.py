@@ -128,7 +128,9 @@ def test_other_encodings_of_the_same_picture_get_the_same_label(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"no picture", b"\xff\xd8\xff\xe0 cut", b"\x89PNG\r\n\x1a\n" + b"\0" * 64], ids=["empty", "text", "jpeg", "png"]
+    "body",
+    [b"", b"no picture", b"\xff\xd8\xff\xe0 cut", b"\x89PNG\r\n\x1a\n" + b"\0" * 64],
+    ids=["empty", "text", "jpeg", "png"],
 )
 def test_a_damaged_picture_is_refused_and_the_next_one_answered(server: Any, coffee: Path, body: bytes) -> None:
     path = f"/v2/models/{CLASSIFIER}/infer"

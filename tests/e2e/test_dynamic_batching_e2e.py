@@ -42,7 +42,9 @@ def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> 
         assert "Traceback" not in server.log(), server.log()
 
 
-def body(number: int, rows: int = 1, width: int = 1, names: tuple[str, ...] = ("INPUT0",), **more: Any) -> dict[str, Any]:
+def body(
+    number: int, rows: int = 1, width: int = 1, names: tuple[str, ...] = ("INPUT0",), **more: Any
+) -> dict[str, Any]:
     data = [number] * rows * width
     tensors = [{"name": name, "datatype": "INT32", "shape": [rows, width], "data": data} for name in names]
     return {"inputs": tensors, "parameters": more}

@@ -341,7 +341,15 @@ def test_good_requests_among_bad_ones_are_all_answered(zoo: Any) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"[]", b'{"ready": "yes"}', b"\xff", b'{"parameters": 7}', b'{"log_verbose_level": "x"}', b'{"log_info": 1}'],
+    [
+        b"{",
+        b"[]",
+        b'{"ready": "yes"}',
+        b"\xff",
+        b'{"parameters": 7}',
+        b'{"log_verbose_level": "x"}',
+        b'{"log_info": 1}',
+    ],
 )
 def test_control_endpoints_refuse_wrong_bodies_without_a_fault(zoo: Any, body: bytes) -> None:
     for path in ("/v2/repository/index", "/v2/logging", "/v2/repository/models/slow/load"):
@@ -442,13 +450,10 @@ def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
     assert send(channel, b"", "Nonsense").code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_deeply_nested_or_garbled_message_cut_anywhere_never_breaks_the_server(channel: grpc.Channel) -> None:
+def test_a_message_cut_anywhere_is_refused(channel: grpc.Channel) -> None:
     whole = grpc_request().SerializeToString()
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     for cut in range(len(whole)):
-        try:
+        with pytest.raises(grpc.RpcError) as caught:
             call(whole[:cut], timeout=30)
-        except grpc.RpcError as error:
-            assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND), error.details()
-        else:
-            pytest.fail(f"a message cut at {cut} of {len(whole)} bytes was answered")
+        assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND), cut

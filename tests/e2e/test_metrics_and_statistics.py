@@ -45,7 +45,7 @@ def body(rows: int = 1) -> dict[str, Any]:
 
 def test_a_model_nobody_asked_has_every_series_at_zero(server: Any) -> None:
     counters = server.read_counters("quiet")
-    assert COUNTERS <= set(counters)
+    assert set(counters) >= COUNTERS
     for name in COUNTERS - {"nv_model_load_duration_secs"}:
         assert counters[name] == 0, name
     for reason in REASONS:
@@ -64,12 +64,8 @@ def test_after_concurrent_requests_metrics_and_statistics_agree_with_their_numbe
     assert counters["nv_inference_request_success"] == stats["success"]["count"] == 120
     assert counters["nv_inference_count"] == statistics["inference_count"] == sum(sizes)
     assert counters["nv_inference_exec_count"] == statistics["execution_count"]
-    assert statistics["execution_count"] == sum(
-        item["compute_infer"]["count"] for item in statistics["batch_stats"]
-    )
-    assert sum(
-        item["batch_size"] * item["compute_infer"]["count"] for item in statistics["batch_stats"]
-    ) == sum(sizes)
+    assert statistics["execution_count"] == sum(item["compute_infer"]["count"] for item in statistics["batch_stats"])
+    assert sum(item["batch_size"] * item["compute_infer"]["count"] for item in statistics["batch_stats"]) == sum(sizes)
     for part in ("queue", "compute_input", "compute_infer", "compute_output"):
         assert stats[part]["count"] == 120, part
     assert stats["fail"]["count"] == 0
@@ -113,17 +109,19 @@ def test_a_request_the_backend_fails_counts_as_failed_for_that_reason(server: An
     assert counters["nv_inference_request_success"] == stats["success"]["count"] == 0
 
 
-def test_success_and_failure_together_make_the_number_of_requests(server: Any) -> None:
+def test_requests_refused_before_the_queue_count_neither_as_success_nor_as_failure(server: Any) -> None:
     wrong = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [99, 2], "data": [0.5] * 198}]}
     with ThreadPoolExecutor(4) as pool:
-        statuses = list(pool.map(lambda number: server.infer("mixed", wrong if number % 4 == 0 else body())[0], range(40)))
+        statuses = list(
+            pool.map(lambda number: server.infer("mixed", wrong if number % 4 == 0 else body())[0], range(40))
+        )
     assert statuses.count(200) == 30
     counters = server.read_counters("mixed")
     failures = sum(counters[f"nv_inference_request_failure {reason}"] for reason in REASONS)
     assert counters["nv_inference_request_success"] == 30
     assert failures == server.statistics("mixed")["inference_stats"]["fail"]["count"]
-    # Whether a request refused before it was enqueued counts is Triton's choice: it does not.
-    assert failures in (0, 10)
+    # As with Triton, a request that never reached the model's queue is not one of the model's failures.
+    assert failures == 0
 
 
 def test_the_last_inference_is_told_in_milliseconds_of_the_epoch(server: Any) -> None:
@@ -148,7 +146,11 @@ def test_statistics_of_an_absent_model_are_refused_by_name(server: Any) -> None:
 
 
 def test_metric_tags_become_labels(server: Any) -> None:
-    line = next(line for line in server.read_metrics().splitlines() if line.startswith("nv_inference_count{") and '"quiet"' in line)
+    line = next(
+        line
+        for line in server.read_metrics().splitlines()
+        if line.startswith("nv_inference_count{") and '"quiet"' in line
+    )
     assert '_site="hall 3"' in line
     assert 'version="1"' in line
 
@@ -158,9 +160,7 @@ def test_the_page_has_the_families_of_host_process_and_build(server: Any) -> Non
     for name in ("nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"):
         assert re.search(rf"^{name} \d", page, re.MULTILINE), name
     assert re.search(r"^process_resident_memory_bytes \d", page, re.MULTILINE)
-    assert f'version="{edge_server.__version__}"' in next(
-        line for line in page.splitlines() if "build_info{" in line
-    )
+    assert f'version="{edge_server.__version__}"' in next(line for line in page.splitlines() if "build_info{" in line)
 
 
 def test_runtime_device_and_precision_in_force_are_on_the_page(server: Any) -> None:

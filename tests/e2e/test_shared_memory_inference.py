@@ -20,7 +20,9 @@ WIRES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
     module_repository.add("same", identity("FP32"))
     module_repository.add("text", identity("BYTES"))
-    module_repository.add("slow", identity("FP32", more='parameters { key: "execute_delay_ms" value { string_value: "200" } }'))
+    module_repository.add(
+        "slow", identity("FP32", more='parameters { key: "execute_delay_ms" value { string_value: "200" } }')
+    )
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     module_repository.add_sub("add_sub_openvino", 'backend: "openvino"')
     with serve(module_repository.path, "--allow-client-shm") as server:
@@ -96,11 +98,9 @@ def test_inputs_and_outputs_travel_through_one_segment(
     )
     np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [rows, 16], 2 * size), first * 3)
     np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [rows, 16], 3 * size), -first)
-    described = answer.get_output("OUTPUT0")
-    parameters = described["parameters"] if wire == "http" else described.parameters
-    assert "shared_memory_region" in parameters
     if wire == "http":
-        assert "data" not in described
+        # The C++ client takes `parameters` of an output to hold a binary_data_size, so there are none.
+        assert set(answer.get_output("OUTPUT0")) == {"name", "datatype", "shape"}
 
 
 def test_an_input_from_memory_and_an_output_in_the_answer_mix(client: Any, wire: str, segment: Any) -> None:
@@ -134,9 +134,7 @@ def test_an_unaligned_region_is_read_and_written_rightly(client: Any, wire: str,
     array = np.array([[1.5, -2.5]], np.float32)
     shm.set_shared_memory_region(handle, [array], offset=1)
     client.register_system_shared_memory("odd", key, 64)
-    client.infer(
-        "same", [given(wire, "INPUT0", (1, 2), "odd", 1)], outputs=[wanted(wire, "OUTPUT0", "odd", 8, 17)]
-    )
+    client.infer("same", [given(wire, "INPUT0", (1, 2), "odd", 1)], outputs=[wanted(wire, "OUTPUT0", "odd", 8, 17)])
     np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 2], 17), array)
 
 
@@ -159,13 +157,24 @@ def test_what_is_wrong_about_a_region_is_told(client: Any, wire: str, segment: A
         with pytest.raises(InferenceServerException, match=words):
             ask()
 
-    refused("shared memory region 'mine' already in manager", lambda: client.register_system_shared_memory("mine", key, 64))
-    refused("Unable to open shared memory region: '/edge-no-such'", lambda: client.register_system_shared_memory("gone", "/edge-no-such", 64))
+    refused(
+        "shared memory region 'mine' already in manager", lambda: client.register_system_shared_memory("mine", key, 64)
+    )
+    refused(
+        "Unable to open shared memory region: '/edge-no-such'",
+        lambda: client.register_system_shared_memory("gone", "/edge-no-such", 64),
+    )
     refused("big", lambda: client.register_system_shared_memory("big", key, 1 << 40))
     refused("past", lambda: client.register_system_shared_memory("past", key, 64, 1 << 40))
     refused("path", lambda: client.register_system_shared_memory("path", "/../../etc/passwd", 64))
-    refused("reserved|triton_python", lambda: client.register_system_shared_memory("p", "/triton_python_backend_shm_region_1", 64))
-    refused("Unable to find shared memory region: 'nobody'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "nobody")]))
+    refused(
+        "reserved|triton_python",
+        lambda: client.register_system_shared_memory("p", "/triton_python_backend_shm_region_1", 64),
+    )
+    refused(
+        "Unable to find shared memory region: 'nobody'",
+        lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "nobody")]),
+    )
     refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "mine", 60)]))
     refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 64), "mine")]))
     refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "mine", (1 << 62))]))
@@ -207,7 +216,7 @@ def test_a_region_unregistered_while_a_request_uses_it_is_let_go_afterwards(serv
         plain = tritonclient.grpc.InferInput("INPUT0", [1, 4], "FP32")
         plain.set_data_from_numpy(array)
         client.infer("slow", [plain])
-    (result, error), *_ = answers
+    ((_, error),) = answers
     if error is None:
         np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 32), array)
     else:

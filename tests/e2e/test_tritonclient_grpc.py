@@ -255,7 +255,9 @@ def test_an_empty_final_response_closes_a_decoupled_request_when_asked_for(zoo: 
 
 
 def test_a_decoupled_model_is_refused_on_the_unary_call(client: Any) -> None:
-    with pytest.raises(InferenceServerException, match=r"ModelInfer RPC doesn't support models with decoupled") as caught:
+    with pytest.raises(
+        InferenceServerException, match=r"ModelInfer RPC doesn't support models with decoupled"
+    ) as caught:
         client.infer("repeat", repeat_inputs([1]))
     assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
 

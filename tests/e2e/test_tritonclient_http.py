@@ -56,7 +56,9 @@ def test_every_data_type_that_json_can_carry_goes_there_and_back_as_json(
         outputs=[triton.InferRequestedOutput("OUTPUT0", binary_data=False)],
     )
     result = answer.as_numpy("OUTPUT0")
-    expected = np.array([item.decode() for item in array.ravel()]).reshape(array.shape) if datatype == "BYTES" else array
+    expected = (
+        np.array([item.decode() for item in array.ravel()]).reshape(array.shape) if datatype == "BYTES" else array
+    )
     assert np.array_equal(np.vectorize(_text)(result) if datatype == "BYTES" else result, expected)
 
 
@@ -144,9 +146,7 @@ def test_bodies_travel_compressed_both_ways(client: Any, there: str | None, back
 
 
 @pytest.mark.parametrize(("encoding", "expand"), [("gzip", decompress), ("deflate", zlib.decompress)])
-def test_a_compressed_answer_says_so_in_its_headers(
-    zoo: Any, encoding: str, expand: Callable[[bytes], bytes]
-) -> None:
+def test_a_compressed_answer_says_so_in_its_headers(zoo: Any, encoding: str, expand: Callable[[bytes], bytes]) -> None:
     body = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 400], "data": list(range(400))}]}
     connection = zoo.connection()
     try:

@@ -29,9 +29,7 @@ def given(name: str, array: np.ndarray, datatype: str) -> InferInput:
     return tensor
 
 
-def test_every_data_type_goes_there_and_back(
-    zoo: Any, datatype: str, sample: Callable[[str], np.ndarray]
-) -> None:
+def test_every_data_type_goes_there_and_back(zoo: Any, datatype: str, sample: Callable[[str], np.ndarray]) -> None:
     array = sample(datatype)
     answer = with_client(zoo, lambda client: client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)]))
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)

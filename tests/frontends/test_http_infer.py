@@ -131,7 +131,7 @@ def test_tensors_travel_through_shared_memory_both_ways(site):
             "outputs": [{"name": "OUTPUT0", "parameters": {**place, "shared_memory_offset": 32}}],
         }
         reply = site.post("/v2/models/add/infer", body)
-        assert reply.json["outputs"][0]["parameters"] == {**place, "shared_memory_offset": 32}
+        assert reply.json["outputs"] == [{"name": "OUTPUT0", "datatype": "INT32", "shape": [1, 4]}]
         assert bytes(segment.buf[32:48]) == (2 * values).tobytes()
         body["outputs"][0]["parameters"]["shared_memory_byte_size"] = 8
         assert "should be at least 16 bytes" in site.post("/v2/models/add/infer", body).error

@@ -319,3 +319,17 @@ def test_a_stream_goes_back_to_one_thread_when_its_client_slows_down(door: Any, 
         assert next(call).infer_response.id == str(i)
     sender.close()
     assert list(call) == []
+
+
+def test_an_unexpected_exception_of_the_stream_itself_is_internal(
+    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(stream_module.StreamInfer, "_submit", broken)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(door.stream([make_request()]))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.details() == "internal error: ZeroDivisionError"
+    assert "secret detail" in caplog.text

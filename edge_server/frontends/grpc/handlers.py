@@ -99,7 +99,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
                 finally:
                     self._uncount_stream()
                 return
-            except EdgeServerError as error:
+            except grpc.RpcError:
+                raise  # the client left, as grpcio tells itself
+            except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
                 failure = known(error)
             abort(context, failure)
 

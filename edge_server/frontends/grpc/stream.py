@@ -20,7 +20,7 @@ import grpc
 from edge_server.core.message import Parameter, Response
 from edge_server.errors import Draining, EdgeServerError, Throttled
 from edge_server.frontends.grpc.answer import stream_answer
-from edge_server.frontends.grpc.boundary import abort, known
+from edge_server.frontends.grpc.boundary import known
 from edge_server.frontends.grpc.encode import stream_error_message
 from edge_server.frontends.grpc.infer import REAL_ERRORS_KEY
 from edge_server.frontends.grpc.pace import Pace
@@ -119,7 +119,7 @@ class StreamInfer:
         self._sent = self._sent_bytes = 0
 
     def responses(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the serialized responses to `requests`; ends, or aborts the call, when there will be no more."""
+        """Yield the serialized responses to `requests`. Raises EdgeServerError when its status is to end the call."""
         if not self._context.add_callback(self.end):
             self.end()
         while True:
@@ -131,7 +131,7 @@ class StreamInfer:
             if end is not None:
                 break
         if end.error is not None:
-            abort(self._context, end.error)
+            raise end.error
 
     def stop(self) -> None:
         """End the call as soon as nothing is outstanding, because the server is about to stop."""
@@ -203,7 +203,10 @@ class StreamInfer:
                 yield message
 
     def _message(self, exchange: Exchange, response: Response, size: int) -> bytes | None:
-        """Return the response as sent, None when the client does not want to see it. Aborts in real-error mode."""
+        """Return the response as sent, None when the client does not want to see it.
+
+        Raises the response's error in real-error mode.
+        """
         self._sent += 1
         self._sent_bytes += size
         if response.is_final:
@@ -225,7 +228,7 @@ class StreamInfer:
                     exchange.cancel()
         if self._has_real_errors:
             self.end()
-            abort(self._context, error)
+            raise error
         return stream_error_message(error.message, exchange.plan.request_id)
 
     # -- the thread that reads

@@ -313,12 +313,8 @@ def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chu
         tensor = classify(tensor, asked.classification, labels, spec.max_batch_size > 0)
     output: Json = {"name": tensor.name, "datatype": tensor.dtype.value, "shape": list(tensor.shape)}
     if asked.region is not None:
-        size = place_in_view(tensor, asked.region, decoded.output_views[tensor.name])
-        output["parameters"] = {
-            "shared_memory_region": asked.region.name,
-            "shared_memory_offset": asked.region.offset,
-            "shared_memory_byte_size": size,
-        }
+        # Nothing more is said of it, as with Triton: its C++ client takes `parameters` to hold a binary_data_size.
+        place_in_view(tensor, asked.region, decoded.output_views[tensor.name])
     elif decoded.binary_output if asked.binary is None else asked.binary:
         raw = raw_from_tensor(tensor)
         chunks.append(raw)

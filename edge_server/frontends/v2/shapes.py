@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
-from edge_server.core.view import IndexEntry, InstanceReport, ModelMetadata, ServerMetadata, SharedRegion, TensorMetadata
+from edge_server.core.view import (
+    IndexEntry,
+    InstanceReport,
+    ModelMetadata,
+    ServerMetadata,
+    SharedRegion,
+    TensorMetadata,
+)
 
 Json = dict[str, object]
 

@@ -1,0 +1,197 @@
+"""The commands `check`, `status` and `serve --help` as processes, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+IDENTITY = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
+"""
+HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
+
+
+def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
+    return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, timeout=60, env=environment)
+
+
+def add(repository: Path, name: str, config: str = IDENTITY, version: int = 1) -> Path:
+    folder = repository / name
+    (folder / str(version)).mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_check_prints_a_table_of_everything_that_works_and_exits_zero(repository: Path) -> None:
+    add(repository, "one")
+    add(repository, "two")
+    done = edge("check", str(repository))
+    assert done.returncode == 0, done.stderr
+    heads, _, *rows = done.stdout.splitlines()
+    assert tuple(cells(heads)) == HEADS
+    assert [cells(row)[0] for row in rows] == ["one", "two"]
+    name, version, backend, *_ = cells(rows[0])
+    assert (name, version, backend) == ("one", "1", "identity")
+    assert "INPUT0 FP32[-1,-1]" in rows[0]
+    assert "OUTPUT0 FP32[-1,-1]" in rows[0]
+    load_ms, infer_ms, memory_mb = cells(rows[0])[-3:]
+    assert float(load_ms) >= 0
+    assert float(infer_ms) >= 0
+    assert float(memory_mb) >= 0
+
+
+def test_check_of_a_real_model_names_runtime_and_precision() -> None:
+    bundled = Path(__file__).parents[2] / "model_repository"
+    done = edge("check", str(bundled))
+    assert done.returncode == 0, done.stderr
+    row = next(line for line in done.stdout.splitlines() if line.startswith("efficientnet_lite0"))
+    assert any(runtime in row for runtime in ("openvino", "onnxruntime"))
+    assert "input FP32[-1,3,224,224]" in row
+
+
+def test_check_tells_what_fails_with_the_reason_and_exits_nonzero(repository: Path) -> None:
+    add(repository, "good")
+    add(repository, "no_backend", 'backend: "nonsense"')
+    (add(repository, "damaged", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
+    add(repository, "misspelt", IDENTITY + "max_batch_siez: 3")
+    add(repository, "wrong_on_zeros", IDENTITY.replace("identity", "stub") + parameter("stub_fail", "true"))
+    done = edge("check", str(repository))
+    assert done.returncode == 1
+    assert "good" in done.stdout
+    for name in ("no_backend", "damaged", "misspelt", "wrong_on_zeros"):
+        assert any(line.startswith(f"FAILED {name}") for line in done.stderr.splitlines()), (name, done.stderr)
+    assert "nonsense" in done.stderr
+    assert "max_batch_siez" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def parameter(key: str, value: str) -> str:
+    return f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def test_check_of_several_repositories_covers_all(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        add(tmp_path / name, f"model_of_{name}")
+    done = edge("check", str(tmp_path / "first"), str(tmp_path / "second"))
+    assert done.returncode == 0, done.stderr
+    assert "model_of_first" in done.stdout
+    assert "model_of_second" in done.stdout
+
+
+def test_check_of_an_empty_repository_says_so(repository: Path) -> None:
+    done = edge("check", str(repository))
+    assert done.returncode == 1
+    assert "no model" in done.stderr
+
+
+def test_check_of_what_is_no_repository_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = edge("check", str(tmp_path / "nowhere"))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "nowhere" in done.stderr
+
+
+@pytest.fixture
+def url(repository: Path) -> Iterator[str]:
+    add(repository, "one")
+    add(repository, "broken", 'backend: "nonsense"')
+    flags = [f"--model-repository={repository}", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"]
+    server = subprocess.Popen(
+        [str(COMMAND), "serve", "--log-warning=false", "--log-error=false", *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert server.stdout is not None
+    with server.stdout as lines:
+        found = re.search(r"http://[^\s;]+", lines.readline())
+        assert found, "the server did not become ready"
+        try:
+            yield found[0]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
+
+
+def test_status_prints_the_table_of_a_running_server(url: str) -> None:
+    done = edge("status", "--url", url)
+    # A model that was wished for and is not served makes a strict server not ready.
+    assert done.returncode == 1, done.stderr
+    assert "NOT ready" in done.stdout
+    row = next(line for line in done.stdout.splitlines() if line.startswith("one "))
+    assert cells(row)[1:4] == ["1", "READY", "identity"]
+    assert any(line.startswith("broken") and "UNAVAILABLE" in line for line in done.stdout.splitlines())
+    assert "nonsense" in done.stdout
+
+
+def test_status_without_a_server_says_so_in_one_line() -> None:
+    done = edge("status", "--url", "http://127.0.0.1:1", "--timeout=2")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "http://127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://"])
+def test_status_of_an_address_that_is_none_says_so_without_a_traceback(url: str) -> None:
+    done = edge("status", "--url", url)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+
+
+def test_serve_help_names_every_flag_with_variable_and_default() -> None:
+    done = edge("serve", "--help")
+    assert done.returncode == 0
+    for words in (
+        "--model-repository", "--http-port", "--grpc-port", "--metrics-port", "--model-control-mode", "--load-model",
+        "--strict-readiness", "--exit-on-error", "--exit-timeout-secs", "--log-verbose", "--log-format",
+        "--allow-client-shm", "EDGE_SERVER_HTTP_PORT", "default 8000", "default 8001", "default 8002",
+    ):  # fmt: skip
+        assert words in done.stdout, words
+
+
+def test_the_command_without_arguments_shows_its_usage() -> None:
+    for arguments, code in (([], 2), (["--help"], 0), (["-h"], 0)):
+        done = edge(*arguments)
+        assert done.returncode == code
+        assert all(command in done.stdout for command in ("serve", "check", "status"))
+
+
+def test_an_unknown_command_is_refused_by_name() -> None:
+    done = edge("srve")
+    assert done.returncode == 2
+    assert "srve" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_print_config_is_a_file_that_config_reads_back(repository: Path, tmp_path: Path) -> None:
+    flags = [f"--model-repository={repository}", "--http-port=8123", "--log-format=json"]
+    printed = edge("serve", *flags, "--print-config")
+    assert printed.returncode == 0, printed.stderr
+    file = tmp_path / "edge.toml"
+    file.write_text(printed.stdout)
+    again = edge("serve", f"--config={file}", "--print-config")
+    assert again.returncode == 0, again.stderr
+    assert "8123" in again.stdout
