@@ -49,7 +49,8 @@ class SessionInfo:
     """What is in force in an open session, for the log, `status`, `check` and metrics.
 
     `runtime`: "onnxruntime 1.23.2". `device`: "CPU", "GPU:0". `precision`: the arithmetic in use: "f32", "bf16",
-    "f16", "int8", or "as the model says" where the runtime does not tell. `options`: runtime options set, as text.
+    "f16", "int8" ...; "int" for a model without floating point, "mixed", or "as the model says" where a device chooses
+    by itself and does not tell. `options`: runtime options set, as text.
     """
 
     runtime: str

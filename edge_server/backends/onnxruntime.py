@@ -33,6 +33,7 @@ from edge_server.backends.runtime import (
     import_runtime,
     is_batchable,
     load_error,
+    precision_of_tensors,
     readable,
     usable_cores,
     whole_number,
@@ -378,7 +379,7 @@ def _is_cpu_only(options: _Options) -> bool:
 def _precision(job: OpenJob, merged: Mapping[str, str], written: str | None, options: _Options) -> tuple[str, _Options]:
     """Return the arithmetic in use and the options for it. Raises LoadError when the one asked for is not to be had."""
     asked = merged.get("precision", "f32").strip().lower()
-    in_file = written or "as the model says"
+    in_file = written or precision_of_tensors(job.spec)
     if asked in ("f32", "auto") or asked == written:
         return in_file, options
     on_arm = platform.machine() == "aarch64"

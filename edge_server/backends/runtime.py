@@ -17,6 +17,7 @@ import numpy as np
 
 from edge_server.backends.base import Array, ModelFile
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory
 
 _LONGEST_QUOTE = 600
@@ -94,6 +95,19 @@ def is_batchable(inputs: Iterable[InputSpec], outputs: Iterable[OutputSpec]) -> 
     """Tell whether every tensor, as the file declares it, has a leading dimension of any size."""
     dims = [one.dims for one in inputs] + [one.dims for one in outputs]
     return all(shape[:1] == (-1,) for shape in dims)
+
+
+_FLOATS = {DType.FP16: "f16", DType.BF16: "bf16", DType.FP32: "f32", DType.FP64: "f64"}
+
+
+def precision_of_tensors(spec: ModelSpec) -> str:
+    """Return the arithmetic that a model's inputs and outputs speak of, for one whose weights do not tell.
+
+    The only floating-point type among them, or "int" when there is none; "mixed" when there are several.
+    """
+    types = {item.dtype for item in spec.inputs} | {item.dtype for item in spec.outputs}
+    floats = {_FLOATS[dtype] for dtype in types if dtype in _FLOATS}
+    return floats.pop() if len(floats) == 1 else "mixed" if floats else "int"
 
 
 def instance_count(spec: ModelSpec) -> int:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, RequestSession, Session, SessionInfo
-from edge_server.backends.runtime import whole_number, words, yes_or_no
+from edge_server.backends.runtime import precision_of_tensors, whole_number, words, yes_or_no
 from edge_server.backends.streamer import RepeatSession, SquareSession
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import DType
@@ -53,7 +53,7 @@ class StubBackend(Backend):
         return None
 
     def open(self, job: OpenJob) -> Session | RequestSession:
-        info = SessionInfo(f"built-in {self.name}", "CPU", "as the model says", dict(job.spec.parameters))
+        info = SessionInfo(f"built-in {self.name}", "CPU", precision_of_tensors(job.spec), dict(job.spec.parameters))
         if self.name == "identity":
             return IdentitySession(job, info)
         if self.name == "repeat":

@@ -25,7 +25,8 @@ wheel tritonclient==2.47.0 manylinux1_x86_64
 wheel nvidia-cuda-runtime-cu12 manylinux2014_x86_64
 (
     cd "$dest"
-    apt-get download libb64-0d >&2
+    # A fresh machine has no package lists yet.
+    apt-get download libb64-0d >&2 || { apt-get update >&2 && apt-get download libb64-0d >&2; }
     dpkg -x libb64-0d_*.deb .
 )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf import json_format
 
-from edge_server.errors import InvalidRequest, NotFound, Unsupported
+from edge_server.errors import InvalidRequest, NotFound, Refusal, ServingFault, Unsupported
 from edge_server.frontends.v2 import shapes
 from edge_server.frontends.v2.version import parse_version
 from edge_server.protocol import messages
@@ -147,7 +147,11 @@ class ControlRpcs:
             if value.WhichOneof("parameter_choice")
         }
         settings = self._service.log_settings
-        now = settings.update(wanted) if wanted else settings.get()
+        try:
+            now = settings.update(wanted) if wanted else settings.get()
+        except (ServingFault, Refusal) as error:
+            # Over HTTP a wrong type is 500 and a wrong format 503, as Triton has it; over gRPC both are the caller's.
+            raise InvalidRequest(error.message) from None
         response = messages.LogSettingsResponse()
         for key, value in now.items():
             setattr(response.settings[key], _log_choice(value), value)

@@ -98,6 +98,10 @@ def channel_options(config: GrpcConfig) -> list[tuple[str, int]]:
 def _bind(server: grpc.Server, config: GrpcConfig) -> int:
     host = f"[{config.address}]" if ":" in config.address and config.address[0] != "[" else config.address
     target = f"{host}:{config.port}"
+    # Asked first: gRPC's own library would print a refusal of its own besides ours.
+    refused = "" if config.port == 0 or config.reuses_port else _why_not(config)
+    if refused:
+        raise ServingFault(f"gRPC cannot listen on {target}: {refused}")
     try:
         if config.is_tls or config.is_mutual_tls:
             port = server.add_secure_port(target, _credentials(config))
@@ -106,12 +110,13 @@ def _bind(server: grpc.Server, config: GrpcConfig) -> int:
     except RuntimeError:
         port = 0
     if not port:
-        raise ServingFault(f"gRPC cannot listen on {target}: {_why_not(config)}")
+        reason = "the TLS files do not fit each other" if config.is_tls else "the address is not available"
+        raise ServingFault(f"gRPC cannot listen on {target}: {_why_not(config) or reason}")
     return int(port)
 
 
 def _why_not(config: GrpcConfig) -> str:
-    """Return the system's word for why the address cannot be bound, which grpcio keeps to its own log."""
+    """Return the system's word for why the address cannot be bound, "" when it can."""
     host = config.address.strip("[]")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)[0]
@@ -121,7 +126,7 @@ def _why_not(config: GrpcConfig) -> str:
             probe.listen()
     except OSError as error:
         return str(error)
-    return "the TLS files do not fit each other" if config.is_tls else "the address is not available"
+    return ""
 
 
 def _credentials(config: GrpcConfig) -> grpc.ServerCredentials:
