@@ -136,6 +136,18 @@ class BackendMissing(LoadError):
     """The runtime that the model needs is not installed or does not import; says what to install."""
 
 
+class StorageFault(LoadError):
+    """Reading the files failed for a cause that may pass: a disk or a network file system that stutters."""
+
+
+class Untrusted(LoadError):
+    """The files are not what their checksums or signature say, or lack those that are required."""
+
+
+class ChangedWhileLoading(LoadError):
+    """Files changed between their check and their opening; the next look at the repository finds them anew."""
+
+
 class OutOfMemory(LoadError):
     """Loading would not fit, or did not fit, into memory."""
 

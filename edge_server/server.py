@@ -16,19 +16,25 @@ from pathlib import Path
 
 from edge_server import __version__
 from edge_server.config import RepositoryConfig, ServerConfig
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.lifecycle import ModelWish, ReloadPolicy
 from edge_server.errors import EdgeServerError
 from edge_server.memory.allocator import keep_big_blocks, trim
+from edge_server.memory.pressure import MemoryFloor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.repository.poll import Poller
+from edge_server.repository.pins import Pins
+from edge_server.repository.remote.mirror import Mirrors
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.source import RepositorySource
+from edge_server.repository.trust.verify import trust_policy
+from edge_server.repository.watch import Watcher
 from edge_server.service import InferenceService
+from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.events import MODEL_UNLOADED, EventBus
 from edge_server.telemetry.host import HostSampler
+from edge_server.telemetry.loads import LoadCounts
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics
 from edge_server.vision.plan import image_plan
@@ -51,12 +57,15 @@ class Core:
     source: RepositorySource
     timer: Timer
     events: EventBus
+    loads: LoadCounts
+    mirrors: Mirrors
 
     def close(self, timeout_s: float) -> bool:
         """Refuse, drain for at most `timeout_s`, close every model. False when requests had to be failed."""
         self.service.stop_taking()
         is_clean = self.manager.close(timeout_s)
         self.timer.close()
+        self.mirrors.close()
         self.source.close()
         return is_clean
 
@@ -64,13 +73,33 @@ class Core:
 def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     """Make the serving core. Nothing is loaded yet. Raises EdgeServerError for a repository that cannot be read."""
     repository = config.repository
-    scanner = Scanner([Path(path) for path in repository.paths], repository.model_config_name)
-    scanner.names()
-    options = ResolveOptions(auto_complete=not repository.is_auto_complete_disabled, checks=(image_plan,))
-    source = RepositorySource(scanner, options)
+    mirrors = Mirrors(
+        repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
+    )
+    scanner = Scanner(
+        mirrors.roots,
+        repository.model_config_name,
+        allows_external_links=repository.allows_external_links,
+    )
+    scanner.check_roots()
+    options = ResolveOptions(
+        auto_complete=not repository.is_auto_complete_disabled,
+        checks=(image_plan,),
+        trust=trust_policy(repository.requires_checksums, repository.public_key),
+    )
+    pins = Pins(Path(repository.state_dir) if repository.state_dir else None)
+    source = RepositorySource(scanner, options, pins=pins)
     timer = Timer()
     events = EventBus()
-    manager = Manager(timer, config.backends, load_threads=repository.load_thread_count, announce=events.publish)
+    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
+    manager = Manager(
+        timer,
+        config.backends,
+        load_threads=repository.load_thread_count,
+        announce=events.publish,
+        limits=_limits(config),
+        ask_room=memory.refusal,
+    )
     service = InferenceService(
         manager,
         source,
@@ -80,9 +109,29 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
         server_version=__version__,
         is_explicit=repository.control_mode == "explicit",
         is_strict=config.lifecycle.is_readiness_strict,
+        events=events,
     )
     events.subscribe(lambda event: trim() if event.kind == MODEL_UNLOADED else None)
-    return Core(service, manager, source, timer, events)
+    loads = LoadCounts(manager.versions)
+    events.subscribe(loads.receive)
+    return Core(service, manager, source, timer, events, loads, mirrors)
+
+
+def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
+    """Begin to copy remote repositories and wait for what the first wish needs of them. Raises ServingFault."""
+    mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
+
+
+def _limits(config: ServerConfig) -> Limits:
+    repository = config.repository
+    return Limits(
+        load_retry_count=repository.load_retry_count,
+        reload_policy=ReloadPolicy(repository.reload_policy),
+        max_resident_models=repository.max_resident_models,
+        idle_unload_s=repository.idle_unload_s,
+        on_demand_timeout_s=repository.load_on_demand_timeout_s,
+        hang_timeout_s=config.lifecycle.hang_timeout_s,
+    )
 
 
 def first_wish(config: RepositoryConfig, source: RepositorySource) -> dict[str, ModelWish]:
@@ -179,6 +228,7 @@ class Server:
             tags=service.metric_tags,
             host=HostSampler(self._config.metrics.interval_ms / 1000) if self._config.metrics.has_cpu_metrics else None,
         )
+        metrics.add_source(self._core.loads.families)
         front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port)
         port = await front.start()
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
@@ -186,24 +236,37 @@ class Server:
 
     async def _load(self) -> bool:
         """Work off the first wish, unless told to stop meanwhile. False when that must end the process."""
-        repository = self._config.repository
         core = self._core
-        wishes = first_wish(repository, core.source)
-        core.manager.wish_for_all(wishes.values())
-        loading = asyncio.ensure_future(asyncio.to_thread(core.manager.wait_settled))
-        stopping = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if self._stop.is_set():
+        if not await self._until_stopped(lambda: copy_first(self._config.repository, core.mirrors)):
+            return True
+        await self._state_first_wish()
+        if not await self._until_stopped(core.manager.wait_settled):
             return True
         core.service.started()
-        if repository.control_mode == "poll":
-            poller = Poller(
-                core.source, wishes, lambda wish: core.manager.wish_for_all(wish.values()), repository.poll_s
-            )
-            self._closers.append(lambda: asyncio.to_thread(poller.close))
         self._say_what_is_served()
         return not (self._config.lifecycle.exits_on_error and core.manager.has_failures())
+
+    async def _state_first_wish(self) -> None:
+        """Say what is to be served at the start; in mode poll, follow the repositories from then on."""
+        repository, core = self._config.repository, self._core
+        if repository.control_mode != "poll":
+            core.service.wish_for_all(first_wish(repository, core.source))
+            return
+        watcher = Watcher(core.source, core.service.wish_for_all, repository.poll_s)
+        self._closers.append(lambda: asyncio.to_thread(watcher.close))
+        core.service.wish_for_all(await asyncio.to_thread(watcher.first))
+        watcher.start()
+
+    async def _until_stopped(self, work: Callable[[], object]) -> bool:
+        """Wait for work on a thread; False when the order to stop came first. Raises what the work raises."""
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stop.is_set():
+            return False
+        await working
+        return True
 
     def _say_what_is_served(self) -> None:
         service = self._core.service
@@ -216,7 +279,7 @@ class Server:
         lines += [
             f"  {entry.name} {'version ' + entry.version if entry.version else ''} is NOT served: {entry.reason}"
             for entry in service.repository_index()
-            if entry.state == "UNAVAILABLE" and entry.reason != "unloaded"
+            if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")
         ]
         head = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):

@@ -6,18 +6,30 @@ called from any thread. Those marked *blocking* may take as long as a model load
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.lifecycle import ModelWish, VersionState
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.statistics import VersionStatistics
-from edge_server.core.view import IndexEntry, InstanceReport, ModelMetadata, ServerMetadata, TensorMetadata
+from edge_server.core.view import (
+    IndexEntry,
+    InstanceReport,
+    ModelMetadata,
+    PinReport,
+    ServerMetadata,
+    TensorMetadata,
+    VersionReport,
+)
 from edge_server.errors import Draining, InvalidRequest, LoadError, NotReady, Refusal, ServingFault, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.manager import Manager
 from edge_server.serving.version import ModelVersion
+from edge_server.telemetry.events import MODEL_PINNED, MODEL_UNPINNED, SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
 
 EXTENSIONS = (
@@ -35,6 +47,9 @@ EXTENSIONS = (
 """Triton's names, in Triton's order, of the extensions that this server serves."""
 
 _STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+NOT_LOADED = "NOT_LOADED"
+"""The state of a version that is in the repository and was never wished for."""
 
 _ROUTE_ATTEMPTS = 16
 """How often a request that met a version just being retired looks for its successor. One is the rule."""
@@ -59,6 +74,25 @@ class ModelSource(Protocol):
     def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
         """Return what should be served of a model, with the overrides in place, or None when it is not there."""
 
+    def with_pins(self, wishes: Mapping[str, ModelWish]) -> Mapping[str, ModelWish]:
+        """Return earlier wishes as they would be with the pins that hold now."""
+
+    def versions(self, name: str) -> Sequence[int]:
+        """Return the versions of a model that are there, ascending, wished for or not."""
+
+    def pins(self) -> Mapping[str, int]:
+        """Return the pinned models, each with its version."""
+
+    def pin(self, name: str, version: int) -> int | None:
+        """Wish for that version of a model alone; return the one that it was pinned to before."""
+
+    def unpin(self, name: str) -> int | None:
+        """Let the version policy decide again; return the version it was pinned to, if it was."""
+
+    @property
+    def pins_are_durable(self) -> bool:
+        """Whether a pin survives a restart."""
+
 
 class InferenceService:
     """See the module's text. Holds no request: what it hands out belongs to versions and tickets."""
@@ -74,9 +108,11 @@ class InferenceService:
         server_version: str,
         is_explicit: bool,
         is_strict: bool,
+        events: EventBus | None = None,
     ) -> None:
         self.shared_memory = shared_memory
         self.log_settings = log_settings
+        self.events = events or EventBus()
         self._manager = manager
         self._source = source
         self._metadata = ServerMetadata(server_id, server_version, EXTENSIONS)
@@ -84,14 +120,28 @@ class InferenceService:
         self._is_strict = is_strict
         self._has_started = False
         self._is_stopping = False
+        self._ordering = threading.Lock()
+        self._ordered: set[str] = set()
+        self._wishing = threading.Lock()
+        self._wished: set[str] = set()
 
     def started(self) -> None:
         """Say that the first wish was worked off: from now on the server may be ready."""
         self._has_started = True
+        self.events.publish(SERVER_READY)
 
     def stop_taking(self) -> None:
-        """Refuse inference from now on; what waits or runs goes on."""
-        self._is_stopping = True
+        """Refuse inference from now on; what waits or runs goes on. May be called again."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.events.publish(SERVER_STOPPING)
+
+    def wish_for_all(self, wishes: Mapping[str, ModelWish]) -> None:
+        """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
+        with self._wishing:
+            # A pin that was put or lifted since the scan counts: the wish must not take an operator's order back.
+            self._manager.wish_for_all(self._source.with_pins(wishes).values())
+            self._wished = set(wishes)
 
     def is_live(self) -> bool:
         return not self._is_stopping
@@ -107,7 +157,7 @@ class InferenceService:
         if self._is_stopping:
             return False
         try:
-            self._manager.route(name, version)
+            self._manager.spec(name, version)
         except NotReady:
             return False
         except UnknownModel:
@@ -121,12 +171,11 @@ class InferenceService:
 
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         """Return names, types and shapes as clients see them. Raises UnknownModel, NotReady."""
-        found = self._manager.route(name, version)
-        spec = found.spec
-        versions = [found] if version is not None else self._manager.ready_versions(name)
+        spec = self._manager.spec(name, version)
+        versions = [version] if version is not None else self._manager.offered_versions(name)
         return ModelMetadata(
             name=name,
-            versions=tuple(str(item.version) for item in sorted(versions, key=lambda item: item.version)),
+            versions=tuple(map(str, versions)),
             platform=spec.platform or spec.backend,
             inputs=tuple(_tensor_metadata(spec, item) for item in spec.inputs),
             outputs=tuple(_tensor_metadata(spec, item) for item in spec.outputs),
@@ -139,7 +188,7 @@ class InferenceService:
         """
         if self._is_stopping:
             raise Draining(_STOPPING)
-        return self._manager.route(name, version).spec
+        return self._manager.spec(name, version)
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
         """Return counters of all serving versions, of one model, or of one version.
@@ -164,27 +213,48 @@ class InferenceService:
 
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
         """Return every model there is, with the state and reason of each version that was ever wished for."""
-        entries = self._manager.index()
+        pins = self._source.pins()
+        entries = [_with_pin(entry, pins.get(entry.name)) for entry in self._manager.index()]
         if only_ready:
             return [entry for entry in entries if entry.state == "READY"]
         listed = {entry.name for entry in entries}
-        entries += [IndexEntry(name) for name in self._source.names() if name not in listed]
+        absent = [IndexEntry(name) for name in self._source.names() if name not in listed]
+        entries += [_with_pin(entry, pins.get(entry.name)) for entry in absent]
         return sorted(entries, key=lambda entry: entry.name)
+
+    def versions(self, name: str | None = None) -> list[VersionReport]:
+        """Return every version of every model, or of one, with its past; those too that are on disk only. *Blocking.*
+
+        Raises UnknownModel, ServingFault.
+        """
+        reports = self._manager.versions(name)
+        known = {(report.name, report.version) for report in reports}
+        for model in self._source.names() if name is None else [name]:
+            there = [version for version in self._source.versions(model) if (model, version) not in known]
+            reports += [VersionReport(model, version, 0, NOT_LOADED, 0.0, 0, "", 0.0) for version in there]
+        if name is not None and not reports:
+            raise UnknownModel(f"Request for unknown model: '{name}' is not found")
+        return sorted(reports, key=lambda report: (report.name, report.version, report.generation))
+
+    def pins(self) -> Mapping[str, int]:
+        """Return the models that an operator pinned, each with its version."""
+        return self._source.pins()
 
     def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload, and wait for it. *Blocking.*
 
         `config_json` overrides config.pbtxt; `files` maps "1/model.onnx" to contents that stand in for the disk's.
-        Raises Refusal outside explicit mode, LoadError, ServingFault.
+        Raises Refusal outside explicit mode, LoadError, ServingFault; also while another order for it is carried out.
         """
         self._check_control()
-        wish = self._source.wish(name, config_json, files or {})
-        if wish is None:
-            raise ServingFault(f"failed to load '{name}', failed to poll from model repository")
-        self._manager.wish_for(wish, retry=True)
-        self._wait_settled(name)
-        reason = self._manager.failure(name)
-        if reason is not None:
+        with self._alone(name):
+            self._check_settled(name)
+            wish = self._source.wish(name, config_json, files or {})
+            if wish is None:
+                raise ServingFault(f"failed to load '{name}', failed to poll from model repository")
+            self._wished.add(name)
+            reason = self._settle(wish)
+        if reason:
             raise LoadError(f"load failed for model '{name}': {reason}")
         if not wish.versions:
             raise LoadError(f"load failed for model '{name}': at least one version must be available")
@@ -192,13 +262,52 @@ class InferenceService:
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         """Stop offering a model and drain it in the background. *Blocking* for the hand-over only.
 
-        A model that is not loaded is left as it is. Raises Refusal outside explicit mode. No model depends on
-        another yet, so `unload_dependents` has nothing more to unload.
+        A model that is not loaded is left as it is. Raises Refusal outside explicit mode, and ServingFault while
+        another order for it is carried out. No model depends on another yet, so `unload_dependents` has nothing more
+        to unload.
         """
         self._check_control()
-        if self._manager.is_known(name):
-            self._manager.wish_for(ModelWish(name))
-            self._wait_settled(name)
+        with self._alone(name):
+            self._check_settled(name)
+            self._wished.discard(name)
+            if self._manager.is_known(name):
+                self._settle(ModelWish(name))
+
+    def rollback(self, name: str, version: int | None = None) -> PinReport:
+        """Pin a model to `version`, or to the one before that which serves now, and wait for it. *Blocking.*
+
+        The version policy and newer versions count for nothing until `unpin`. When the version does not load, the
+        order is taken back. In explicit mode the pin of a model that is not loaded waits for its next load. Raises
+        UnknownModel (no such model, no such version), InvalidRequest (none before), LoadError, ServingFault.
+        """
+        with self._alone(name):
+            there = self._source.versions(name)
+            if not there:
+                raise UnknownModel(f"model '{name}' has no version in the repository")
+            if version is None:
+                version = self._version_before(name, there)
+            elif version not in there:
+                raise UnknownModel(f"model '{name}' has no version {version} in the repository, there are {[*there]}")
+            before, problem = self._pin(name, version)
+            serves = self._serving(name)
+            if problem:
+                self._pin(name, before, retry=False)
+                tail = "nothing of it serves" if serves is None else f"version {serves} goes on serving"
+                raise LoadError(f"model '{name}' was not rolled back to version {version}: {problem} {tail}")
+        self.events.publish(MODEL_PINNED, model=name, version=version)
+        return PinReport(name, version, before, serves, self._source.pins_are_durable)
+
+    def unpin(self, name: str) -> PinReport:
+        """Let the version policy decide again, and wait for what it wants. *Blocking.*
+
+        Raises InvalidRequest when the model is not pinned, ServingFault.
+        """
+        with self._alone(name):
+            if name not in self._source.pins():
+                raise InvalidRequest(f"model '{name}' is not pinned to a version")
+            before, problem = self._pin(name, None)
+        self.events.publish(MODEL_UNPINNED, model=name, version=before)
+        return PinReport(name, None, before, self._serving(name), self._source.pins_are_durable, problem)
 
     def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> Ticket:
         """Check and enqueue one request; `sink` then takes its responses, the last one with `is_final`.
@@ -218,7 +327,13 @@ class InferenceService:
         for _ in range(_ROUTE_ATTEMPTS):
             if self._is_stopping:
                 raise Draining(_STOPPING)
-            version: ModelVersion = self._manager.route(request.model, request.version)
+            try:
+                version: ModelVersion = self._manager.route_request(request.model, request.version)
+            except (NotReady, UnknownModel):
+                parked = self._manager.park(request, sink, lambda again: self._submit(again, sink, may_run=False))
+                if parked is None:
+                    raise
+                return parked
             try:
                 return version.submit(request, sink, may_run=may_run)
             except Draining:
@@ -226,9 +341,65 @@ class InferenceService:
                 continue
         raise NotReady(f"model '{request.model}' is being replaced faster than requests can follow")
 
-    def _wait_settled(self, name: str) -> None:
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Keep other orders for the model away, as Triton does: they fail at once instead of waiting their turn."""
+        with self._ordering:
+            if name in self._ordered:
+                raise _conflict(name)
+            self._ordered.add(name)
+        try:
+            yield
+        finally:
+            with self._ordering:
+                self._ordered.discard(name)
+
+    def _check_settled(self, name: str) -> None:
+        """Raise ServingFault while a load of the model that no order waits for is under way, as at the start."""
+        if not self._manager.wait_settled([name], 0):
+            raise _conflict(name)
+
+    def _settle(self, wish: ModelWish) -> str:
+        """State the wish for one model and wait for it. Return why not all of it is served, "" when it is."""
+        self._manager.wish_for(wish, retry=True)
+        return self._outcome(wish.name)
+
+    def _outcome(self, name: str) -> str:
         if not self._manager.wait_settled([name]):
             raise Draining(f"Server is stopping, model '{name}' can be neither loaded nor unloaded")
+        return self._manager.failure(name) or ""
+
+    def _pin(self, name: str, version: int | None, *, retry: bool = True) -> tuple[int | None, str]:
+        """Pin, with None unpin, and wait for the wish that follows. Return the pin before and what went wrong.
+
+        Without `retry`, what is known about failed loads stays known.
+        """
+        with self._wishing:
+            before = self._source.unpin(name) if version is None else self._source.pin(name, version)
+            if self._is_explicit and name not in self._wished:
+                return before, ""
+            wish = self._source.wish(name, None, {})
+            if wish is None:
+                return before, f"model '{name}' is not in the repository any more;"
+            self._manager.wish_for(wish, retry=retry)
+        return before, self._outcome(name)
+
+    def _version_before(self, name: str, there: Iterable[int]) -> int:
+        """Return the highest version below the one that serves now, those left out whose load failed."""
+        serves = self._serving(name)
+        if serves is None:
+            raise InvalidRequest(f"no version of model '{name}' serves now; name the one to roll back to")
+        failed = {report.version for report in self._manager.versions(name) if report.state == VersionState.FAILED.name}
+        earlier = [version for version in there if version < serves and version not in failed]
+        if not earlier:
+            raise InvalidRequest(f"there is nothing to roll back to: no good version of model '{name}' below {serves}")
+        return max(earlier)
+
+    def _serving(self, name: str) -> int | None:
+        """Return the highest version that takes requests which name none, if need be by being loaded for one."""
+        reports = self._manager.versions(name)
+        taking = [item.version for item in reports if item.state == VersionState.READY.name and item.share > 0]
+        return max(taking or self._manager.offered_versions(name), default=None)
 
     def _check_control(self) -> None:
         if not self._is_explicit:
@@ -237,3 +408,15 @@ class InferenceService:
 
 def _tensor_metadata(spec: ModelSpec, item: InputSpec | OutputSpec) -> TensorMetadata:
     return TensorMetadata(item.name, item.dtype.value, spec.wire_dims(item.dims))
+
+
+def _conflict(name: str) -> ServingFault:
+    return ServingFault(f"a related model '{name}' to a load/unload request is currently loading or unloading")
+
+
+def _with_pin(entry: IndexEntry, pin: int | None) -> IndexEntry:
+    """Return the entry with the pin as a reason, if it tells of the pinned version or of the whole model."""
+    if pin is None or entry.version not in ("", str(pin)):
+        return entry
+    note = f"pinned to version {pin}"
+    return dataclasses.replace(entry, reason=f"{entry.reason}; {note}" if entry.reason else note)

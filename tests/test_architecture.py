@@ -57,8 +57,12 @@ FENCES: dict[str, tuple[str, ...]] = {
     "pynvml": (),
     "prometheus_client": ("telemetry/",),
     "cv2": ("vision/",),
+    "cryptography": ("repository/trust/signature.py",),
+    "fsspec": ("repository/remote/store.py",),
+    "s3fs": (),
     "onnx": (),
     "tritonclient": (),
+    "watchdog": ("repository/observe",),
     "torch": (),
 }
 """Library -> the only files, by the beginning of their path, that import it."""
@@ -232,7 +236,7 @@ def _cycle(edges: dict[str, set[str]]) -> list[str]:
     return next((found for name in sorted(edges) if (found := walk(name, []))), [])
 
 
-HEAVY = ("onnxruntime", "openvino", "cv2", "tensorrt", "torch", "onnx")
+HEAVY = ("onnxruntime", "openvino", "cv2", "tensorrt", "torch", "onnx", "fsspec", "cryptography")
 
 
 @pytest.mark.parametrize("module", ["edge_server", "edge_server.service", "edge_server.server"])

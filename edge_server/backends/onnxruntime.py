@@ -16,9 +16,11 @@ belong to other models, decoders and the front ends as well.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,6 +130,16 @@ class _Options:
         return text
 
 
+def _weights_beside(path: Path) -> dict[str, bytes]:
+    """Return the files that an ONNX file names as holders of its weights, as it names them, with their contents."""
+    others = [other for other in sorted(path.parent.rglob("*")) if other != path and other.is_file()]
+    if not others:
+        return {}
+    model = path.read_bytes()
+    names = {other: other.relative_to(path.parent).as_posix() for other in others}
+    return {name: other.read_bytes() for other, name in names.items() if name.encode() in model}
+
+
 class OnnxRuntimeBackend(Backend):
     """The onnxruntime library, the sessions that instances share, and what its exceptions look like."""
 
@@ -136,6 +148,9 @@ class OnnxRuntimeBackend(Backend):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        # From 1.29 on its Linux wheels report model names, hashes and timings to their maker unless told not to before
+        # the import; they leave a file in the folder for temporary files as well.
+        os.putenv("ORT_DISABLE_TELEMETRY", "1")
         self._ort = import_runtime("onnxruntime", "InferenceSession")
         self._ort.set_default_logger_severity(_LOG_FATAL)
         self._failures = _exceptions(self._ort)
@@ -207,9 +222,17 @@ class OnnxRuntimeBackend(Backend):
         """Open an InferenceSession, translating whatever it raises."""
         path = existing_file(file, self.default_filename)
         try:
+            weights = _weights_beside(path)
+            if weights and hasattr(options, "add_external_initializers_from_files_in_memory"):
+                # Left to itself onnxruntime maps them, and a file that is then cut off or written over in place kills
+                # the process. It copies what it is given.
+                lengths = [len(content) for content in weights.values()]
+                options.add_external_initializers_from_files_in_memory(list(weights), list(weights.values()), lengths)
             return self._ort.InferenceSession(str(path), options, providers=providers)
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)
+        except OSError as error:  # replaced or removed while it was read
+            failure = LoadError(f"{file_title(file)}: its weights cannot be read: {words(error)}")
         raise failure
 
     @property

@@ -19,6 +19,7 @@ cores: the shortest time for a single request.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections import Counter
@@ -135,6 +136,7 @@ class OpenVinoBackend(Backend):
         self._failures = _exceptions(frontend)
         self._reading = threading.Lock()
         self._extensions: set[str] = set()
+        self._properties: dict[str, set[str]] = {}
         self._shared: SharedModels[_Compiled] = SharedModels()
 
     @property
@@ -270,7 +272,9 @@ class OpenVinoBackend(Backend):
     def _supported(self, job: OpenJob, device: str) -> set[str]:
         """Return the names of a device's properties. Raises LoadError when there is no such device."""
         try:
-            return set(self._core.get_property(device, "SUPPORTED_PROPERTIES"))
+            if device not in self._properties:  # asked for once: each answer leaks kilobytes in OpenVINO's binding
+                self._properties[device] = set(self._core.get_property(device, "SUPPORTED_PROPERTIES"))
+            return self._properties[device]
         except self._failures:
             found = ", ".join(self._core.available_devices)
         raise LoadError(f"model '{job.spec.name}': openvino finds no device '{device}' here; it finds: {found}")
@@ -431,9 +435,12 @@ def _precision_in_force(compiled: Any) -> str:
 
 
 def _in_force(compiled: Any) -> dict[str, str]:
-    """Return the runtime's answers to what people ask about first."""
-    supported = set(compiled.get_property("SUPPORTED_PROPERTIES"))
-    return {name: _text(compiled.get_property(name)) for name in _REPORTED if name in supported}
+    """Return the runtime's answers to what people ask about first, of those that the device has."""
+    found = {}
+    for name in _REPORTED:
+        with contextlib.suppress(RuntimeError):
+            found[name] = _text(compiled.get_property(name))
+    return found
 
 
 def _text(value: Any) -> str:

@@ -12,7 +12,7 @@ from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment
 from edge_server.core.view import TensorMetadata
 from edge_server.errors import EdgeServerError
-from edge_server.server import Core, build, first_wish
+from edge_server.server import Core, build, copy_first, first_wish
 from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.log import setup_logging
 
@@ -36,6 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     config = _one_by_one(parsed.config)
     core = build(config, setup_logging(config.log))
     try:
+        copy_first(config.repository, core.mirrors)
         core.manager.wish_for_all(first_wish(config.repository, core.source).values())
         core.manager.wait_settled()
         return _report(core)
@@ -45,7 +46,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _one_by_one(config: ServerConfig) -> ServerConfig:
     """Load everything there is, one model after the other, so that memory can be told apart."""
-    repository = dataclasses.replace(config.repository, control_mode="none", load_thread_count=1)
+    repository = dataclasses.replace(
+        config.repository, control_mode="none", load_thread_count=1, max_resident_models=0, idle_unload_s=0.0
+    )
     return dataclasses.replace(config, repository=repository)
 
 

@@ -14,6 +14,10 @@ COMMANDS = {
     "serve": "serve the models of one or more repositories until told to stop",
     "check": "load and warm every model of a repository, run one inference each, and print a table",
     "status": "ask a running server what it serves, and print a table",
+    "models": "ask a running server for all versions of its models, their states and why",
+    "events": "follow what happens in a running server",
+    "sign": "list and sign the files of models, for servers that serve nothing unsigned",
+    "rollback": "pin a model of a running server to an earlier version, or undo that",
 }
 """Command -> what it does; each is `run(arguments) -> exit code` in the module of its name."""
 

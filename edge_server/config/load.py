@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,12 +93,29 @@ def _assemble(values: Mapping[str, Any]) -> ServerConfig:
 
 def _complete(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
     """Fill in what follows from other settings, or from variables that the system sets."""
+    repository = config.repository
+    if not repository.cache_dir and any("://" in path for path in repository.paths):
+        repository = replace(repository, cache_dir=_default_cache_dir(environ))
     return replace(
         config,
+        repository=repository,
         grpc=replace(config.grpc, is_tls=config.grpc.is_tls or config.grpc.is_mutual_tls),
         metrics=replace(config.metrics, address=config.metrics.address or config.http.address),
         log=replace(config.log, journal_stream=environ.get("JOURNAL_STREAM", "")),
     )
+
+
+def _default_cache_dir(environ: Mapping[str, str]) -> str:
+    """Return where copies of remote repositories go: where the system's service manager says, else where it can be."""
+    # With several directories in its unit, systemd gives a list.
+    given = environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+    if given:
+        return given
+    shared = "/var/cache/edge_server"
+    if os.access(shared if os.path.isdir(shared) else os.path.dirname(shared), os.W_OK):
+        return shared
+    home = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "edge_server")
 
 
 def _check(config: ServerConfig, *, needs_repository: bool) -> None:

@@ -17,6 +17,7 @@ LOOPBACK = "127.0.0.1"
 MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 
 ControlMode = Literal["none", "poll", "explicit"]
+ReloadPolicyName = Literal["overlap", "replace"]
 LogFormat = Literal["default", "ISO8601", "text", "json"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
@@ -119,24 +120,49 @@ class RepositoryConfig:
     """Where models come from and when.
 
     `load_models` are loaded at the start in explicit mode ("*" alone: all). `model_config_name` N makes a model's
-    `configs/N.pbtxt`, where there is one, stand in for its config.pbtxt.
+    `configs/N.pbtxt`, where there is one, stand in for its config.pbtxt. `reload_policy`, overlap or replace,
+    is that of models which state none. `max_resident_models` 0: as many as there are; `idle_unload_s` 0: never.
+    `load_on_demand_timeout_s`: how long a request waits for a model that left memory. `state_dir` "" keeps pins in
+    memory only.
+    `poll_s` bounds how late a change is seen that nothing told of. `allows_external_links`: a model may be a link to
+    outside of the repositories, or hold one.
+    `requires_checksums`: nothing is served that a SHA256SUMS does not list; `public_key` names the file of the key
+    that must have signed it, "" asks for no signature. `cache_dir` is where copies of remote repositories are kept;
+    `first_sync_s` bounds how long the start waits for the first copy.
     """
 
     paths: tuple[str, ...] = ()
-    control_mode: ControlMode = "none"
+    control_mode: ControlMode = "poll"
     poll_s: float = 15.0
     load_models: tuple[str, ...] = ()
     model_config_name: str = ""
     is_auto_complete_disabled: bool = False
     load_thread_count: int = field(default_factory=_default_load_thread_count)
     load_retry_count: int = 0
+    reload_policy: ReloadPolicyName = "overlap"
+    max_resident_models: int = 0
+    idle_unload_s: float = 0.0
+    load_on_demand_timeout_s: float = 60.0
+    state_dir: str = ""
+    requires_checksums: bool = False
+    public_key: str = ""
+    cache_dir: str = ""
+    first_sync_s: float = 60.0
+    allows_external_links: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
-    """`allows_client_shm`: clients may name shared-memory regions of this machine for the server to map."""
+    """`allows_client_shm`: clients may name shared-memory regions of this machine for the server to map.
+
+    A load waits while it would leave less than `floor_mb` MiB of memory, or while tasks waited for memory more than
+    `pressure_limit_percent` of the last ten seconds. 0, both off, is the default: a machine with compressed swap serves
+    well beyond what the kernel calls available, and a guess must not keep a model from loading that would fit.
+    """
 
     allows_client_shm: bool = False
+    floor_mb: int = 0
+    pressure_limit_percent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +188,14 @@ class LifecycleConfig:
 
     `is_readiness_strict`: ready only when every known model serves. `exits_on_error` is off where Triton's is on: on
     a box in the field one broken model should not take the others down. `exit_timeout_s` bounds the drain.
+    A run that takes longer than `hang_timeout_s` fails its version, and the server is not ready then; 0: any time.
     """
 
     server_id: str = "triton"
     is_readiness_strict: bool = True
     exits_on_error: bool = False
     exit_timeout_s: float = 30.0
+    hang_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

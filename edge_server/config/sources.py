@@ -45,6 +45,10 @@ _SERVICE_VARIABLE = re.compile(
 )
 
 
+# Paths between colons, some of them addresses with colons of their own: "/a:s3://host:9000/b:/c".
+_PATHS = re.compile(r"(?:[a-z][a-z0-9+.-]*://)+[^/:]*(?::[0-9]+)?[^:]*|[^:]+")
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """The texts given for one setting in one place, and how an operator would find that place."""
@@ -158,7 +162,8 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 def _split(setting: Setting, text: str) -> tuple[str, ...]:
     if not setting.separator:
         return (text,) if text else ()
-    return tuple(part.strip() for part in text.split(setting.separator) if part.strip())
+    parts = _PATHS.findall(text) if setting.separator == ":" else text.split(setting.separator)
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def read_file(path: str) -> dict[str, Given]:

@@ -62,21 +62,30 @@ _REPOSITORY = (
         "repository.paths",
         "--model-repository",
         PATH,
-        "Folder of models. Repeatable.",
+        "Folder of models, or the address of one: s3://bucket/prefix, s3://[https://]host:port/bucket/prefix, "
+        "gs://bucket/prefix, as://account/container/prefix, file:///folder. Repeatable.",
         separator=":",
         aliases=("--model-store",),
     ),
     Setting(
         "repository.control_mode",
         "--model-control-mode",
-        choice("none", "poll", "explicit"),
-        "none: load all models at the start. poll: follow changes of the repository. explicit: load on request.",
+        choice("poll", "none", "explicit"),
+        "poll: follow changes of the repository as they happen. none: load all models at the start. explicit: load on "
+        "request.",
     ),
     Setting(
         "repository.poll_s",
         "--repository-poll-secs",
         number(0.05, 86_400),
-        "Seconds between two looks at the repository in poll mode.",
+        "Seconds after which poll mode looks at the whole repository when nothing told of a change. What does tell, "
+        "such as inotify, counts at once.",
+    ),
+    Setting(
+        "repository.allows_external_links",
+        "--allow-external-links",
+        BOOLEAN,
+        "Serve models that are, or hold, symbolic links to outside of the repositories.",
     ),
     Setting(
         "repository.load_models",
@@ -108,7 +117,64 @@ _REPOSITORY = (
         "repository.load_retry_count",
         "--model-load-retry-count",
         integer(0, 1000),
-        "How often a failed load is tried again.",
+        "How often a failed load is tried again at once. Causes that may pass are tried again later in any case.",
+    ),
+    Setting(
+        "repository.reload_policy",
+        "--reload-policy",
+        choice("overlap", "replace"),
+        "overlap: load a new version beside the old. replace: unload the old first. A model's own parameter wins.",
+    ),
+    Setting(
+        "repository.max_resident_models",
+        "--max-resident-models",
+        integer(0, 1_000_000),
+        "How many models are in memory at most; the least recently used leaves, and loads again on request. 0: all.",
+    ),
+    Setting(
+        "repository.idle_unload_s",
+        "--idle-unload-secs",
+        number(0, 31_536_000),
+        "Seconds without a request after which a model leaves memory until the next one. 0: never.",
+    ),
+    Setting(
+        "repository.load_on_demand_timeout_s",
+        "--load-on-demand-timeout-secs",
+        number(0.1, 86_400),
+        "Seconds that a request waits for its model to be loaded again.",
+    ),
+    Setting(
+        "repository.state_dir",
+        "--state-dir",
+        OPTIONAL_PATH,
+        "Folder for what must survive a restart: which models are pinned to which version. Empty: nothing does.",
+    ),
+    Setting(
+        "repository.requires_checksums",
+        "--require-checksums",
+        BOOLEAN,
+        "Serve only versions whose directory, and models whose own files, a SHA256SUMS there lists one by one. A "
+        "SHA256SUMS that is there is always verified.",
+    ),
+    Setting(
+        "repository.public_key",
+        "--signature-public-key",
+        OPTIONAL_PATH,
+        "File of an Ed25519 public key (PEM, 32 bytes, or base64): serve only what `edge-server sign` signed with the "
+        "private one. Implies --require-checksums.",
+    ),
+    Setting(
+        "repository.cache_dir",
+        "--repository-cache-dir",
+        OPTIONAL_PATH,
+        "Folder for the copies of remote repositories. Empty: $CACHE_DIRECTORY, else /var/cache/edge_server where it "
+        "can be written, else $XDG_CACHE_HOME/edge_server or ~/.cache/edge_server.",
+    ),
+    Setting(
+        "repository.first_sync_s",
+        "--repository-first-sync-secs",
+        number(0, 86_400),
+        "Seconds that the start waits for the first copy of a remote repository.",
     ),
     Setting(
         "backends.",
@@ -253,6 +319,18 @@ _OTHERS = (
         "Let clients name shared memory of this machine for the server to read and write.",
     ),
     Setting(
+        "memory.floor_mb",
+        "--memory-floor-mb",
+        integer(0, 2**30),
+        "MiB of available memory that loading a model must leave; it waits until they are there. 0: any.",
+    ),
+    Setting(
+        "memory.pressure_limit_percent",
+        "--memory-pressure-limit",
+        number(0, 100),
+        "Per cent of the last 10 s that tasks may have waited for memory when a model is loaded. 0: not looked at.",
+    ),
+    Setting(
         "log.verbose_level",
         "--log-verbose",
         VERBOSITY,
@@ -286,6 +364,12 @@ _OTHERS = (
         "--exit-timeout-secs",
         number(0, 86_400),
         "Seconds that running requests have to end when the server stops.",
+    ),
+    Setting(
+        "lifecycle.hang_timeout_s",
+        "--hang-timeout-secs",
+        number(0, 86_400),
+        "Seconds after which a run that does not end fails its version and the server's readiness. 0: never.",
     ),
 )
 

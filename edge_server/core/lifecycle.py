@@ -57,11 +57,13 @@ class Resolved:
     """What there is to open: the complete specification and the file.
 
     `has_alternatives`: the backend was chosen from several, and others may be tried should it fail to open the file.
+    `confirm` is called once it is open: it raises LoadError when the files are not those any more that were resolved.
     """
 
     spec: ModelSpec
     file: ModelFile
     has_alternatives: bool = False
+    confirm: Callable[[], None] = field(default=lambda: None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,14 @@ class ModelWish:
     """Every version of one model that should be served; leaving a version out is the order to unload it.
 
     `reason`, when not empty, says why nothing of the model can be served (a duplicate name, an unreadable
-    configuration) and appears in the index; what serves already stays.
+    configuration) and appears in the index; what serves already stays. `pin` is the version that an operator pinned
+    the model to, whatever its version policy says; no other is among `versions` then.
     """
 
     name: str
     versions: Mapping[int, VersionWish] = field(default_factory=dict)
     reason: str = ""
+    pin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +115,32 @@ class Retire:
 
 
 _ON_THE_WAY = frozenset({VersionState.NEW, VersionState.LOADING, VersionState.WARMING})
+_ON_THE_WAY_OUT = frozenset({VersionState.DRAINING, VersionState.CLOSING})
+
+
+class ReloadPolicy(enum.Enum):
+    """How a successor takes over: loaded beside what it replaces, or after that was unloaded.
+
+    REPLACE is for boards whose memory cannot hold two. It serves nothing in between, and nothing at all when the
+    successor does not load.
+    """
+
+    OVERLAP = "overlap"
+    REPLACE = "replace"
 
 
 def next_action(
-    wished: Mapping[int, str], living: Sequence[VersionSnapshot], failed: Collection[int] = ()
+    wished: Mapping[int, str],
+    living: Sequence[VersionSnapshot],
+    failed: Collection[int] = (),
+    policy: ReloadPolicy = ReloadPolicy.OVERLAP,
 ) -> Load | Retire | None:
     """Return the one thing to do next for a model, or None when reality is as wished or work is under way.
 
     `wished` maps version numbers to fingerprints, without those of `failed`: versions that are wished for but whose
     files, as they are now, did not load. The rule preserves availability: what serves is retired only when a
     successor is READY, or when nothing of the model is wished for any more. A failed successor leaves the old
-    generation, and the old version, serving.
+    generation, and the old version, serving. With REPLACE a load comes after everything that it replaces is gone.
     """
     if any(item.state in _ON_THE_WAY for item in living):
         return None
@@ -129,7 +148,8 @@ def next_action(
     as_wished = {item.version for item in ready if wished.get(item.version) == item.fingerprint}
     for version in sorted(wished, reverse=True):
         if version not in as_wished:
-            return Load(version, wished[version])
+            load = Load(version, wished[version])
+            return load if policy is ReloadPolicy.OVERLAP else _after_the_old(load, wished, living, failed)
     for item in ready:
         if wished.get(item.version) == item.fingerprint:
             continue
@@ -138,3 +158,23 @@ def next_action(
         if (has_successor and item.version not in failed) or is_unwished:
             return Retire(item.generation)
     return None
+
+
+def _after_the_old(
+    load: Load, wished: Mapping[int, str], living: Sequence[VersionSnapshot], failed: Collection[int]
+) -> Load | Retire | None:
+    """Return what comes before the load, if anything does: retire what it replaces, wait for what is going."""
+    for item in living:
+        is_replaced = wished.get(item.version) != item.fingerprint and item.version not in failed
+        if item.state is VersionState.READY and is_replaced:
+            return Retire(item.generation)
+    return None if any(item.state in _ON_THE_WAY_OUT for item in living) else load
+
+
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 300.0
+
+
+def retry_delay_s(failed_count: int) -> float:
+    """Return how long to wait after the load failed `failed_count` times in a row: 1 s, 2 s, 4 s ... 5 minutes."""
+    return min(_FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 16), _LONGEST_RETRY_S)

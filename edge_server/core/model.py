@@ -101,7 +101,7 @@ class DynamicBatching:
 
 @dataclass(frozen=True, slots=True)
 class WarmupInput:
-    """Data for one input of a warm-up sample: `source` is "zero", "random" or "file".
+    """Data for one input of a warm-up sample: `source` is "zero", "one", "random" or "file".
 
     `dims` excludes the batch dimension and has no -1. `file_name` is relative to the model's `warmup` folder.
     """

@@ -48,6 +48,40 @@ class IndexEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionReport:
+    """One version with its past: `state` is a VersionState's name, `since_s` the unix time of its last move.
+
+    `generation` counts the loads of the model, 0 for one that was never loaded. `share` is how much of the requests
+    that name no version it takes, 0 to 1.
+    """
+
+    name: str
+    version: int
+    generation: int
+    state: str
+    since_s: float
+    served_count: int
+    reason: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinReport:
+    """What an order to pin or unpin a model came to.
+
+    `pin` is the version it is pinned to now, `before` the one it was pinned to, `serves` the one that requests
+    without a version meet; None is none. `problem`, when not empty, says why not all that is wished for is served.
+    """
+
+    name: str
+    pin: int | None
+    before: int | None
+    serves: int | None
+    survives_restart: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SharedRegion:
     """A registered system shared-memory region: `key` is the POSIX name, `byte_size` bytes from `offset`."""
 

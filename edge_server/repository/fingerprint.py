@@ -1,14 +1,43 @@
-"""A short text that changes whenever a file below a folder does: name, size, time, inode. Reads no content."""
+"""Short texts that change whenever a file below a folder does: name, size, time, inode. Reads no content."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_FILES = 65_536
 """Files looked at below one folder; more is a mistake, such as a link to the root of the disk."""
+
+_UPLOAD = re.compile(
+    r".+\.(tmp|temp|part|partial|crdownload|download|filepart)|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial"
+)
+"""What copying programs call a file that is not all there yet: browsers, curl, WinSCP, rsync (`.model.onnx.AbC123`)."""
+
+_EDITOR = re.compile(r".+~|.+\.sw[a-z]|#.+#|\.#.+")
+"""What editors leave beside a file while it is edited, and often after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one look at some files found.
+
+    `fingerprint` covers what a model is made from; `stir` also what upload tools and editors put beside it, for as
+    long as those change, somebody is at work. `changed_ns` is the youngest change time (ctime, which no tool can set)
+    of the files and folders, 0 when there are none. `upload` names the youngest file of an unfinished upload, ""
+    when there is none, and `upload_ns` is its change time. `stray` is the first link that leads out of the
+    repository, and where to, "" when there is none.
+    """
+
+    fingerprint: str = ""
+    stir: str = ""
+    changed_ns: int = 0
+    upload: str = ""
+    upload_ns: int = 0
+    stray: str = ""
 
 
 class TooManyFiles(OSError):
@@ -16,8 +45,13 @@ class TooManyFiles(OSError):
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a name never belongs to a model: hidden files, and what Python writes beside its sources."""
-    return name.startswith(".") or name == "__pycache__"
+    """Return whether a name never belongs to a model: hidden files, Python's caches, and what is not all there yet."""
+    return name.startswith(".") or name == "__pycache__" or is_leftover(name)
+
+
+def is_leftover(name: str) -> bool:
+    """Return whether a name is that of an unfinished upload or of an editor's copy."""
+    return _UPLOAD.fullmatch(name) is not None or _EDITOR.fullmatch(name) is not None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -28,48 +62,125 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def fingerprint(entries: Iterable[os.DirEntry[str]]) -> str:
-    """Return the fingerprint of these entries and of everything below them, links followed.
+class Fence:
+    """Says where links may lead: anywhere below the repositories' roots, links followed.
+
+    `None` for `roots` allows every link.
+    """
+
+    def __init__(self, roots: Iterable[Path] | None) -> None:
+        self._inside = None if roots is None else tuple(os.path.realpath(root) for root in roots)
+
+    def stray(self, path: str) -> str:
+        """Return "'path' leads to 'target'" when it is outside, else ""."""
+        if self._inside is None:
+            return ""
+        target = os.path.realpath(path)
+        if any(target == root or target.startswith(root.rstrip("/") + "/") for root in self._inside):
+            return ""
+        return f"'{path}' leads to '{target}'"
+
+
+def trace(folder: Path, entries: Iterable[os.DirEntry[str]], fence: Fence) -> Trace:
+    """Return what these entries of a folder, and everything below them, are like, links followed.
 
     Folders count by what they hold, so that ignored files in them change nothing. A file that vanishes meanwhile
     counts as absent. Raises OSError for a folder that cannot be read.
     """
-    lines: list[str] = []
+    walk = _Walk(fence)
+    walk.see(os.stat(folder))
     for entry in sorted(entries, key=lambda item: item.name):
-        _look(entry, entry.name, frozenset(), lines)
-    return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        walk.look(entry, entry.name, frozenset())
+    return walk.trace()
 
 
-def folder_fingerprint(folder: Path) -> str:
-    """Return the fingerprint of everything in a folder. Raises OSError when it cannot be read."""
-    return fingerprint(_children(folder))
+def folder_trace(folder: Path, fence: Fence) -> Trace:
+    """Return what everything in a folder is like. Raises OSError when it cannot be read."""
+    return trace(folder, _children(folder), fence)
 
 
 def _children(folder: str | Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if not is_ignored(entry.name)), key=lambda entry: entry.name)
+        return sorted(entries, key=lambda entry: entry.name)
 
 
-def _look(entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]], lines: list[str]) -> None:
-    """Append one line for a file, or the lines of a folder. `above` are the folders around it, against loops."""
-    if len(lines) >= MAX_FILES:
-        raise TooManyFiles(f"more than {MAX_FILES} files")
-    try:
-        found = entry.stat()
-    except OSError:
-        lines.append(f"{name}\0gone")
-        return
-    if not is_folder(entry):
-        lines.append(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_dev}\0{found.st_ino}")
-        return
-    lines.append(f"{name}\0folder")
-    identity = (found.st_dev, found.st_ino)
-    if identity in above:
-        return
-    try:
-        inner = _children(entry.path)
-    except FileNotFoundError:
-        lines.append(f"{name}\0gone")
-        return
-    for child in inner:
-        _look(child, f"{name}/{child.name}", above | {identity}, lines)
+@dataclass(slots=True)
+class _Walk:
+    """One walk through files, and what it found so far."""
+
+    fence: Fence
+    lines: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    changed_ns: int = 0
+    upload: str = ""
+    upload_ns: int = 0
+    stray: str = ""
+
+    def trace(self) -> Trace:
+        return Trace(
+            fingerprint=_digest(self.lines),
+            stir=_digest([*self.lines, "\0leftovers", *self.leftovers]),
+            changed_ns=self.changed_ns,
+            upload=self.upload,
+            upload_ns=self.upload_ns,
+            stray=self.stray,
+        )
+
+    def see(self, found: os.stat_result) -> None:
+        self.changed_ns = max(self.changed_ns, found.st_ctime_ns)
+
+    def look(self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]]) -> None:
+        """Add one line for a file, or the lines of a folder. `above` are the folders around it, against loops."""
+        if is_ignored(entry.name):
+            if is_leftover(entry.name):
+                self._note_leftover(entry, name)
+            return
+        if len(self.lines) >= MAX_FILES:
+            raise TooManyFiles(f"more than {MAX_FILES} files")
+        if not self.stray and entry.is_symlink():
+            self.stray = self.fence.stray(entry.path)
+        try:
+            found = entry.stat()
+        except OSError:
+            self.lines.append(f"{name}\0gone")
+            return
+        self.see(found)
+        if is_folder(entry):
+            self._look_into(entry, name, above, (found.st_dev, found.st_ino))
+        else:
+            self.lines.append(_line(name, found))
+
+    def _look_into(
+        self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]], identity: tuple[int, int]
+    ) -> None:
+        self.lines.append(f"{name}\0folder")
+        if identity in above or (self.stray and entry.is_symlink()):
+            return
+        try:
+            inner = _children(entry.path)
+        except FileNotFoundError:
+            self.lines.append(f"{name}\0gone")
+            return
+        for child in inner:
+            self.look(child, f"{name}/{child.name}", above | {identity})
+
+    def _note_leftover(self, entry: os.DirEntry[str], name: str) -> None:
+        """Folders count only where rsync makes them: others are places where a version is made ready to be moved in."""
+        try:
+            found = entry.stat(follow_symlinks=False)
+            if is_folder(entry) and not entry.name.startswith("."):
+                return
+        except OSError:
+            return
+        if len(self.leftovers) < MAX_FILES:
+            self.leftovers.append(_line(name, found))
+        if _UPLOAD.fullmatch(entry.name) and found.st_ctime_ns > self.upload_ns:
+            self.upload, self.upload_ns = name, found.st_ctime_ns
+
+
+def _line(name: str, found: os.stat_result) -> str:
+    return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_dev}\0{found.st_ino}"
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

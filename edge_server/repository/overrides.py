@@ -1,7 +1,13 @@
-"""Model files given with a load call: they become a model directory of their own, which resolves like any other."""
+"""Model files given with a load call: they become a model directory of their own, which resolves like any other.
+
+A folder is locked for as long as its process lives, so that what a killed server left can be told and deleted.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -12,6 +18,7 @@ from edge_server.repository.paths import check_relative
 from edge_server.repository.scan import ModelOnDisk, Scanner, is_model_name, parse_version, with_config
 
 MAX_FILES = 4096
+_PREFIX = "edge_server-model-"
 
 
 class WrittenModel:
@@ -24,7 +31,7 @@ class WrittenModel:
         for a bad configuration; ServingFault when the disk refuses.
         """
         paths = _checked(name, files)
-        self._root = _new_folder(folder)
+        self._root, self._lock = _new_folder(folder)
         try:
             self.model = self._write(name, paths, files, config_json)
         except BaseException:
@@ -50,13 +57,61 @@ class WrittenModel:
     def close(self) -> None:
         """Delete the files. What a runtime has opened of them stays usable to it. May be called again."""
         shutil.rmtree(self._root, ignore_errors=True)
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
 
-def _new_folder(folder: Path | None) -> Path:
+def delete_abandoned(folder: Path | None = None) -> None:
+    """Delete what servers of this user that were killed left in a folder (None: the system's for such files)."""
+    with contextlib.suppress(OSError), os.scandir(folder or tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX):
+                _delete_if_abandoned(entry.path)
+
+
+def _delete_if_abandoned(path: str) -> None:
+    """Delete a folder that is this user's and that no living process holds the lock of."""
     try:
-        return Path(tempfile.mkdtemp(prefix="edge_server-model-", dir=folder))
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        if os.fstat(lock).st_uid == os.geteuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError:  # its process lives
+        return
+    finally:
+        os.close(lock)
+
+
+def _new_folder(folder: Path | None) -> tuple[Path, int]:
+    """Return a new folder and the open descriptor that holds its lock."""
+    try:
+        while True:
+            path = tempfile.mkdtemp(prefix=_PREFIX, dir=folder)
+            lock = _lock(path)
+            if lock is not None:
+                return Path(path), lock
     except OSError as error:
         raise ServingFault(f"no folder can be made for a model's files: {error.strerror}") from error
+
+
+def _lock(path: str) -> int | None:
+    """Lock a folder just made; None when a server that starts now took it for an abandoned one."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.isdir(path):
+            return lock
+    except BlockingIOError:
+        pass
+    os.close(lock)
+    return None
 
 
 def _checked(name: str, files: Mapping[str, bytes]) -> dict[str, Path]:

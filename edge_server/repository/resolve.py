@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_server.core.lifecycle import Resolved
 from edge_server.core.model import ModelSpec
@@ -14,6 +14,8 @@ from edge_server.repository.normalise import Devices, normalise
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
 from edge_server.repository.scan import ModelOnDisk
 from edge_server.repository.to_spec import to_spec
+from edge_server.repository.trust.agent import run_agents
+from edge_server.repository.trust.verify import TrustPolicy, verify
 from edge_server.repository.validate import check_complete, check_stated
 
 _NOTHING: Mapping[str, str] = {}
@@ -24,12 +26,14 @@ class ResolveOptions:
     """`auto_complete`: take from the model file what the configuration leaves out. `gpu_count`: GPUs in the box.
 
     `checks` see each complete specification and raise BadModelConfig: declarations in `parameters` belong to other
-    parts of the server, and a wrong one should fail the load rather than the first request.
+    parts of the server, and a wrong one should fail the load rather than the first request. `trust`: what must be
+    proved of a version's files before they are opened.
     """
 
     auto_complete: bool = True
     gpu_count: int = 0
     checks: tuple[Callable[[ModelSpec], object], ...] = ()
+    trust: TrustPolicy = field(default_factory=TrustPolicy)
 
 
 def resolve(
@@ -43,12 +47,15 @@ def resolve(
 
     `config_json` stands in for the configuration on disk; `passed_over` names runtimes that failed to open the
     version, and why. Opens the model file to read its inputs and outputs, with the runtime that will serve it; may
-    take as long as that takes. Raises LoadError (BadModelConfig, BackendMissing).
+    take as long as that takes. Before that, the files are verified against their checksums and signature. Raises
+    LoadError (BadModelConfig, BackendMissing, Untrusted, ChangedWhileLoading).
     """
     if version not in {found.number for found in model.versions}:
         raise LoadError(model.problem or f"model '{model.name}' has no version {version} in '{model.path}'")
+    verified = verify(model, version, options.trust, is_config_given=config_json is not None)
     config = _read(model, config_json)
     check_stated(config, model.name)
+    run_agents(config, model.name, model.path, version)
     inspected = inspect_model(config, model.name, model.path, version, passed_over)
     notes = _fill(config, model.name, inspected, options)
     check_complete(config, model.name)
@@ -60,7 +67,8 @@ def resolve(
     spec = to_spec(config, labels, notes)
     for check in options.checks:
         check(spec)
-    return Resolved(spec, inspected.file, inspected.has_alternatives)
+    verified.confirm()
+    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm)
 
 
 def _read(model: ModelOnDisk, config_json: str | None) -> ConfigMessage:

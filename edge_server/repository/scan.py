@@ -5,15 +5,16 @@ Looking costs one directory walk; a config.pbtxt is opened only when it changed,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_server.core.model import VersionPolicy
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.repository.fingerprint import fingerprint, folder_fingerprint, is_folder, is_ignored
+from edge_server.repository.fingerprint import Fence, Trace, folder_trace, is_folder, is_ignored, trace
 from edge_server.repository.pbtxt import new_config, parse_json, read_file
 from edge_server.repository.to_spec import version_policy
 
@@ -24,10 +25,11 @@ _NAME = re.compile(r"[^\x00-\x20\x7f/\\?#%\ud800-\udfff]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class VersionOnDisk:
-    """One version directory. `fingerprint` covers the files in it."""
+    """One version directory. `fingerprint` covers the files in it; `trace` is all that the look found."""
 
     number: int
     fingerprint: str
+    trace: Trace = field(default=Trace(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class ModelOnDisk:
     `config_path` is the configuration in force, None when there is none. `versions` are all that are there, in
     ascending order; `wished` are those that the version policy asks for. `fingerprint` covers the files outside the
     version directories. `problem`, when not empty, says why nothing of the model can be served; `wished` is then
-    empty.
+    empty. `is_policy_unmet`: the problem is just that the policy names no version that is there. `policy` is that of
+    the configuration, None when it could not be read; `trace` is all that was found outside the version directories.
     """
 
     name: str
@@ -47,6 +50,9 @@ class ModelOnDisk:
     wished: tuple[int, ...] = ()
     fingerprint: str = ""
     problem: str = ""
+    is_policy_unmet: bool = False
+    policy: VersionPolicy | None = field(default=None, compare=False)
+    trace: Trace = field(default=Trace(), compare=False)
 
     def fingerprint_of(self, version: int) -> str:
         """Return a text that changes when anything does that this version is made from. KeyError when not there."""
@@ -58,10 +64,14 @@ class ModelOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All models of all repositories, by name. `warnings` are sentences about directories passed over."""
+    """All models of all repositories, by name. `warnings` are sentences about directories passed over.
+
+    `absent` are the roots that cannot be read now, and why: of their models the snapshot says nothing.
+    """
 
     models: dict[str, ModelOnDisk] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    absent: Mapping[Path, str] = field(default_factory=dict)
 
 
 def is_model_name(name: str) -> bool:
@@ -96,92 +106,145 @@ def with_config(model: ModelOnDisk, config_json: str) -> ModelOnDisk:
     return _with_policy(replace(model, problem=""), policy) if model.versions else model
 
 
+def with_versions(model: ModelOnDisk, versions: Iterable[VersionOnDisk]) -> ModelOnDisk:
+    """Return the model as if just these versions were there."""
+    ordered = tuple(sorted(versions, key=lambda version: version.number))
+    chosen = replace(model, versions=ordered, wished=(), is_policy_unmet=False)
+    if not ordered:
+        return replace(chosen, problem=_no_versions(model))
+    if model.policy is None:
+        return chosen
+    return _with_policy(replace(chosen, problem=""), model.policy)
+
+
+def _no_versions(model: ModelOnDisk) -> str:
+    return f"model '{model.name}' has no version directories in '{model.path}'"
+
+
 def _with_policy(model: ModelOnDisk, policy: VersionPolicy) -> ModelOnDisk:
     wished = wished_versions(policy, [version.number for version in model.versions])
     if wished:
         return replace(model, wished=wished)
     problem = f"model '{model.name}': none of the versions {list(policy.specific)} of version_policy is there"
-    return replace(model, wished=(), problem=problem)
+    return replace(model, wished=(), problem=problem, is_policy_unmet=True)
 
 
 class Scanner:
     """Looks at repository roots, again and again. `config_name` N prefers `configs/N.pbtxt` to config.pbtxt.
 
-    May be used from several threads.
+    A model in which a link leads out of the repositories is refused, unless `allows_external_links`. May be used from
+    several threads.
     """
 
-    def __init__(self, roots: Sequence[Path], config_name: str = "") -> None:
-        self._roots = tuple({os.path.realpath(root): Path(root) for root in roots}.values())
+    def __init__(self, roots: Sequence[Path], config_name: str = "", *, allows_external_links: bool = False) -> None:
+        self.roots = tuple({os.path.realpath(root): Path(root) for root in roots}.values())
+        self._allows_external_links = allows_external_links
         self._config_names = (f"configs/{config_name}.pbtxt", "config.pbtxt") if config_name else ("config.pbtxt",)
         self._policies: dict[Path, tuple[tuple[int, ...], VersionPolicy | BadModelConfig]] = {}
 
     def scan(self) -> Snapshot:
         """Return what is there now. Raises ServingFault when a root cannot be read: half a wish would unload models."""
+        snapshot = self.look()
+        for reason in snapshot.absent.values():
+            raise ServingFault(reason)
+        return snapshot
+
+    def look(self) -> Snapshot:
+        """Return what is there now, and which roots cannot be read."""
         models: dict[str, ModelOnDisk] = {}
         warnings: list[str] = []
-        for root in self._roots:
-            for path in _model_dirs(root, warnings):
-                found = self._look(path, warnings)
+        absent: dict[Path, str] = {}
+        fence = self._fence()
+        for root in self.roots:
+            try:
+                paths = _model_dirs(root, warnings)
+            except ServingFault as error:
+                absent[root] = error.message
+                continue
+            for path in paths:
+                found = self._look(path, fence, warnings)
                 if found is None:
                     continue
                 first = models.get(found.name)
                 models[found.name] = found if first is None else _duplicate(first, path)
         used = {model.config_path for model in models.values()}
         self._policies = {path: known for path, known in self._policies.items() if path in used}
-        return Snapshot(models, tuple(warnings))
+        return Snapshot(models, tuple(warnings), absent)
+
+    def check_roots(self) -> None:
+        """Raise ServingFault when a root cannot be read."""
+        for root in self.roots:
+            _model_dirs(root, [])
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all model directories, without a look into them. Raises ServingFault as `scan` does."""
-        return tuple(sorted({path.name for root in self._roots for path in _model_dirs(root, [])}))
+        """Return the names of all model directories, without a look into them; none of a root that is away."""
+        found: set[str] = set()
+        for root in self.roots:
+            with contextlib.suppress(ServingFault):
+                found.update(path.name for path in _model_dirs(root, []))
+        return tuple(sorted(found))
 
     def find(self, name: str) -> ModelOnDisk | None:
         """Return one model as `scan` would, looking at nothing else; None when no repository holds it."""
         if not is_model_name(name):
             return None
         found: ModelOnDisk | None = None
-        for root in self._roots:
+        fence = self._fence()
+        for root in self.roots:
             path = root / name
-            looked = self._look(path, []) if path.is_dir() else None
+            looked = self._look(path, fence, []) if path.is_dir() else None
             if looked is not None:
                 found = looked if found is None else _duplicate(found, path)
         return found
 
-    def _look(self, path: Path, warnings: list[str]) -> ModelOnDisk | None:
+    def _fence(self) -> Fence:
+        # Made for each look: a root may be a link, and lead elsewhere by now.
+        return Fence(None if self._allows_external_links else self.roots)
+
+    def _look(self, path: Path, fence: Fence, warnings: list[str]) -> ModelOnDisk | None:
         model = ModelOnDisk(path.name, path)
+        stray = fence.stray(str(path)) if path.is_symlink() else ""
+        if stray:
+            return replace(model, problem=_stray_problem(path.name, stray), trace=Trace(stir=stray))
         try:
-            model = self._read_dir(model, warnings)
+            model = self._read_dir(model, fence, warnings)
         except FileNotFoundError:
             return None
         except OSError as error:
             reason = error.strerror or str(error)
             return replace(model, problem=f"model '{path.name}': '{error.filename or path}' cannot be read: {reason}")
+        traces = (model.trace, *(version.trace for version in model.versions))
+        stray = next((found.stray for found in traces if found.stray), "")
+        if stray:
+            return replace(model, problem=_stray_problem(path.name, stray))
         if not model.versions:
-            return replace(model, problem=f"model '{path.name}' has no version directories in '{path}'")
+            return replace(model, problem=_no_versions(model))
         try:
             policy = self._policy(model)
         except BadModelConfig as error:
             return replace(model, problem=error.message)
         _warn_of_absent(model, policy, warnings)
-        return _with_policy(model, policy)
+        return _with_policy(replace(model, policy=policy), policy)
 
-    def _read_dir(self, model: ModelOnDisk, warnings: list[str]) -> ModelOnDisk:
+    def _read_dir(self, model: ModelOnDisk, fence: Fence, warnings: list[str]) -> ModelOnDisk:
         versions: list[VersionOnDisk] = []
         others: list[os.DirEntry[str]] = []
         with os.scandir(model.path) as entries:
             for entry in entries:
                 number = parse_version(entry.name) if is_folder(entry) else None
                 if number is not None:
-                    versions.extend(_version(number, Path(entry.path)))
+                    versions.extend(_version(number, entry, fence))
                 elif entry.name.isdigit() and is_folder(entry):
                     warnings.append(f"'{entry.path}' was passed over: a version is a number without leading zeros")
-                elif not is_ignored(entry.name):
+                else:
                     others.append(entry)
-            files = fingerprint(others)
+            files = trace(model.path, others, fence)
         return replace(
             model,
             config_path=next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None),
             versions=tuple(sorted(versions, key=lambda version: version.number)),
-            fingerprint=files,
+            fingerprint=files.fingerprint,
+            trace=files,
         )
 
     def _policy(self, model: ModelOnDisk) -> VersionPolicy:
@@ -203,11 +266,19 @@ class Scanner:
         return known[1]
 
 
-def _version(number: int, path: Path) -> list[VersionOnDisk]:
+def _version(number: int, entry: os.DirEntry[str], fence: Fence) -> list[VersionOnDisk]:
+    stray = fence.stray(entry.path) if entry.is_symlink() else ""
+    if stray:
+        return [VersionOnDisk(number, "", Trace(stir=stray, stray=stray))]
     try:
-        return [VersionOnDisk(number, folder_fingerprint(path))]
+        found = folder_trace(Path(entry.path), fence)
     except FileNotFoundError:  # deleted since it was listed
         return []
+    return [VersionOnDisk(number, found.fingerprint, found)]
+
+
+def _stray_problem(name: str, stray: str) -> str:
+    return f"model '{name}': a link leads out of the repository: {stray}; --allow-external-links permits it"
 
 
 def _read_policy(path: Path, model: str) -> VersionPolicy | BadModelConfig:

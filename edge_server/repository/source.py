@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from edge_server.core.lifecycle import ModelWish, VersionWish
 from edge_server.errors import InvalidRequest
-from edge_server.repository.overrides import WrittenModel
+from edge_server.repository.overrides import WrittenModel, delete_abandoned
+from edge_server.repository.pins import Pins
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import ModelOnDisk, Scanner, with_config
 
@@ -38,24 +40,50 @@ def model_wish(model: ModelOnDisk, options: ResolveOptions, config_json: str | N
 class RepositorySource:
     """Turns what a Scanner finds into wishes, and owns the files that load calls brought along.
 
-    May be used from several threads. `scratch` is the folder for files of load calls; None: the system's.
+    May be used from several threads. `scratch` is the folder for files of load calls; None: the system's. A model in
+    `pins` is wished for in that version alone, whatever its version policy says.
     """
 
-    def __init__(self, scanner: Scanner, options: ResolveOptions, scratch: Path | None = None) -> None:
-        self._scanner = scanner
+    def __init__(
+        self, scanner: Scanner, options: ResolveOptions, scratch: Path | None = None, pins: Pins | None = None
+    ) -> None:
+        self.scanner = scanner
         self._options = options
         self._scratch = scratch
+        self._pins = pins or Pins()
         self._lock = threading.Lock()
         self._written: dict[str, WrittenModel] = {}
+        self._counting: Mapping[str, ModelOnDisk] | None = None
+        delete_abandoned(scratch)
 
     def names(self) -> tuple[str, ...]:
-        """Return the models that are there, loaded or not. Raises ServingFault for an unreadable repository."""
-        return self._scanner.names()
+        """Return the models that are there, loaded or not; none of a repository that cannot be read now."""
+        return self.scanner.names()
 
     def wishes(self) -> tuple[dict[str, ModelWish], tuple[str, ...]]:
         """Return the wish for every model, by name, and warnings about what was passed over. Raises ServingFault."""
-        snapshot = self._scanner.scan()
-        return {name: model_wish(model, self._options) for name, model in snapshot.models.items()}, snapshot.warnings
+        snapshot = self.scanner.scan()
+        return {name: self._wish_for_model(model) for name, model in snapshot.models.items()}, snapshot.warnings
+
+    def wishes_for(self, models: Mapping[str, ModelOnDisk]) -> dict[str, ModelWish]:
+        """Return the wish for the models that count: what of the disk has come to rest, as whoever follows it sees it.
+
+        From then on every other wish is for these models too, until the next call: an order given while somebody
+        copies a version must not load half of it.
+        """
+        self._counting = models
+        return {name: self._wish_for_model(model) for name, model in models.items()}
+
+    def with_pins(self, wishes: Mapping[str, ModelWish]) -> dict[str, ModelWish]:
+        """Return wishes of an earlier scan as they would be with the pins that hold now.
+
+        Looks again at those models alone whose pin has changed since.
+        """
+        current: dict[str, ModelWish] = {}
+        for name, wish in wishes.items():
+            model = None if wish.pin == self._pins.get(name) else self._find(name)
+            current[name] = wish if model is None else self._wish_for_model(model)
+        return current
 
     def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
         """Return what should be served of one model, overrides in place; None when no repository holds it.
@@ -66,11 +94,33 @@ class RepositorySource:
         """
         if files:
             return self._wish_for_files(name, config_json, files)
-        model = self._scanner.find(name)
+        model = self._find(name)
         if model is not None and config_json is not None:
             model = with_config(model, config_json)
         self._keep(name, None)
-        return None if model is None else model_wish(model, self._options, config_json)
+        return None if model is None else self._wish_for_model(model, config_json)
+
+    def versions(self, name: str) -> tuple[int, ...]:
+        """Return the versions of a model that are there, ascending, wished for or not; none when it is not there."""
+        model = self._find(name)
+        return () if model is None else tuple(version.number for version in model.versions)
+
+    @property
+    def pins_are_durable(self) -> bool:
+        """Whether a pin survives a restart."""
+        return self._pins.is_durable
+
+    def pins(self) -> dict[str, int]:
+        """Return the pinned models, each with its version."""
+        return self._pins.all()
+
+    def pin(self, name: str, version: int) -> int | None:
+        """Pin a model; return the version that it was pinned to before. Raises ServingFault: it cannot be kept."""
+        return self._pins.put(name, version)
+
+    def unpin(self, name: str) -> int | None:
+        """Let the version policy decide again; return the version it was pinned to, None when it was not pinned."""
+        return self._pins.put(name, None)
 
     def close(self) -> None:
         """Delete the files of all load calls."""
@@ -79,12 +129,21 @@ class RepositorySource:
         for model in written:
             model.close()
 
+    def _find(self, name: str) -> ModelOnDisk | None:
+        return self.scanner.find(name) if self._counting is None else self._counting.get(name)
+
     def _wish_for_files(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish:
         if config_json is None:
             raise InvalidRequest(f"load of model '{name}': files need the parameter 'config' beside them")
         written = WrittenModel(name, files, config_json, self._scratch)
         self._keep(name, written)
-        return model_wish(written.model, self._options, config_json)
+        return self._wish_for_model(written.model, config_json)
+
+    def _wish_for_model(self, model: ModelOnDisk, config_json: str | None = None) -> ModelWish:
+        pin = self._pins.get(model.name)
+        if pin is None:
+            return model_wish(model, self._options, config_json)
+        return replace(model_wish(_pinned(model, pin), self._options, config_json), pin=pin)
 
     def _keep(self, name: str, written: WrittenModel | None) -> None:
         with self._lock:
@@ -93,3 +152,12 @@ class RepositorySource:
                 self._written[name] = written
         if before is not None:
             before.close()
+
+
+def _pinned(model: ModelOnDisk, version: int) -> ModelOnDisk:
+    """Return the model with that version alone wished for. What is wrong with all of the model stays wrong."""
+    if model.problem and not model.is_policy_unmet:
+        return model
+    if any(found.number == version for found in model.versions):
+        return replace(model, wished=(version,), problem="", is_policy_unmet=False)
+    return replace(model, wished=(), problem=f"model '{model.name}' is pinned to version {version}, which is not there")

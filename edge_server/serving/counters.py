@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
@@ -40,6 +40,18 @@ class Counters:
         self._input_ns = 0
         self._infer_ns = 0
         self._output_ns = 0
+        self._observer: Callable[[int | None], None] | None = None
+        self.last_used_ns = time.monotonic_ns()
+        """When a request was last answered, or else when the version was made; of time.monotonic_ns."""
+
+    @property
+    def success_count(self) -> int:
+        return self._success_count
+
+    def observe(self, observer: Callable[[int | None], None] | None) -> None:
+        """Call `observer` with the latency of each request answered from now on, nanoseconds, or None for one that
+        failed through no fault of its caller's."""
+        self._observer = observer
 
     def record_batch(
         self, arrivals_ns: Sequence[int], rows: int, batch_size: int, times: BatchTimes, *, executions: int = 1
@@ -55,6 +67,7 @@ class Counters:
         output_ns = times.end_ns - times.infer_end_ns
         arrived = sum(arrivals_ns)
         now_ms = time.time_ns() // 1_000_000
+        self.last_used_ns = times.end_ns
         with self._lock:
             values = self._values
             values.last_inference_ms = now_ms
@@ -73,6 +86,9 @@ class Counters:
                 batch.compute_input.add(input_ns)
                 batch.compute_infer.add(infer_ns)
                 batch.compute_output.add(output_ns)
+        if (observer := self._observer) is not None:
+            for arrived_ns in arrivals_ns:
+                observer(times.end_ns - arrived_ns)
 
     def record_failure(self, error: EdgeServerError, arrived_ns: int, now_ns: int, *, in_backend: bool = False) -> None:
         """Count one request that was answered with `error`; `in_backend` when it failed while executing."""
@@ -85,6 +101,8 @@ class Counters:
         with self._lock:
             self._values.failures[reason] += 1
             self._values.fail.add(now_ns - arrived_ns)
+        if (observer := self._observer) is not None and reason in ("BACKEND", "REJECTED"):
+            observer(None)
 
     def record_response(self, index: int, infer_ns: int, *, is_empty: bool = False, has_failed: bool = False) -> None:
         """Count the response at position `index` of a decoupled stream, `infer_ns` after the one before it."""

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from edge_server.backends.base import RequestSession, Session, SessionInfo
 from edge_server.errors import EdgeServerError, LoadError
+from edge_server.serving.passing import as_passing
 from edge_server.serving.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -37,16 +38,23 @@ class Instance:
     caller's that was given the instance by the scheduler."""
 
     def __init__(
-        self, name: str, open_session: Callable[[], AnySession], warm: Callable[[AnySession], None], execute: Executor
+        self,
+        name: str,
+        open_session: Callable[[], AnySession],
+        warm: Callable[[AnySession], None],
+        execute: Executor,
+        check: Callable[[AnySession], None] = lambda session: None,
     ) -> None:
         self.name = name
+        self.run_number = 0
+        """Counts both the beginning and the end of each run: odd while one is under way."""
         self._open_session = open_session
         self._warm = warm
+        self._check = check
         self._execute = execute
         self._session: AnySession | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._opened: concurrent.futures.Future[SessionInfo] = concurrent.futures.Future()
-        self._warmed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._serve: Server | None = None
         self._thread = threading.Thread(target=self._live, name=f"edge-{name}"[:60], daemon=True)
 
@@ -57,8 +65,11 @@ class Instance:
 
     def warm(self) -> None:
         """Run the warm-up and wait for it. Raises WarmupFailed."""
-        self._jobs.put(self._warm_once)
-        self._warmed.result()
+        self._try(self._warm)
+
+    def check(self) -> None:
+        """Run the check of what was opened and wait for it. Raises WarmupFailed."""
+        self._try(self._check)
 
     def attach(self, serve: Server) -> None:
         """Name who is called on the instance's thread with each posted batch."""
@@ -72,7 +83,9 @@ class Instance:
         session = self._session
         if session is None:
             raise AssertionError(f"instance {self.name} was run after it was closed")
+        self.run_number += 1
         self._execute(session, batch)
+        self.run_number += 1
         batch.clear()
 
     def post(self, batch: list[Ticket]) -> None:
@@ -107,18 +120,25 @@ class Instance:
         except Exception:
             log.exception("instance %s failed to close", self.name)
 
-    def _warm_once(self) -> None:
+    def _try(self, work: Callable[[AnySession], None]) -> None:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._jobs.put(functools.partial(self._try_once, work, done))
+        done.result()
+
+    def _try_once(self, work: Callable[[AnySession], None], done: concurrent.futures.Future[None]) -> None:
         if self._session is None:
             return
         try:
-            self._warm(self._session)
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `warm`
-            self._warmed.set_exception(self._as_load_error(error))
+            work(self._session)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `_try`
+            done.set_exception(self._as_load_error(error))
         else:
-            self._warmed.set_result(None)
+            done.set_result(None)
 
     def _as_load_error(self, error: BaseException) -> EdgeServerError:
         """Return what to tell the loading thread, free of frames that would keep a half-made model alive there."""
+        if isinstance(error, LoadError | OSError):
+            return as_passing(error).detached()
         if isinstance(error, EdgeServerError):
             return error.detached()
         log.error("instance %s failed to load in a way that its backend does not know", self.name, exc_info=error)

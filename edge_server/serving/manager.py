@@ -5,62 +5,40 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
 
-from edge_server.core.lifecycle import INDEX_STATES, Load, ModelWish, VersionState, VersionWish, next_action
-from edge_server.core.view import IndexEntry
-from edge_server.errors import Draining, EdgeServerError, LoadError, NotReady, UnknownModel
+from edge_server.core.lifecycle import ModelWish, VersionState
+from edge_server.core.message import Request, ResponseSink
+from edge_server.core.model import ModelSpec
+from edge_server.core.view import IndexEntry, VersionReport
+from edge_server.errors import Draining, EdgeServerError, NotReady, QueueFull, SessionLost, UnknownModel
+from edge_server.serving.hang import HangWatch
+from edge_server.serving.limits import Limits
+from edge_server.serving.mover import Announce, AskRoom, Mover
+from edge_server.serving.parked import ParkedRequest, Submit
+from edge_server.serving.record import UNLOADED_IDLE, Failure, ModelRecord
+from edge_server.serving.residency import idle
 from edge_server.serving.timer import Timer
 from edge_server.serving.version import ModelVersion
-from edge_server.telemetry.events import (
-    MODEL_DRAINING,
-    MODEL_FAILED,
-    MODEL_LOADING,
-    MODEL_READY,
-    MODEL_UNLOADED,
-    EventValue,
-)
+from edge_server.telemetry.events import MODEL_HUNG
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 3.0
 """How long batches that run, and sessions that close, are still waited for when the time to drain is over."""
 
+_MOST_PARKED = 1000
+"""How many requests may wait for one model to be loaded; each holds its inputs in memory."""
 
-class Announce(Protocol):
-    """Told of every step in a version's life: `kind` is one of the `MODEL_...` names of telemetry.events."""
-
-    def __call__(self, kind: str, /, **fields: EventValue) -> object: ...
-
-
-@dataclass(slots=True)
-class _Model:
-    """What the manager knows of one model. Guarded by the manager's lock."""
-
-    wish: ModelWish
-    living: list[ModelVersion] = field(default_factory=list)
-    failures: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Version -> (fingerprint, reason) of loads that failed before a ModelVersion existed, or after one was closed."""
-    retired: set[int] = field(default_factory=set)
-    generation: int = 0
-    loading: Load | None = None
-
-    def failed(self) -> dict[int, str]:
-        """Return, with reasons, the versions that are wished for but whose files, as they are now, did not load."""
-        wished = self.wish.versions
-        return {
-            number: reason
-            for number, (fingerprint, reason) in sorted(self.failures.items())
-            if number in wished and wished[number].fingerprint == fingerprint
-        }
+_LOOKS = 4
+"""How many times within a time-out idle models and hung runs are looked for."""
 
 
-class Manager:
-    """Thread-safe. Each load and each drain has a thread of its own, for either may take long, or hang; of the loads
-    `load_threads` run at a time."""
+class Manager(Mover):
+    """Thread-safe. See Mover for what happens on which thread.
+
+    `limits` None: the defaults of Limits. `ask_room` None: there is always memory enough.
+    """
 
     def __init__(
         self,
@@ -69,23 +47,23 @@ class Manager:
         *,
         load_threads: int = 2,
         announce: Announce | None = None,
+        limits: Limits | None = None,
+        ask_room: AskRoom | None = None,
     ) -> None:
-        self._timer = timer
-        self._settings = settings
-        self._changed = threading.Condition()
-        self._models: dict[str, _Model] = {}
-        self._routes: dict[str, dict[int, ModelVersion]] = {}
-        self._load_slots = threading.BoundedSemaphore(load_threads)
-        self._threads: set[threading.Thread] = set()
-        self._is_closed = False
-        self._announce = announce or (lambda kind, /, **fields: None)
-        self._announcing = threading.RLock()
-        self._news: deque[tuple[str, dict[str, str | int]]] = deque()
+        super().__init__(
+            timer, settings, load_threads=load_threads, announce=announce, limits=limits, ask_room=ask_room
+        )
+        self._hangs = HangWatch(self._limits.hang_timeout_s)
+        if self._limits.idle_unload_s > 0:
+            self._repeat(self._limits.idle_unload_s / _LOOKS, self._unload_idle)
+        if self._limits.hang_timeout_s > 0:
+            self._repeat(self._limits.hang_timeout_s / _LOOKS, self._look_for_hangs)
 
     # -- the wish ---------------------------------------------------------------------------------------------------
 
     def wish_for(self, wish: ModelWish, *, retry: bool = False) -> None:
-        """Replace the wish for one model. `retry` forgets earlier failures, so that they are tried again.
+        """Replace the wish for one model. `retry` forgets earlier failures, so that they are tried again, and brings
+        back what was taken out of memory.
 
         Raises Draining once `close` was called.
         """
@@ -111,7 +89,8 @@ class Manager:
     def wait_settled(self, names: Iterable[str] | None = None, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to load for these models (None: all) and what is not wished for takes nothing new.
 
-        False on time-out, or when the manager is closed before that.
+        A load that is to be tried again later is not waited for. False on time-out, or when the manager is closed
+        before that.
         """
         chosen = None if names is None else list(names)
         with self._changed:
@@ -126,41 +105,97 @@ class Manager:
             model = self._models[name]
             if model.wish.reason:
                 return model.wish.reason
-            parts = [f"version {version} is at UNAVAILABLE state: {why};" for version, why in model.failed().items()]
+            parts = [
+                f"version {number} is at UNAVAILABLE state: {why.reason};" for number, why in model.failed().items()
+            ]
             return " ".join(parts) or None
 
     # -- routing ----------------------------------------------------------------------------------------------------
 
     def route(self, name: str, version: int | None) -> ModelVersion:
-        """Return the version that a request would meet now. Takes no lock: the table is replaced, never changed.
+        """Return the version that stands for a model: metadata, configuration, types. Takes no lock: the table is
+        replaced, never changed.
 
         Raises UnknownModel or NotReady with Triton's words.
         """
-        versions = self._routes.get(name)
-        if versions:
-            if version is None:
-                return versions[next(iter(versions))]
-            found = versions.get(version)
+        routes = self._routes.get(name)
+        if routes is not None:
+            found = routes.first if version is None else routes.ready.get(version)
             if found is not None:
                 return found
         raise self._no_route(name, version)
 
+    def route_request(self, name: str, version: int | None) -> ModelVersion:
+        """Return the version that takes a request: as `route`, but a canary gets its share. Ask once a request."""
+        if version is None:
+            routes = self._routes.get(name)
+            if routes is not None and routes.trial is not None:
+                return routes.next()
+        return self.route(name, version)
+
+    def spec(self, name: str, version: int | None) -> ModelSpec:
+        """Return the specification that a request would meet, of a model out of memory too. Raises as `route`."""
+        try:
+            return self.route(name, version).spec
+        except (NotReady, UnknownModel):
+            offered = self._out_of_memory(name)
+            if version is None and offered:
+                return offered[max(offered)]
+            if version in offered:
+                return offered[version]
+            raise
+
+    def offered_versions(self, name: str) -> list[int]:
+        """Return the versions of a model that a request may ask for, ascending; those too that it would bring back."""
+        routes = self._routes.get(name)
+        return sorted({*(routes.ready if routes is not None else ()), *self._out_of_memory(name)})
+
+    def park(self, request: Request, sink: ResponseSink, submit: Submit) -> ParkedRequest | None:
+        """Let a request for a model that is out of memory wait for it, and have it loaded. Returns at once.
+
+        `submit` is called with the request, on a loading thread, once it can be. None when waiting would not help.
+        Raises QueueFull when too many wait already.
+        """
+        if not self._limits.may_evict:
+            return None
+        parked = ParkedRequest(request, sink, submit, self._forget)
+        with self._changed:
+            model = self._models.get(request.model)
+            if model is None or self._is_closed:
+                return None
+            routes = self._routes.get(request.model)
+            is_there = routes is not None and (request.version is None or request.version in routes.ready)
+            if not is_there:
+                if not model.may_wait_for(request.version):
+                    return None
+                if len(model.parked) >= _MOST_PARKED:
+                    raise QueueFull(f"{_MOST_PARKED} requests wait for model '{model.name}' to be loaded already")
+                model.parked.add(parked)
+                model.is_demanded = True
+                self._proceed(model)
+        if is_there:
+            # It came back between the look at the table and this one.
+            parked.resume()
+        else:
+            parked.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
+        return parked
+
     def ready_versions(self, name: str) -> list[ModelVersion]:
         """Return the serving versions of a model, highest first; empty when there is none."""
-        return list(self._routes.get(name, {}).values())
+        routes = self._routes.get(name)
+        return list(routes.ready.values()) if routes is not None else []
 
     def all_ready(self) -> list[ModelVersion]:
-        return [version for _, versions in sorted(self._routes.items()) for version in reversed(versions.values())]
+        return [version for name in sorted(self._routes) for version in reversed(self.ready_versions(name))]
 
     def is_known(self, name: str) -> bool:
         return name in self._models
 
     def has_failures(self) -> bool:
-        """Return whether anything that is wished for is not served."""
+        """Return whether anything that is wished for is not served. What a request would bring back counts as such."""
         with self._changed:
             return any(
-                bool(model.wish.reason)
-                or any(number not in self._routes.get(name, {}) for number in model.wish.versions)
+                bool(model.wish.reason) or bool(model.wish.versions.keys() - set(self.offered_versions(name)))
                 for name, model in self._models.items()
             )
 
@@ -172,11 +207,17 @@ class Manager:
         entries: list[IndexEntry] = []
         with self._changed:
             for name, model in sorted(self._models.items()):
-                rows = self._index_rows(model)
+                rows = model.index_rows()
                 entries += [IndexEntry(name, str(version), *rows[version]) for version in sorted(rows)]
                 if model.wish.reason:
                     entries.append(IndexEntry(name, "", "UNAVAILABLE", model.wish.reason))
         return entries
+
+    def versions(self, name: str | None = None) -> list[VersionReport]:
+        """Return what is known of every version that lives, failed, or was unloaded; of one model or of all."""
+        with self._changed:
+            chosen = [(key, model) for key, model in sorted(self._models.items()) if name in (None, key)]
+            return [report for key, model in chosen for report in model.reports(self._routes.get(key))]
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -188,10 +229,15 @@ class Manager:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
+            parked = [item for model in self._models.values() for item in model.parked]
             for model in self._models.values():
+                for failure in model.failures.values():
+                    failure.forget_retry()
                 for version in [item for item in model.living if item.state is VersionState.READY]:
                     self._start_retire(model, version)
             self._changed.notify_all()
+        for item in parked:
+            item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
         self._tell_news()
         self._join(deadline)
         failed_count = sum(version.abandon_waiting() for version in self._living())
@@ -214,86 +260,37 @@ class Manager:
         return not any(model.loading for name, model in self._models.items() if names is None or name in names)
 
     def _replace_wish(self, wish: ModelWish, *, retry: bool = False) -> None:
-        model = self._models.setdefault(wish.name, _Model(wish))
+        model = self._models.setdefault(wish.name, ModelRecord(wish))
         model.wish = wish
-        if retry:
-            model.failures.clear()
+        if not wish.versions and not wish.reason:
+            model.cold.clear()
+        for version, failure in list(model.failures.items()):
+            wished = wish.versions.get(version)
+            if retry or wished is None or wished.fingerprint != failure.fingerprint:
+                failure.forget_retry()
+            if retry:
+                del model.failures[version]
+        if retry and model.cold:
+            model.is_demanded = True
         self._proceed(model)
 
-    def _proceed(self, model: _Model) -> None:
-        """Start the model's next actions, unless a load is under way."""
-        while model.loading is None and not self._is_closed:
-            failed = model.failed()
-            attempt = {number: wish.fingerprint for number, wish in model.wish.versions.items() if number not in failed}
-            if model.wish.reason and not attempt:
-                break
-            action = next_action(attempt, [item.snapshot() for item in model.living], failed)
-            if action is None:
-                break
-            if isinstance(action, Load):
-                self._start_load(model, action)
-            else:
-                self._start_retire(model, next(item for item in model.living if item.generation == action.generation))
-        self._changed.notify_all()
-
-    def _start_load(self, model: _Model, action: Load) -> None:
-        model.generation += 1
-        self._start_thread("edge-load", self._load, model, action, model.generation)
-        model.loading = action
-
-    def _start_retire(self, model: _Model, version: ModelVersion) -> None:
-        # First out of the table, so that whoever is refused finds the successor there.
-        self._publish_routes(model, without=version)
-        version.stop_taking()
-        self._news.append((MODEL_DRAINING, {"model": version.name, "version": version.version}))
-        self._start_thread("edge-drain", self._retire, model, version)
-
-    def _start_thread(self, name: str, work: Callable[..., None], *arguments: object) -> None:
-        """Run `work` on a daemon thread, which cannot get at the lock, and thus not end, before this caller let go."""
-
-        def live() -> None:
-            try:
-                work(*arguments)
-            finally:
-                with self._changed:
-                    self._threads.discard(thread)
-                    self._changed.notify_all()
-
-        thread = threading.Thread(target=live, name=name, daemon=True)
-        thread.start()
-        self._threads.add(thread)
-
-    def _publish_routes(self, model: _Model, without: ModelVersion | None = None) -> None:
-        ready = {
-            item.version: item
-            for item in sorted(model.living, key=lambda item: (item.version, item.generation))
-            if item.state is VersionState.READY and item is not without
-        }
-        routes = dict(self._routes)
-        # Highest version first: the first of the table is what a request without a version meets.
-        routes[model.wish.name] = dict(sorted(ready.items(), reverse=True))
-        self._routes = routes
-
-    def _index_rows(self, model: _Model) -> dict[int, tuple[str, str]]:
-        failed = model.failed()
-        rows: dict[int, tuple[str, str]] = dict.fromkeys(model.retired, ("UNAVAILABLE", "unloaded"))
-        rows.update({number: ("UNAVAILABLE", reason) for number, (_, reason) in model.failures.items()})
-        rows.update({item.version: (INDEX_STATES[item.state], item.reason) for item in model.living})
-        if model.loading is not None:
-            rows.update({number: ("LOADING", "") for number in model.wish.versions if number not in failed})
-        for item in model.living:
-            if item.state is VersionState.READY:
-                reason = failed.get(item.version)
-                note = f"an earlier generation serves; the newest failed: {reason}" if reason else ""
-                rows[item.version] = ("READY", note)
-        return rows
+    def _out_of_memory(self, name: str) -> dict[int, ModelSpec]:
+        """Return the versions that a request would bring back, or waits for while they are on their way."""
+        if not self._limits.may_evict:
+            return {}
+        with self._changed:
+            model = self._models.get(name)
+            return {} if model is None else {number: cold.spec for number, cold in model.resting().items()}
 
     def _no_route(self, name: str, version: int | None) -> EdgeServerError:
         with self._changed:
             model = self._models.get(name)
-            if model is None or not (model.wish.versions or model.living or model.failures or model.retired):
+            if model is None or not model.is_known:
                 return UnknownModel(f"Request for unknown model: '{name}' is not found")
-            rows = self._index_rows(model)
+            rows = model.index_rows()
+            is_replacing = model.is_replacing
+        if version is None and is_replacing:
+            return NotReady(f"model '{name}' is being replaced: its reload_policy unloads the old version first")
         if version is None:
             return UnknownModel(f"Request for unknown model: '{name}' has no available versions")
         if version not in rows:
@@ -302,91 +299,55 @@ class Manager:
         tail = f": {reason}" if reason else f", it is {state}"
         return NotReady(f"Request for model '{name}' version {version} is not at ready state{tail}")
 
-    # -- on the manager's own threads ---------------------------------------------------------------------------------
-
-    def _load(self, model: _Model, action: Load, generation: int) -> None:
-        with self._load_slots:
-            version, reason = self._try_load(model, action, generation)
+    def _forget(self, parked: ParkedRequest) -> None:
         with self._changed:
-            model.loading = None
-            fields: dict[str, str | int] = {"model": model.wish.name, "version": action.version}
-            if version is None and reason:
-                model.failures[action.version] = (action.fingerprint, reason)
-                self._news.append((MODEL_FAILED, {**fields, "reason": reason}))
-            elif version is not None:
-                model.failures.pop(action.version, None)
-                model.retired.discard(action.version)
-                model.living.append(version)
-                if self._is_closed:
-                    self._start_retire(model, version)
-                else:
-                    self._publish_routes(model)
-                    self._news.append((MODEL_READY, fields))
-            self._proceed(model)
+            model = self._models.get(parked.request.model)
+            if model is not None:
+                model.parked.discard(parked)
+
+    # -- from time to time, on the timer's thread -------------------------------------------------------------------
+
+    def _repeat(self, period_s: float, work: Callable[[], None]) -> None:
+        def again() -> None:
+            if not self._is_closed:
+                work()
+                self._repeat(period_s, work)
+
+        self._timer.call_at(time.monotonic_ns() + int(period_s * 1e9), again)
+
+    def _unload_idle(self) -> None:
+        with self._changed:
+            for model in idle(self._models.values(), time.monotonic_ns(), self._limits.idle_unload_s):
+                self._evict(model, UNLOADED_IDLE)
+
+    def _look_for_hangs(self) -> None:
+        versions = [item for item in self._living() if item.state is VersionState.READY]
+        for version, instance in self._hangs.look(versions, time.monotonic_ns()):
+            limit_s = self._limits.hang_timeout_s
+            self._give_up(
+                version,
+                f"instance {instance} of model '{version.name}' version {version.version} hangs: its runtime did not "
+                f"come back within --hang-timeout-secs={limit_s:g}",
+            )
+
+    def _give_up(self, version: ModelVersion, reason: str) -> None:
+        """Fail a version that hangs. It is not loaded again by itself: the server is not ready from now on, and who
+        watches over the process should start a new one."""
+        with self._changed:
+            model = self._models[version.name]
+            if version.state is not VersionState.READY or self._is_closed:
+                return
+            log.error("%s", reason)
+            self._publish_routes(model, without=version)
+            version.stop_for_good(reason)
+            model.failures[version.version] = Failure(version.fingerprint, SessionLost(reason), version.generation)
+            self._tell(MODEL_HUNG, model, version.version, version.generation, reason=reason)
+            # Not one of the threads that `close` waits for: it may never end.
+            threading.Thread(target=self._bury, args=(model, version), name="edge-bury", daemon=True).start()
+
+    def _bury(self, model: ModelRecord, version: ModelVersion) -> None:
         self._tell_news()
-
-    def _try_load(self, model: _Model, action: Load, generation: int) -> tuple[ModelVersion | None, str]:
-        """Return the open version, or why there is none: "" when it is not wished for any more."""
-        name = model.wish.name
-        wish = model.wish.versions.get(action.version)
-        if self._is_closed or wish is None or wish.fingerprint != action.fingerprint:
-            return None, ""
-        self._news.append((MODEL_LOADING, {"model": name, "version": action.version}))
-        try:
-            self._tell_news()
-            version = self._open(wish, generation)
-        except EdgeServerError as error:
-            reason = error.message or type(error).__name__
-        except Exception as error:
-            log.exception("model '%s' version %d failed to load", name, action.version)
-            reason = f"{type(error).__name__}: {error}"
-        else:
-            _log_ready(version)
-            return version, ""
-        log.error("model '%s' version %d failed to load: %s", name, action.version, reason)
-        return None, reason
-
-    def _open(self, wish: VersionWish, generation: int) -> ModelVersion:
-        """Return the version opened by the first of the runtimes to choose from that can. Raises LoadError."""
-        passed_over: dict[str, str] = {}
-        while True:
-            resolved = wish.resolve(passed_over)
-            version = ModelVersion(resolved, generation, wish.fingerprint, self._timer, self._settings)
-            try:
-                version.open()
-            except LoadError as error:
-                if not resolved.has_alternatives or resolved.spec.backend in passed_over:
-                    raise
-                passed_over[resolved.spec.backend] = error.message
-            else:
-                return version
-
-    def _retire(self, model: _Model, version: ModelVersion) -> None:
-        version.drain()
-        version.close()
-        log.info("model '%s' version %d is unloaded", version.name, version.version)
+        version.bury()
         with self._changed:
             model.living.remove(version)
-            if not any(item.version == version.version for item in model.living):
-                model.retired.add(version.version)
-            self._news.append((MODEL_UNLOADED, {"model": version.name, "version": version.version}))
             self._proceed(model)
-        self._tell_news()
-
-    def _tell_news(self) -> None:
-        """Announce what happened, in order and outside the manager's lock. Returns when all of it was announced."""
-        with self._announcing:
-            while self._news:
-                kind, fields = self._news.popleft()
-                self._announce(kind, **fields)
-
-
-def _log_ready(version: ModelVersion) -> None:
-    report = version.report()
-    log.info(
-        "model '%s' version %d is loaded: %s on %s, %s, %d instance(s), in %.0f ms",
-        report.name, report.version, report.runtime, report.device, report.precision, report.instance_count,
-        report.load_s * 1000,
-    )  # fmt: skip
-    for note in report.notes:
-        log.info("model '%s': %s", report.name, note)

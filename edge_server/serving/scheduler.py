@@ -122,19 +122,19 @@ class Scheduler:
         with self._lock:
             return self._idle.wait_for(self._is_idle, timeout_s)
 
-    def abandon_waiting(self) -> int:
+    def abandon_waiting(self, error: EdgeServerError | None = None) -> int:
         """Fail everything that still waits, and return how many that were: the time to drain is over."""
         with self._lock:
             waiting = self._queue.clear()
-        failed_count = self._fail(waiting, self._has_stopped())
+        failed_count = self._fail(waiting, error or self._has_stopped())
         self.release(waiting)
         return failed_count
 
-    def abandon_running(self) -> int:
+    def abandon_running(self, error: EdgeServerError | None = None) -> int:
         """Answer for whatever hangs in a runtime, and return how many that were. It is released if it ever ends."""
         with self._lock:
             running = list(self._in_flight)
-        return self._fail(running, self._has_stopped())
+        return self._fail(running, error or self._has_stopped())
 
     def _decide(self) -> tuple[list[Run], list[Ticket]]:
         """Take batches as long as one should run now and an instance is free for it, and all that expired.

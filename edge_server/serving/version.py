@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import OpenJob, RequestSession, Session, SessionInfo
@@ -17,8 +17,8 @@ from edge_server.core.lifecycle import Resolved, VersionSnapshot, VersionState, 
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import InstanceKind, ModelSpec
 from edge_server.core.statistics import VersionStatistics
-from edge_server.core.view import InstanceReport
-from edge_server.errors import BadModelConfig, Draining, EdgeServerError
+from edge_server.core.view import InstanceReport, VersionReport
+from edge_server.errors import BadModelConfig, Draining, EdgeServerError, NotReady, SessionLost
 from edge_server.memory.allocator import read_resident_bytes
 from edge_server.serving.counters import Counters
 from edge_server.serving.execution import BatchExecutor
@@ -26,7 +26,7 @@ from edge_server.serving.instance import Instance
 from edge_server.serving.scheduler import Scheduler
 from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Timer
-from edge_server.serving.warmup import probe, warm
+from edge_server.serving.warmup import check_opened, probe, warm
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,9 @@ class ModelVersion:
         self.fingerprint = fingerprint
         self.state = VersionState.NEW
         self.reason = ""
+        self.since_s = time.time()
         self._file = resolved.file
+        self._confirm = resolved.confirm
         self._settings = settings.get(self.spec.backend, {})
         self._plan = BatchPlan(self.spec)
         self._check = RequestCheck(self.spec)
@@ -74,6 +76,8 @@ class ModelVersion:
             self._move(VersionState.WARMING)
             for instance in self._instances:
                 instance.warm()
+            self._instances[0].check()
+            self._confirm()
         except BaseException as error:
             self.reason = str(error) or type(error).__name__
             self._close_instances()
@@ -84,6 +88,7 @@ class ModelVersion:
         self._load_s = time.monotonic() - started
         self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, 0)
         self._counters.record_load(self._load_s)
+        self._counters.last_used_ns = time.monotonic_ns()
         self._scheduler.open(self._instances)
         self._move(VersionState.READY)
 
@@ -151,6 +156,35 @@ class ModelVersion:
     def in_flight(self) -> int:
         return self._scheduler.in_flight
 
+    @property
+    def last_used_ns(self) -> int:
+        """When it last answered, or was made; of time.monotonic_ns."""
+        return self._counters.last_used_ns
+
+    @property
+    def run_numbers(self) -> Mapping[str, int]:
+        """Each instance's count of beginnings and ends of runs: odd while one is under way."""
+        return {instance.name: instance.run_number for instance in list(self._instances)}
+
+    def observe(self, observer: Callable[[int | None], None] | None) -> None:
+        """See Counters.observe."""
+        self._counters.observe(observer)
+
+    def stop_for_good(self, reason: str) -> None:
+        """Give up on a version whose runtime hangs: it takes nothing new. `bury` does the rest."""
+        self.reason = reason
+        self._move(VersionState.FAILED)
+        self._scheduler.close(lambda: NotReady(reason, retry_after_s=None))
+
+    def bury(self) -> None:
+        """Answer for all that waits or runs, and close once the runtime has come back, which may be never."""
+        lost = SessionLost(self.reason)
+        self._scheduler.abandon_waiting(lost)
+        self._scheduler.abandon_running(lost)
+        self._scheduler.wait_idle(None)
+        self._close_instances()
+        self._move(VersionState.RETIRED)
+
     def snapshot(self) -> VersionSnapshot:
         return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
 
@@ -172,12 +206,23 @@ class ModelVersion:
             notes=self.spec.notes,
         )
 
+    def version_report(self, share: float, reason: str = "") -> VersionReport:
+        """Return what this version has to tell of itself; `share` of the requests without a version come to it.
+
+        `reason` is what the manager has to say of it, where there is something.
+        """
+        count, words = self._counters.success_count, reason or self.reason
+        return VersionReport(
+            self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
+        )
+
     def _make_instance(self, name: str, device_id: int | None) -> Instance:
         instance = Instance(
             name,
             lambda: self._open_session(name, device_id),
             lambda session: warm(session, self.spec, self._plan, self._file.model_dir),
             self._execute,
+            lambda session: check_opened(session, self.spec, self._plan, self._file.model_dir),
         )
         instance.attach(self._scheduler.serve)
         return instance
@@ -204,6 +249,7 @@ class ModelVersion:
 
     def _move(self, state: VersionState) -> None:
         self.state = next_state(self.state, state)
+        self.since_s = time.time()
 
 
 def with_facts_in_force(spec: ModelSpec, info: SessionInfo) -> ModelSpec:

@@ -16,7 +16,7 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.message import Request
 from edge_server.core.model import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import EdgeServerError, WarmupFailed
+from edge_server.errors import BadModelConfig, EdgeServerError, WarmupFailed
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,60 @@ PROBE = "probe"
 """Name of the sample that is made from the inputs alone, where the configuration declares none."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class WarmupRules:
+    """`allows_nan`: floats may be NaN or infinite. `probes`: one made-up inference stands in for absent samples."""
+
+    allows_nan: bool
+    probes: bool
+
+
+def warmup_rules(spec: ModelSpec) -> WarmupRules:
+    """Return what the parameters `warmup_allow_nan` and `warmup_probe` say. Raises BadModelConfig."""
+    return WarmupRules(_is_set(spec, "warmup_allow_nan", False), _is_set(spec, "warmup_probe", True))
+
+
 def warm(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
-    """Run every declared sample; the first that fails raises WarmupFailed, naming it and why."""
+    """Run every declared sample; the first that fails raises WarmupFailed, naming it and why.
+
+    A sample fails when the runtime does, when an output has not the shape and type declared, and when a float of it is
+    NaN or infinite though those of the inputs are finite.
+    """
     for sample in spec.warmup:
         if sample.batch_size > 0:
             _try(session, spec, plan, sample, model_dir)
+
+
+def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
+    """Run one made-up inference on a model that declares no sample, so that a file which opens but does not work never
+    replaces one that does. Raises WarmupFailed.
+
+    Left out where inputs cannot be made up with reason: a dimension of any size, strings, shapes as values, optional
+    inputs, a session that takes requests one by one. A model whose answer to zeros is not finite is asked again with
+    ones and random numbers: a vector of length 0, or a mask that hides everything, has no finite answer in many sound
+    models.
+    """
+    if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession):
+        return
+    if any(sample.batch_size > 0 for sample in spec.warmup) or not _can_be_made_up(spec):
+        return
+    try:
+        _try(session, spec, plan, probe_sample(spec), model_dir)
+    except NotFinite:
+        _try(session, spec, plan, probe_sample(spec, is_zero=False), model_dir)
+
+
+def _can_be_made_up(spec: ModelSpec) -> bool:
+    return bool(spec.inputs) and all(
+        min(item.dims, default=1) > 0
+        and item.dtype is not DType.BYTES
+        and not (item.is_optional or item.is_shape_tensor or item.allow_ragged_batch)
+        for item in spec.inputs
+    )
+
+
+class NotFinite(WarmupFailed):
+    """The model answered NaN or infinity where it was given finite numbers."""
 
 
 def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
@@ -40,9 +89,15 @@ def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path
     _try(session, spec, plan, dataclasses.replace(sample, count=1), model_dir)
 
 
-def probe_sample(spec: ModelSpec) -> WarmupSample:
+def probe_sample(spec: ModelSpec, *, is_zero: bool = True) -> WarmupSample:
+    """Return a sample made from the inputs alone: zeros, or random floats of 0 to 1 and ones."""
     inputs = tuple(
-        WarmupInput(item.name, item.dtype, tuple(1 if dim == -1 else dim for dim in item.dims), "zero")
+        WarmupInput(
+            item.name,
+            item.dtype,
+            tuple(1 if dim == -1 else dim for dim in item.dims),
+            "zero" if is_zero else "random" if _is_float(item.dtype) else "one",
+        )
         for item in spec.inputs
         if not item.is_optional
     )
@@ -62,6 +117,8 @@ def _data(spec: ModelSpec, sample: WarmupSample, item: WarmupInput, model_dir: P
         return np.full(shape, b"", dtype=object)
     if item.source == "zero":
         return np.zeros(shape, item.dtype.numpy)
+    if item.source == "one":
+        return np.ones(shape, item.dtype.numpy)
     if item.source == "random":
         return _random(item.dtype, shape)
     return _from_file(spec, sample, item, shape, model_dir)
@@ -137,7 +194,29 @@ def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSa
         _run_request(session, plan, sample.name, request)
     else:
         outputs = session.run(plan.gather([request]), plan.wanted([request]))
-        plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
+        (answer,) = plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
+        if not warmup_rules(spec).allows_nan and all(map(_is_finite, request.inputs.values())):
+            _check_finite(sample, answer)
+
+
+def _check_finite(sample: WarmupSample, answer: tuple[Tensor, ...]) -> None:
+    for tensor in answer:
+        if not _is_finite(tensor):
+            raise NotFinite(
+                f"failed to run warmup sample '{sample.name}': output '{tensor.name}' holds NaN or infinity though all "
+                "inputs are finite; the parameter warmup_allow_nan permits that"
+            )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.dtype is DType.BF16:
+        # An exponent of all ones is infinity or NaN.
+        return not bool(((tensor.array.view(np.uint16) & 0x7F80) == 0x7F80).any())
+    return not _is_float(tensor.dtype) or bool(np.isfinite(tensor.array).all())
+
+
+def _is_float(dtype: DType) -> bool:
+    return dtype is DType.BF16 or dtype.numpy.kind == "f"
 
 
 def _run_request(session: RequestSession, plan: BatchPlan, name: str, request: Request) -> None:
@@ -177,5 +256,15 @@ class _WarmupExecution:
         self.closed.set()
 
 
+def _is_set(spec: ModelSpec, key: str, default: bool) -> bool:
+    text = spec.parameters.get(key)
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false", "1", "0"):
+        raise BadModelConfig(f"model '{spec.name}': parameter {key} must be true or false, got '{text[:80]}'")
+    return text.strip().lower() in ("true", "1")
+
+
 def _failed(sample: str, reason: str) -> WarmupFailed:
-    return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}")
+    way_out = "; made up for want of a model_warmup, the parameter warmup_probe turns it off" if sample == PROBE else ""
+    return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}{way_out}")

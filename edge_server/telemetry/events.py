@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ MODEL_READY = "model.ready"
 MODEL_FAILED = "model.failed"
 MODEL_DRAINING = "model.draining"
 MODEL_UNLOADED = "model.unloaded"
+MODEL_EVICTED = "model.evicted"
+MODEL_CANARY_FAILED = "model.canary_failed"
+MODEL_HUNG = "model.hung"
+MODEL_PINNED = "model.pinned"
+MODEL_UNPINNED = "model.unpinned"
+SERVER_READY = "server.ready"
+SERVER_STOPPING = "server.stopping"
 
 EventValue = str | int | float | bool | None
 
@@ -38,9 +46,13 @@ Subscriber = Callable[[Event], None]
 
 
 class EventBus:
-    """Hands events to subscribers and remembers the latest `history_size`. Thread-safe."""
+    """Hands events to subscribers and remembers the latest `history_size`. Thread-safe.
+
+    `run_id` differs from bus to bus: numbers of one run of the server mean nothing in the next.
+    """
 
     def __init__(self, history_size: int = 1000, clock: Callable[[], float] = time.time) -> None:
+        self.run_id = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._clock = clock
         self._history: deque[Event] = deque(maxlen=history_size)
@@ -75,6 +87,11 @@ class EventBus:
         with self._lock:
             self._subscribers = (*self._subscribers, subscriber)
         return unsubscribe
+
+    def latest(self) -> int:
+        """Return the number of the latest event, 0 when there was none."""
+        with self._lock:
+            return self._count
 
     def history(self, after: int = 0) -> list[Event]:
         """Return the remembered events numbered above `after`, oldest first."""

@@ -91,7 +91,10 @@ def beside_the_runtime(rounds: int) -> None:
         config = (CLASSIFIER.parents[1] / "config.pbtxt").read_text().replace('"efficientnet_lite0"', '"classifier"', 1)
         (model / "config.pbtxt").write_text(config + '\nbackend: "onnxruntime"\n')
         with server(repository) as (http, grpc, _, _):
-            calls = {"bare onnxruntime": lambda: session.run(None, {"input": frame}), **doors(http, grpc, frame, picture)}
+            calls = {
+                "bare onnxruntime": lambda: session.run(None, {"input": frame}),
+                **doors(http, grpc, frame, picture),
+            }
             results: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(rounds):
                 for name, call in calls.items():

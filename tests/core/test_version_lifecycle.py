@@ -8,11 +8,13 @@ from edge_server.core.lifecycle import (
     INDEX_STATES,
     TRANSITIONS,
     Load,
+    ReloadPolicy,
     Retire,
     VersionSnapshot,
     VersionState,
     next_action,
     next_state,
+    retry_delay_s,
 )
 
 NEW, LOADING, WARMING, READY, DRAINING, CLOSING, RETIRED, FAILED = VersionState
@@ -93,3 +95,40 @@ def test_what_comes_next(
     action: Load | Retire | None,
 ) -> None:
     assert next_action(wished, living(*there), failed) == action
+
+
+# the same, where the old must be gone before the new is loaded
+REPLACEMENTS = [
+    ("a first version is loaded", {1: "a"}, [], set(), Load(1, "a")),
+    ("all as wished is left alone", {1: "a"}, [(1, 1, "a", READY)], set(), None),
+    ("what is replaced goes first", {1: "b"}, [(1, 1, "a", READY)], set(), Retire(1)),
+    ("an older version goes first", {2: "b"}, [(1, 1, "a", READY)], set(), Retire(1)),
+    ("the load waits for the drain", {1: "b"}, [(1, 1, "a", DRAINING)], set(), None),
+    ("and for the close", {1: "b"}, [(1, 1, "a", CLOSING)], set(), None),
+    ("then it comes", {1: "b"}, [(1, 1, "a", RETIRED)], set(), Load(1, "b")),
+    (
+        "a version that stays as wished stays",
+        {1: "a", 2: "c"}, [(2, 2, "b", READY), (1, 1, "a", READY)], set(), Retire(2),
+    ),
+    ("and does not hold the load up", {1: "a", 2: "c"}, [(1, 1, "a", READY)], set(), Load(2, "c")),
+    ("what stands in for failed files stays", {2: "b"}, [(1, 1, "a", READY)], {1}, Load(2, "b")),
+    ("while one loads nothing else is begun", {1: "b"}, [(1, 1, "a", READY), (1, 2, "b", WARMING)], set(), None),
+    ("unwished is retired", {}, [(1, 4, "a", READY)], set(), Retire(4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sentence", "wished", "there", "failed", "action"), REPLACEMENTS, ids=[row[0] for row in REPLACEMENTS]
+)
+def test_what_comes_next_where_the_old_is_unloaded_first(
+    sentence: str,
+    wished: dict[int, str],
+    there: list[tuple[int, int, str, VersionState]],
+    failed: set[int],
+    action: Load | Retire | None,
+) -> None:
+    assert next_action(wished, living(*there), failed, ReloadPolicy.REPLACE) == action
+
+
+def test_the_waits_between_tries_grow_to_five_minutes() -> None:
+    assert [retry_delay_s(count) for count in (1, 2, 3, 4, 9, 10, 10_000)] == [1, 2, 4, 8, 256, 300, 300]

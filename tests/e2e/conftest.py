@@ -329,9 +329,7 @@ def write_zoo(repository: Repository) -> None:
     repository.add("fixed", identity_config("INT32", "2, 3", inputs=2, batch=0))
     slow = 'parameters { key: "execute_delay_ms" value { string_value: "300" } }'
     repository.add("slow", identity_config("INT32", more=slow))
-    repository.add(
-        "failing", 'backend: "stub"\n' + STUB_TENSORS + 'parameters { key: "stub_fail" value { string_value: "true" } }'
-    )
+    repository.add("failing", 'backend: "stub"\n' + STUB_TENSORS + FAILING)
     repository.add("repeat", REPEAT)
     labelled = repository.add("labelled", LABELLED)
     (labelled / "labels.txt").write_text("cat\ndog\nhen\nowl\n")
@@ -341,6 +339,11 @@ def write_zoo(repository: Repository) -> None:
     for version in (1, 2, 4):
         repository.add_sub("versions", 'backend: "onnxruntime"\nversion_policy { all {} }', version)
 
+
+FAILING = """
+parameters { key: "stub_fail" value { string_value: "true" } }
+parameters { key: "warmup_probe" value { string_value: "false" } }
+"""
 
 STUB_TENSORS = """
 max_batch_size: 8

@@ -33,7 +33,8 @@ def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> 
     repository.add(
         "broken",
         identity("FP32").replace('"identity"', '"stub"')
-        + 'parameters { key: "stub_fail" value { string_value: "true" } }',
+        + 'parameters { key: "stub_fail" value { string_value: "true" } }'
+        + 'parameters { key: "warmup_probe" value { string_value: "false" } }',
     )
     with serve(repository.path) as server:
         yield server

@@ -19,7 +19,14 @@ from edge_server.core.message import Request, Response
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.view import IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from edge_server.core.view import (
+    IndexEntry,
+    ModelMetadata,
+    PinReport,
+    ServerMetadata,
+    TensorMetadata,
+    VersionReport,
+)
 from edge_server.errors import (
     Cancelled,
     EdgeServerError,
@@ -31,6 +38,7 @@ from edge_server.errors import (
 )
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.telemetry.events import EventBus
 from edge_server.telemetry.log import LogSettings
 
 Compute = Callable[[Request], list[Response]]
@@ -138,9 +146,11 @@ class StubService:
         }
         self.shared_memory = SharedMemoryRegistry(is_allowed=True)
         self.log_settings = LogSettings(LogConfig())
+        self.events = EventBus(history_size=50)
         self.ready = True
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[tuple[str, bool]] = []
+        self.orders: list[tuple[Any, ...]] = []
         self.requests: list[Request] = []
         self.tickets: list[StubTicket] = []
         self.submitted = threading.Event()
@@ -181,6 +191,25 @@ class StubService:
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
         ready = [IndexEntry("add", "1", "READY")]
         return ready if only_ready else [*ready, IndexEntry("cold"), IndexEntry("bad", "2", "UNAVAILABLE", "corrupt")]
+
+    def versions(self, name: str | None = None) -> list[VersionReport]:
+        if name not in (None, "add"):
+            raise UnknownModel(f"Request for unknown model: '{name}' is not found")
+        return [
+            VersionReport("add", 1, 0, "NOT_LOADED", 0.0, 0, "", 0.0),
+            VersionReport("add", 2, 4, "READY", 1700000000.5, 12, "", 1.0),
+        ]
+
+    def pins(self) -> Mapping[str, int]:
+        return {"add": 2}
+
+    def rollback(self, name: str, version: int | None = None) -> PinReport:
+        self.orders.append(("rollback", name, version))
+        return PinReport(name, version or 1, None, version or 1, False)
+
+    def unpin(self, name: str) -> PinReport:
+        self.orders.append(("unpin", name))
+        return PinReport(name, None, 1, 2, True)
 
     def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         self.loads.append((name, config_json, dict(files or {})))

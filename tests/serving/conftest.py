@@ -20,7 +20,9 @@ from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, Model
 from edge_server.core.tensor import DType, Tensor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.service import InferenceService
+from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
+from edge_server.serving.mover import AskRoom
 from edge_server.serving.timer import Timer
 from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.log import LogSettings
@@ -127,12 +129,17 @@ class Mailbox:
 class House:
     """Everything between the service and the sessions, for real."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None, ask_room: AskRoom | None = None) -> None:
         self.script = Script()
         self.timer = Timer()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.manager = Manager(
-            self.timer, {}, load_threads=2, announce=lambda kind, /, **fields: self.events.append((kind, fields))
+            self.timer,
+            {},
+            load_threads=2,
+            announce=lambda kind, /, **fields: self.events.append((kind, fields)),
+            limits=limits,
+            ask_room=ask_room,
         )
         self.wishes: dict[str, ModelWish] = {}
         self.service = InferenceService(
@@ -145,6 +152,26 @@ class House:
 
     def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
         return self.wishes.get(name)
+
+    def with_pins(self, wishes: Mapping[str, ModelWish]) -> Mapping[str, ModelWish]:
+        return wishes
+
+    def versions(self, name: str) -> Sequence[int]:
+        wish = self.wishes.get(name)
+        return sorted(wish.versions) if wish else []
+
+    def pins(self) -> Mapping[str, int]:
+        return {}
+
+    def pin(self, name: str, version: int) -> int | None:
+        raise AssertionError("no test of the serving core pins")
+
+    def unpin(self, name: str) -> int | None:
+        raise AssertionError("no test of the serving core pins")
+
+    @property
+    def pins_are_durable(self) -> bool:
+        return False
 
     def spec(self, name: str = "m", *, instances: int = 1, backend: str = "scripted", **more: Any) -> ModelSpec:
         settings: dict[str, Any] = {
@@ -183,14 +210,27 @@ class House:
 
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]:
+    """Build a house with limits of its own, one in each test; it is torn down after the test."""
     # A hung session must not cost each test the whole grace; those that wait for it say so.
     monkeypatch.setattr("edge_server.serving.manager._GRACE_S", 0.2)
-    made = House()
-    monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
-    yield made
-    made.manager.close(0.0)
-    made.timer.close()
+    built: list[House] = []
+
+    def build(ask_room: AskRoom | None = None, **limits: Any) -> House:
+        made = House(Limits(**limits), ask_room)
+        monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
+        built.append(made)
+        return made
+
+    yield build
+    for made in built:
+        made.manager.close(0.0)
+        made.timer.close()
+
+
+@pytest.fixture
+def house(new_house: Callable[..., House]) -> House:
+    return new_house()
 
 
 @pytest.fixture

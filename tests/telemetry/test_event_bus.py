@@ -62,3 +62,12 @@ def test_concurrent_publishers_lose_nothing_and_number_everything_once():
     for thread in threads:
         thread.join()
     assert [event.number for event in bus.history()] == list(range(1, 2001))
+
+
+def test_numbers_are_told_apart_by_the_run_that_they_belong_to():
+    first, second = EventBus(history_size=2), EventBus()
+    assert first.run_id != second.run_id
+    assert first.latest() == 0
+    for _ in range(5):
+        first.publish(MODEL_READY)
+    assert (first.latest(), second.latest()) == (5, 0)

@@ -14,9 +14,11 @@ from aiohttp import web
 from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.errors import EdgeServerError, ServingFault
 from edge_server.frontends.http.control import ControlEndpoints
+from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.homecoming import Homecoming
 from edge_server.frontends.http.inference import InferenceEndpoints
 from edge_server.frontends.http.listener import Listener, server_tls
+from edge_server.frontends.http.operator import OperatorEndpoints
 from edge_server.frontends.http.reply import error_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
@@ -41,6 +43,7 @@ class HttpFrontend:
         self._listener = Listener(self._handle)
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
+        self._events = EventEndpoints(service.events)
         self._router: Router[Endpoint] = Router()
 
     async def start(self) -> int:
@@ -48,14 +51,20 @@ class HttpFrontend:
         config = self._config
         tls = server_tls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
         homecoming = Homecoming(asyncio.get_running_loop())
+        limit = config.max_input_size_bytes
+        is_guarded = "model-repository" in self._restricted
+        self._events.open()
         self._router = build_router(
-            ControlEndpoints(self._service, config.max_input_size_bytes, self._blocking),
+            ControlEndpoints(self._service, limit, self._blocking),
             InferenceEndpoints(self._service, config, homecoming, self._workers),
+            self._events,
+            OperatorEndpoints(self._service, limit, self._blocking, is_guarded=is_guarded),
         )
         return await self._listener.open(config.address, config.port, reuses_port=config.reuses_port, tls=tls)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""
+        self._events.close()
         await self._listener.close(grace_s)
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)

@@ -9,7 +9,9 @@ from typing import TypeAlias
 from aiohttp import web
 
 from edge_server.frontends.http.control import ControlEndpoints
+from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.inference import InferenceEndpoints
+from edge_server.frontends.http.operator import OperatorEndpoints
 from edge_server.frontends.http.router import Router
 
 Handler: TypeAlias = Callable[[web.BaseRequest, Mapping[str, str]], Awaitable[web.StreamResponse]]
@@ -23,7 +25,9 @@ class Endpoint:
     handler: Handler
 
 
-def build_router(control: ControlEndpoints, inference: InferenceEndpoints) -> Router[Endpoint]:
+def build_router(
+    control: ControlEndpoints, inference: InferenceEndpoints, events: EventEndpoints, operator: OperatorEndpoints
+) -> Router[Endpoint]:
     router: Router[Endpoint] = Router()
 
     def add(category: str, patterns: tuple[str, ...], **handlers: Handler) -> None:
@@ -49,6 +53,11 @@ def build_router(control: ControlEndpoints, inference: InferenceEndpoints) -> Ro
     add("metadata", ("/v2",), GET=control.server_metadata)
     # Ours, not Triton's: which runtime, device and precision serve each model.
     add("metadata", ("/edge/v1/models",), GET=control.instance_reports)
+    # Ours too: what happened, what there is, and going back to an earlier version.
+    add("model-repository", ("/edge/v1/events",), GET=events.events)
+    add("model-repository", ("/edge/v1/versions",), GET=operator.versions)
+    add("model-repository", ("/edge/v1/models/{model}/rollback",), POST=operator.rollback)
+    add("model-repository", ("/edge/v1/models/{model}/unpin",), POST=operator.unpin)
     return router
 
 

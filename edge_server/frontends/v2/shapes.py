@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.view import (
     IndexEntry,
     InstanceReport,
     ModelMetadata,
+    PinReport,
     ServerMetadata,
     SharedRegion,
     TensorMetadata,
+    VersionReport,
 )
 
 Json = dict[str, object]
@@ -63,6 +65,35 @@ def repository_index(entries: Iterable[IndexEntry]) -> list[Json]:
 def _without_empty(entry: IndexEntry) -> Json:
     optional = {"version": entry.version, "state": entry.state, "reason": entry.reason}
     return {"name": entry.name, **{key: value for key, value in optional.items() if value}}
+
+
+def version_reports(versions: Iterable[VersionReport], pins: Mapping[str, int]) -> list[Json]:
+    """Return versions with their past. Ours, not Triton's: `since_s` is null for one that was never loaded."""
+    return [
+        {
+            "name": item.name,
+            "version": item.version,
+            "state": item.state,
+            "generation": item.generation,
+            "since_s": item.since_s or None,
+            "served_count": item.served_count,
+            "share": item.share,
+            "is_pinned": pins.get(item.name) == item.version,
+            "reason": item.reason,
+        }
+        for item in versions
+    ]
+
+
+def pin_report(report: PinReport) -> Json:
+    return {
+        "name": report.name,
+        "pin": report.pin,
+        "before": report.before,
+        "serves": report.serves,
+        "survives_restart": report.survives_restart,
+        "problem": report.problem,
+    }
 
 
 def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:

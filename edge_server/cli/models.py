@@ -1,0 +1,64 @@
+"""`edge-server models`: every version of every model with its past, asked over the wire."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edge_server.cli import wire
+from edge_server.cli.table import render
+
+HEADS = ("MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", "REASON")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the versions that the server at `--url` knows; 0 when it answered, 1 when not."""
+    parser = argparse.ArgumentParser(
+        prog="edge-server models",
+        description="Ask a running server for all versions of its models. SINCE is when the version came to its state; "
+        "SERVED counts answered requests since it was loaded; SHARE is its part of the requests that name no version.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="just this one")
+    parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
+    wire.add_options(parser)
+    options = parser.parse_args(arguments)
+    query = "" if options.model is None else "?" + urllib.parse.urlencode({"model": options.model})
+    try:
+        answer = wire.ask(options, "/edge/v1/versions" + query)
+        print(json.dumps(answer, indent=1) if options.json else _table(answer["versions"]))
+    except wire.Refused as error:
+        print(f"edge-server models: {error}", file=sys.stderr)
+        return 1
+    except (*wire.NO_ANSWER, KeyError, TypeError) as error:
+        print(f"edge-server models: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _table(versions: Sequence[Mapping[str, Any]]) -> str:
+    return render(HEADS, [_row(item) for item in versions]) if versions else "there is no model"
+
+
+def _row(item: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = [*(["pinned"] if item["is_pinned"] else []), *([item["reason"]] if item["reason"] else [])]
+    return (
+        item["name"],
+        str(item["version"]),
+        item["state"],
+        str(item["generation"]) if item["generation"] else "-",
+        moment(item["since_s"]) if item["since_s"] else "-",
+        str(item["served_count"]),
+        f"{item['share']:.0%}",
+        "; ".join(notes),
+    )
+
+
+def moment(time_s: float) -> str:
+    """Return a unix time as the clock on this machine's wall tells it."""
+    return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")

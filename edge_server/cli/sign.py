@@ -1,0 +1,60 @@
+"""`edge-server sign MODEL_DIR`: write SHA256SUMS, and with a key the signatures, for models to be deployed."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.errors import EdgeServerError
+from edge_server.repository.trust.sign import sign_model
+from edge_server.repository.trust.signature import NeedsPassword, PrivateKey, new_key, read_private_key
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Sign the directories of models; 0 when all are signed, 1 when one cannot be, 2 when the key cannot be used."""
+    options = _parser().parse_args(arguments)
+    if options.new_key is not None:
+        public = new_key(options.new_key)
+        print(f"{options.new_key} signs; keep it off the box\n{public} verifies: --signature-public-key={public}")
+    if not options.models:
+        if options.new_key is None:
+            print("edge-server sign: name the directory of at least one model", file=sys.stderr)
+            return 2
+        return 0
+    path = options.key or options.new_key
+    key = None if path is None else _read_key(path)
+    return max(_sign(folder, key) for folder in options.models)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server sign",
+        description="Write SHA256SUMS into the directory of a model and into each of its versions, and with --key an "
+        "Ed25519 signature SHA256SUMS.sig beside each. A server with --signature-public-key serves nothing else.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL_DIR", help="directory of a model")
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--key", type=Path, metavar="FILE", help="Ed25519 private key, PEM; without it nothing is signed")
+    keys.add_argument("--new-key", type=Path, metavar="FILE", help="make a key pair, FILE and FILE.pub, and use it")
+    return parser
+
+
+def _read_key(path: Path) -> PrivateKey:
+    try:
+        return read_private_key(path)
+    except NeedsPassword:
+        return read_private_key(path, getpass.getpass(f"password of {path}: ").encode())
+
+
+def _sign(folder: Path, key: PrivateKey | None) -> int:
+    try:
+        for path in sign_model(folder, key):
+            print(f"{path}{'' if key is None else ' and its signature'}")
+    except EdgeServerError as error:
+        print(f"edge-server sign: {error}", file=sys.stderr)
+        return 1
+    return 0

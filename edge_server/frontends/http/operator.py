@@ -1,0 +1,97 @@
+"""What an operator asks and orders beyond Triton's endpoints: versions with their past, rollback, unpin."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.http.body import read_body
+from edge_server.frontends.http.query import parse_query
+from edge_server.frontends.http.reply import json_reply, plain_error
+from edge_server.frontends.v2 import shapes
+from edge_server.frontends.v2.json_text import json_type, parse_object
+from edge_server.service import InferenceService
+
+Names = Mapping[str, str]
+_Result = TypeVar("_Result")
+
+_NOT_ALLOWED = (
+    "rollback and unpin are answered to this machine only; to allow them from elsewhere, guard them by a key: "
+    "--http-restricted-api=model-repository:<key>=<value>"
+)
+
+
+class OperatorEndpoints:
+    """`is_guarded`: every request that comes here has shown the key of the category model-repository.
+
+    Without a key, orders are taken from this machine alone, and not from web pages of other sites that its browser
+    shows: unlike load and unload they work in every control mode, so nobody asked for them by choosing one.
+    """
+
+    def __init__(self, service: InferenceService, limit: int, blocking: Executor, *, is_guarded: bool) -> None:
+        self._service = service
+        self._limit = limit
+        self._blocking = blocking
+        self._is_guarded = is_guarded
+
+    async def versions(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        name = parse_query(request.raw_path, ("model",)).get("model")
+        reports = await self._run(partial(self._service.versions, name))
+        return json_reply({"versions": shapes.version_reports(reports, self._service.pins())})
+
+    async def rollback(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        if not self._may_order(request):
+            return plain_error(_NOT_ALLOWED, 403)
+        members = await self._members(request, "version")
+        version = members.get("version")
+        if version is not None and (type(version) is not int or version < 0):
+            raise InvalidRequest(f"Unable to parse 'version': expected a number of 0 or more, got {_told(version)}")
+        report = await self._run(partial(self._service.rollback, names["model"], version))
+        return json_reply(shapes.pin_report(report))
+
+    async def unpin(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        if not self._may_order(request):
+            return plain_error(_NOT_ALLOWED, 403)
+        await self._members(request)
+        return json_reply(shapes.pin_report(await self._run(partial(self._service.unpin, names["model"]))))
+
+    def _may_order(self, request: web.BaseRequest) -> bool:
+        return self._is_guarded or (_is_from_this_machine(request) and _is_from_no_other_site(request))
+
+    async def _members(self, request: web.BaseRequest, *known: str) -> dict[str, object]:
+        members = parse_object(await read_body(request, self._limit, self._blocking))
+        for key in members:
+            if key not in known:
+                raise InvalidRequest(f"unexpected member '{key[:80]}', expected {', '.join(known) or 'none'}")
+        return members
+
+    async def _run(self, call: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._blocking, call)
+
+
+def _is_from_this_machine(request: web.BaseRequest) -> bool:
+    """Return whether the peer's address is a loopback one. A proxy on this machine makes every request look so."""
+    try:
+        address = ipaddress.ip_address((request.remote or "").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _is_from_no_other_site(request: web.BaseRequest) -> bool:
+    """Return whether the request has no Origin, which browsers send with every POST, or the one of this server."""
+    origin = request.headers.get("Origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("Host", "")
+
+
+def _told(value: object) -> str:
+    return str(value)[:40] if type(value) is int else json_type(value)

@@ -1,0 +1,158 @@
+"""Verify one version before it is opened, and once more that nothing changed after it was."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_server.errors import ChangedWhileLoading, Untrusted
+from edge_server.repository.scan import ModelOnDisk, parse_version
+from edge_server.repository.trust.manifest import (
+    FILE_NAME,
+    MAX_MANIFEST_BYTES,
+    SIGNATURE_NAME,
+    Manifest,
+    Stamp,
+    digest_file,
+    files_below,
+    parse,
+    read_small,
+    stamp_of,
+    subject_of,
+)
+from edge_server.repository.trust.signature import PublicKey, read_public_key
+
+_MAX_SIGNATURE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TrustPolicy:
+    """`public_key`, when there is one, implies `requires_checksums`."""
+
+    requires_checksums: bool = False
+    public_key: PublicKey | None = None
+
+    @property
+    def is_strict(self) -> bool:
+        return self.requires_checksums or self.public_key is not None
+
+
+def trust_policy(requires_checksums: bool, public_key_path: str) -> TrustPolicy:
+    """Return the policy for settings; "" is no key. Raises ServingFault for a key that cannot be used."""
+    key = read_public_key(Path(public_key_path)) if public_key_path else None
+    return TrustPolicy(requires_checksums, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The files whose content was checked, with what the system said of each before it was read."""
+
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+
+    def confirm(self) -> None:
+        """Raise ChangedWhileLoading when a file is not any more the one that was checked."""
+        for path, stamp in self.stamps.items():
+            try:
+                now = stamp_of(path.stat())
+            except OSError as error:
+                raise ChangedWhileLoading(f"'{path}' changed while it was loaded: {error.strerror}") from error
+            if now != stamp:
+                raise ChangedWhileLoading(f"'{path}' changed while it was loaded")
+
+
+def verify(model: ModelOnDisk, version: int, policy: TrustPolicy, *, is_config_given: bool = False) -> Verified:
+    """Verify what a version is made from: its directory, and the model's files outside of the versions.
+
+    `is_config_given`: a load call brought a configuration, which nobody signed. Reads every listed file once.
+    Raises Untrusted with the first thing that is wrong.
+    """
+    if is_config_given and policy.public_key is not None:
+        raise Untrusted(f"model '{model.name}': a configuration given with a load call is not signed")
+    stamps: dict[Path, Stamp] = {}
+    for found in (_Place(model, None, policy), _Place(model, version, policy)):
+        found.verify(version, stamps)
+    return Verified(stamps)
+
+
+class _Place:
+    """One directory with its own SHA256SUMS: a version's, or the model's for all that is outside of the versions."""
+
+    def __init__(self, model: ModelOnDisk, version: int | None, policy: TrustPolicy) -> None:
+        self._folder = model.path if version is None else model.path / str(version)
+        self._subject = subject_of(model.name, version)
+        self._what = f"model '{model.name}'" if version is None else f"model '{model.name}' version {version}"
+        self._is_model = version is None
+        self._policy = policy
+
+    def verify(self, version: int, stamps: dict[Path, Stamp]) -> None:
+        """Check the directory as it concerns `version`, and add the stamps of the files read."""
+        content = read_small(self._folder / FILE_NAME, MAX_MANIFEST_BYTES)
+        present = self._files() if self._policy.is_strict else []
+        if content is None:
+            self._check_may_lack(present)
+            return
+        if self._policy.public_key is not None:
+            self._check_signature(content, self._policy.public_key)
+        manifest = parse(content, f"{self._what}: {FILE_NAME}")
+        self._check_subject(manifest)
+        listed = {name: digest for name, digest in manifest.digests.items() if self._concerns(name, version)}
+        self._check_all_listed(present, listed)
+        for name, digest in listed.items():
+            self._check_file(name, digest, stamps)
+
+    def _files(self) -> list[str]:
+        skip = frozenset[str]()
+        if self._is_model:
+            skip = frozenset(
+                entry.name
+                for entry in self._folder.iterdir()
+                if parse_version(entry.name) is not None and entry.is_dir()
+            )
+        return files_below(self._folder, skip=skip)
+
+    def _check_may_lack(self, present: list[str]) -> None:
+        """A signed model lists its own files even when there are none, so that a configuration cannot be left out."""
+        has_own_files = bool(present) or not self._is_model
+        if self._policy.public_key is not None or (self._policy.requires_checksums and has_own_files):
+            why = "--signature-public-key" if self._policy.public_key is not None else "--require-checksums"
+            raise Untrusted(f"{self._what}: there is no {FILE_NAME} in '{self._folder}', and {why} is set")
+
+    def _check_signature(self, content: bytes, key: PublicKey) -> None:
+        what = f"{self._what}: {SIGNATURE_NAME}"
+        signature = read_small(self._folder / SIGNATURE_NAME, _MAX_SIGNATURE_BYTES)
+        if signature is None:
+            raise Untrusted(f"{what}: there is none in '{self._folder}', and --signature-public-key is set")
+        key.verify(content, signature, what)
+
+    def _check_subject(self, manifest: Manifest) -> None:
+        if manifest.subject == self._subject:
+            return
+        if manifest.subject or self._policy.public_key is not None:
+            given = f"'{manifest.subject}'" if manifest.subject else "none"
+            raise Untrusted(f"{self._what}: {FILE_NAME} is for another: expected '{self._subject}', given {given}")
+
+    def _concerns(self, name: str, version: int) -> bool:
+        """A list of the whole model may name the files of all versions; those of the others are not this load's."""
+        first, slash, _ = name.partition("/")
+        of_version = parse_version(first) if self._is_model and slash else None
+        return of_version is None or of_version == version
+
+    def _check_all_listed(self, present: list[str], listed: Mapping[str, bytes]) -> None:
+        unlisted = [name for name in present if name not in listed]
+        if unlisted:
+            names = ", ".join(map(repr, unlisted[:5])) + (", ..." if len(unlisted) > 5 else "")
+            raise Untrusted(f"{self._what}: {FILE_NAME} does not list {names}")
+
+    def _check_file(self, name: str, digest: bytes, stamps: dict[Path, Stamp]) -> None:
+        path = self._folder / name
+        if not path.exists():
+            raise Untrusted(f"{self._what}: {FILE_NAME} lists {name!r}, which is not there")
+        given, stamp = digest_file(path)
+        if not hmac.compare_digest(given, digest):
+            raise Untrusted(
+                f"{self._what}: {name!r} is not the file that {FILE_NAME} lists: "
+                f"expected {digest.hex()[:16]}..., given {given.hex()[:16]}..."
+            )
+        stamps[path] = stamp

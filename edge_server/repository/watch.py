@@ -1,0 +1,264 @@
+"""Mode `poll`: follow the repositories. Hearing of a change shortens the wait; what a full look finds is the truth.
+
+`observe` hears of changes, `scan` looks, `settle` says what counts of what was found, and the wish for that is stated
+anew when it differs from the last one. So a change that nobody told of is found too, `fallback_s` later at the most.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.core.lifecycle import ModelWish
+from edge_server.errors import EdgeServerError
+from edge_server.repository.observe import Folder, Observation
+from edge_server.repository.scan import Snapshot
+from edge_server.repository.settle import NOTHING, Look, Root, settle
+from edge_server.repository.source import RepositorySource
+
+log = logging.getLogger(__name__)
+
+_JUMP_S = 0.2
+"""How far the two clocks may drift apart between two looks before one of them was set."""
+
+_GIT_PATIENCE_S = 600.0
+"""How old an index.lock of git may be before it is taken for one left behind by a crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far apart looks are, in seconds.
+
+    `settle_s`: how long files must have been the same, on this machine's disks; `remote_settle_s` the same on network
+    file systems, whose sizes and times may be seconds old (NFS keeps them for 3 s, acregmin). `gap_s` lies between two
+    looks at least.
+    """
+
+    settle_s: float = 0.5
+    remote_settle_s: float = 5.0
+    gap_s: float = 0.1
+
+
+class Watcher:
+    """Looks at the repositories, from `start` on by a thread of its own, and states the wish when it changes."""
+
+    def __init__(
+        self,
+        source: RepositorySource,
+        wish_for_all: Callable[[Mapping[str, ModelWish]], None],
+        fallback_s: float,
+        *,
+        pace: Pace = Pace(),
+        observation: Observation | None = None,
+    ) -> None:
+        self._source = source
+        self._scanner = source.scanner
+        self._wish_for_all = wish_for_all
+        self._fallback_s = fallback_s
+        self._pace = pace
+        self._observation = observation or Observation(source.scanner.roots)
+        self._settled = NOTHING
+        self._stated: Mapping[str, ModelWish] = {}
+        self._devices: dict[Path, int] = {}
+        self._away: frozenset[Path] = frozenset()
+        self._warned: frozenset[str] = frozenset()
+        self._clock = _Clock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def first(self) -> dict[str, ModelWish]:
+        """Return what is to be served at the start. What somebody is at work on just now is left for later.
+
+        Takes no longer than files need to settle. Raises ServingFault when a repository cannot be read.
+        """
+        self._scanner.check_roots()
+        wishes = self.look()
+        if self._settled.next_look_s is not None:
+            longest_s = max((self._root(root).settle_s for root in self._scanner.roots), default=0.0)
+            self._closing.wait(longest_s)
+            wishes = self.look()
+        self._stated = wishes
+        return wishes
+
+    def start(self) -> None:
+        """Begin to look by a thread of its own."""
+        self._thread = threading.Thread(target=self._loop, name="edge-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking. May be called without `start`, and again."""
+        self._closing.set()
+        self._observation.wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._observation.close()
+
+    def look(self) -> dict[str, ModelWish]:
+        """Look once; return the wish for everything that counts now."""
+        self._follow_roots()
+        # Taken before the look: what is renamed into place while it lasts counts for the next one.
+        published = self._observation.take_published()
+        snapshot = self._scanner.look()
+        roots = self._judge_roots(snapshot)
+        self._observation.follow(self._folders(snapshot))
+        at_s, wall_ns, steady_s = self._clock.read()
+        self._settled = settle(
+            self._settled.known,
+            Look(
+                at_s=at_s,
+                wall_ns=wall_ns,
+                models=snapshot.models,
+                roots=roots,
+                steady_s=steady_s,
+                written=self._observation.writing(),
+                published=published,
+                real_paths=_real_paths(snapshot),
+            ),
+        )
+        self._warn(snapshot.warnings)
+        return self._source.wishes_for(self._settled.models())
+
+    def _loop(self) -> None:
+        while not self._closing.is_set():
+            began_s = time.monotonic()
+            self._state()
+            took_s = time.monotonic() - began_s
+            # A disk on which a look takes long is not looked at all the time.
+            self._closing.wait(max(self._pace.gap_s, took_s * 4))
+            self._observation.wake.wait(self._wait_s())
+            self._observation.wake.clear()
+
+    def _wait_s(self) -> float:
+        due_s = self._settled.next_look_s
+        if due_s is None:
+            return self._fallback_s
+        return min(max(due_s - time.monotonic(), 0.0), self._fallback_s)
+
+    def _state(self) -> None:
+        try:
+            wishes = self.look()
+            if wishes != self._stated:
+                self._wish_for_all(wishes)
+                self._stated = wishes
+        except (EdgeServerError, OSError) as error:
+            # What serves goes on serving: a look that failed says nothing about what is wished for.
+            log.warning("the repository cannot be read; trying again: %s", error)
+
+    # -- roots ------------------------------------------------------------------------------------------------------
+
+    def _root(self, path: Path, *, is_away: bool = False) -> Root:
+        is_remote = self._observation.is_remote(path)
+        return Root(
+            settle_s=self._pace.remote_settle_s if is_remote else self._pace.settle_s,
+            tells_ages=not is_remote,
+            is_away=is_away,
+            is_held=not is_away and _is_held_by_git(path),
+        )
+
+    def _judge_roots(self, snapshot: Snapshot) -> dict[Path, Root]:
+        """Say of each root how it is judged, and log, once, which went away and came back."""
+        reasons = dict(snapshot.absent)
+        for root in self._scanner.roots:
+            if root not in reasons and self._is_unmounted(root, snapshot):
+                reasons[root] = f"model repository '{root}' is empty, and on another file system than before"
+        for root in sorted(reasons.keys() - self._away):
+            log.warning("%s; what serves of it goes on serving until it is back", reasons[root])
+        for root in sorted(self._away - reasons.keys()):
+            log.info("model repository '%s' is back", root)
+        self._away = frozenset(reasons)
+        return {root: self._root(root, is_away=root in reasons) for root in self._scanner.roots}
+
+    def _is_unmounted(self, root: Path, snapshot: Snapshot) -> bool:
+        """Return whether a root is the bare place where a file system with models was mounted."""
+        try:
+            device = os.stat(root).st_dev
+        except OSError:
+            return True
+        has_models = any(model.path.parent == root for model in snapshot.models.values())
+        if not has_models and self._devices.get(root, device) != device:
+            return True
+        self._devices[root] = device
+        return False
+
+    # -- what to hear of ----------------------------------------------------------------------------------------------
+
+    def _follow_roots(self) -> None:
+        """Hear of the roots before the first look at them, so that nothing happens between the two unheard."""
+        if self._settled is NOTHING:
+            self._observation.follow(self._folders(Snapshot()))
+
+    def _folders(self, snapshot: Snapshot) -> dict[Folder, bool]:
+        """Return the folders to hear of, each with: is it to be polled?
+
+        They are the roots, what links to models and versions lead to outside of them, and of roots that are links, or
+        not there, the folder in which they would change.
+        """
+        folders: dict[Folder, bool] = {}
+        above: dict[str, set[str]] = {}
+        for root in self._scanner.roots:
+            folders[Folder(os.path.realpath(root))] = self._observation.is_polled(root)
+            if root.is_symlink() or not root.exists():
+                above.setdefault(os.path.realpath(root.parent), set()).add(root.name)
+        covered = [folder.path for folder in folders]
+        for path, target in sorted(_real_paths(snapshot).items()):
+            if os.path.isdir(target) and not any(target == top or target.startswith(top + "/") for top in covered):
+                root = next(root for root in self._scanner.roots if Path(path).is_relative_to(root))
+                folders[Folder(target)] = self._observation.is_polled(root)
+                covered.append(target)
+        folders.update({Folder(path, frozenset(names)): False for path, names in above.items()})
+        return folders
+
+    def _warn(self, warnings: tuple[str, ...]) -> None:
+        """Log each warning when it first appears, not with every look."""
+        for warning in warnings:
+            if warning not in self._warned:
+                log.warning("%s", warning)
+        self._warned = frozenset(warnings)
+
+
+class _Clock:
+    """The two clocks, and since when they have run side by side."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+        self._jumped_s = -float("inf")
+
+    def read(self) -> tuple[float, int, float]:
+        """Return monotonic seconds, nanoseconds since the epoch, and for how long neither was set."""
+        wall_ns, at_s = time.time_ns(), time.monotonic()
+        offset_s = wall_ns / 1e9 - at_s
+        if abs(offset_s - self._offset_s) > _JUMP_S:
+            self._jumped_s = at_s
+        self._offset_s = offset_s
+        return at_s, wall_ns, at_s - self._jumped_s
+
+
+def _real_paths(snapshot: Snapshot) -> dict[str, str]:
+    """Return where models, and versions that are links, really are, for those whose paths do not say so."""
+    found: dict[str, str] = {}
+    for model in snapshot.models.values():
+        paths = [model.path, *(model.path / str(version.number) for version in model.versions)]
+        for path in paths:
+            if path is model.path or path.is_symlink():
+                target = os.path.realpath(path)
+                if target != str(path):
+                    found[str(path)] = target
+    return found
+
+
+def _is_held_by_git(root: Path) -> bool:
+    """Return whether git is writing the work tree that the root is in: it holds index.lock until it is done."""
+    for folder in (root, *root.absolute().parents):
+        git = folder / ".git"
+        if git.is_dir():
+            try:
+                age_s = time.time() - (git / "index.lock").stat().st_mtime
+            except OSError:
+                return False
+            return age_s < _GIT_PATIENCE_S
+    return False

@@ -1,0 +1,43 @@
+"""Runs that do not come back: seen from outside, since a thread inside a runtime cannot tell, and cannot be ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, TypeVar
+
+
+class Running(Protocol):
+    """A version whose instances count the beginnings and ends of their runs."""
+
+    @property
+    def run_numbers(self) -> Mapping[str, int]: ...
+
+
+Version = TypeVar("Version", bound=Running)
+
+
+class HangWatch:
+    """Finds instances that are in the same run for `timeout_s` of looking. Asked by one thread, again and again.
+
+    Between two looks it holds (version, instance) -> (run, time first seen) of what runs; nothing of what does not.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_ns = int(timeout_s * 1e9)
+        self._seen: dict[tuple[int, str], tuple[int, int]] = {}
+
+    def look(self, versions: Iterable[Version], now_ns: int) -> list[tuple[Version, str]]:
+        """Return the versions with an instance that hangs, each with the name of one that does."""
+        seen: dict[tuple[int, str], tuple[int, int]] = {}
+        hung: dict[int, tuple[Version, str]] = {}
+        for version in versions:
+            for name, number in version.run_numbers.items():
+                if number % 2 == 0:
+                    continue
+                key = (id(version), name)
+                run, since_ns = self._seen.get(key, (number, now_ns))
+                seen[key] = (number, since_ns if run == number else now_ns)
+                if now_ns - seen[key][1] >= self._timeout_ns:
+                    hung[id(version)] = (version, name)
+        self._seen = seen
+        return list(hung.values())

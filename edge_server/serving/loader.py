@@ -1,0 +1,131 @@
+"""Bringing one version up: which runtime opens it, how often it is tried, and how many load at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from edge_server.core.lifecycle import Resolved, VersionWish
+from edge_server.errors import EdgeServerError, LoadError
+from edge_server.serving.canary import canary_terms
+from edge_server.serving.limits import Limits
+from edge_server.serving.passing import HEALS, as_passing
+from edge_server.serving.timer import Alarm, Timer
+from edge_server.serving.version import ModelVersion
+from edge_server.serving.warmup import warmup_rules
+
+log = logging.getLogger(__name__)
+
+
+class Loader:
+    """Opens what was resolved. Holds no version; may be used by several threads."""
+
+    def __init__(self, timer: Timer, settings: Mapping[str, Mapping[str, str]], limits: Limits) -> None:
+        self._timer = timer
+        self._settings = settings
+        self._limits = limits
+
+    def resolve(self, wish: VersionWish, passed_over: Mapping[str, str]) -> Resolved:
+        """Return what there is to open, its own parameters checked. Raises LoadError."""
+        try:
+            resolved = wish.resolve(passed_over)
+        except (LoadError, OSError) as error:
+            raise as_passing(error) from error
+        spec = resolved.spec
+        self._limits.reload_policy_of(spec)
+        canary_terms(spec)
+        warmup_rules(spec)
+        return resolved
+
+    def open(self, wish: VersionWish, resolved: Resolved, generation: int) -> ModelVersion:
+        """Return the version, READY. A load that fails for good is tried again `load_retry_count` times at once.
+
+        Raises LoadError, BackendError ...: what the last try raised.
+        """
+        for tries_left in range(self._limits.load_retry_count, -1, -1):
+            try:
+                return self._open_by_any(wish, resolved, generation)
+            except HEALS:
+                raise
+            except EdgeServerError as error:
+                if not tries_left:
+                    raise
+                name = resolved.spec.name
+                log.warning("model '%s' failed to load, %d tries are left: %s", name, tries_left, error.message)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _open_by_any(self, wish: VersionWish, resolved: Resolved, generation: int) -> ModelVersion:
+        """Return the version opened by the first of the runtimes to choose from that can."""
+        passed_over: dict[str, str] = {}
+        while True:
+            version = ModelVersion(resolved, generation, wish.fingerprint, self._timer, self._settings)
+            try:
+                version.open()
+            except LoadError as error:
+                if not resolved.has_alternatives or resolved.spec.backend in passed_over:
+                    raise
+                passed_over[resolved.spec.backend] = error.message
+            else:
+                return version
+            resolved = self.resolve(wish, passed_over)
+
+
+class LoadSlots:
+    """How many models load at the same time. A load that takes longer than `patience_s` no longer counts: two that
+    hang in their runtimes must not keep all others from loading."""
+
+    def __init__(self, count: int, timer: Timer, patience_s: float) -> None:
+        self._free = threading.Semaphore(count)
+        self._timer = timer
+        self._patience_s = patience_s
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[LoadSlot]:
+        """Wait for a slot, and hold it for the block."""
+        slot = LoadSlot(self._free, self._timer, self._patience_s)
+        slot.enter()
+        try:
+            yield slot
+        finally:
+            slot.leave()
+
+
+class LoadSlot:
+    """One thread's right to load. Held from `enter` to `leave`, or until the patience is over."""
+
+    def __init__(self, free: threading.Semaphore, timer: Timer, patience_s: float) -> None:
+        self._free = free
+        self._timer = timer
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._is_held = False
+        self._alarm: Alarm | None = None
+
+    def enter(self) -> None:
+        self._free.acquire()
+        self._is_held = True
+        self._alarm = self._timer.call_at(time.monotonic_ns() + int(self._patience_s * 1e9), self._give_back)
+
+    def leave(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._give_back()
+
+    @contextlib.contextmanager
+    def given_back(self) -> Iterator[None]:
+        """Let others load while this thread only waits."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            if not self._is_held:
+                return
+            self._is_held = False
+        self._free.release()

@@ -1,0 +1,25 @@
+"""Why a load failed, and whether that may pass without a change of the model's files."""
+
+from __future__ import annotations
+
+import errno
+
+from edge_server.errors import BackendMissing, EdgeServerError, LoadError, OutOfMemory, StorageFault
+
+HEALS = (OutOfMemory, BackendMissing, StorageFault)
+"""Causes that may pass without a change of the model's files: such loads are tried again, later and later."""
+
+_PASSING_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ETIMEDOUT})
+
+
+def as_passing(error: LoadError | OSError) -> EdgeServerError:
+    """Return the error as a StorageFault when a disk or a file system that stutters is at the bottom of it.
+
+    Any other OSError becomes a LoadError.
+    """
+    cause: BaseException | None = error
+    for _ in range(8):
+        if isinstance(cause, OSError) and cause.errno in _PASSING_ERRNOS:
+            return StorageFault(str(error))
+        cause = None if cause is None else cause.__cause__ or cause.__context__
+    return error if isinstance(error, LoadError) else LoadError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,272 @@
+"""The commands `models`, `events` and `rollback` as processes, against the server as a process."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.cli.events import events_of
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+IDENTITY = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
+"""
+
+
+def clean() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
+
+
+def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, timeout=60, env=clean())
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+@contextlib.contextmanager
+def serving(repository: Path, *flags: str, port: int = 0) -> Iterator[str]:
+    """Run a server and yield its address."""
+    command = [
+        str(COMMAND), "serve", f"--model-repository={repository}", f"--http-port={port}", "--allow-grpc=false",
+        "--allow-metrics=false", "--log-warning=false", "--log-error=false", "--model-control-mode=none", *flags,
+    ]  # fmt: skip
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=clean())
+    assert server.stdout is not None
+    with server.stdout as lines:
+        found = re.search(r"http://[^\s;]+", lines.readline())
+        assert found, "the server did not become ready"
+        try:
+            yield found[0]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for name, versions in (("one", (1, 2)), ("other", (1,))):
+        for version in versions:
+            (path / name / str(version)).mkdir(parents=True)
+        (path / name / "config.pbtxt").write_text(IDENTITY)
+    (path / "broken" / "1").mkdir(parents=True)
+    (path / "broken" / "config.pbtxt").write_text('backend: "nonsense"')
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(repository: Path) -> Iterator[str]:
+    with serving(repository) as address:
+        yield address
+
+
+def test_models_prints_every_version_with_its_past(url: str) -> None:
+    done = edge("models", "--url", url)
+    assert done.returncode == 0, done.stderr
+    heads, _, *rows = done.stdout.splitlines()
+    assert cells(heads) == ["MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", "REASON"]
+    table = {tuple(cells(row)[:2]): cells(row) for row in rows}
+    assert table["one", "1"][2] == "NOT_LOADED"
+    assert table["one", "2"][2:4] == ["READY", "1"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", table["one", "2"][4])
+    assert table["one", "2"][5:] == ["0", "100%"]
+    assert table["broken", "1"][2] == "FAILED"
+    assert "nonsense" in done.stdout
+
+
+def test_models_of_one_model_in_json(url: str) -> None:
+    done = edge("models", "one", "--json", f"--url={url}/")
+    assert done.returncode == 0, done.stderr
+    versions = json.loads(done.stdout)["versions"]
+    assert [(item["name"], item["version"], item["state"]) for item in versions] == [
+        ("one", 1, "NOT_LOADED"), ("one", 2, "READY"),
+    ]  # fmt: skip
+    done = edge("models", "no/body", "--url", url)
+    assert done.returncode == 1
+    assert done.stderr == "edge-server models: Request for unknown model: 'no/body' is not found\n"
+
+
+def test_rollback_says_what_serves_and_how_long_the_pin_lasts(url: str) -> None:
+    done = edge("rollback", "one", "--url", url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "one is pinned to version 1; version 1 serves",
+        "the pin lasts until the server ends: it was started without --state-dir",
+    ]
+    assert "pinned" in next(line for line in edge("models", "--url", url).stdout.splitlines() if "one  " in line)
+    done = edge("rollback", "one", "--undo", "--url", url)
+    assert done.stdout == "one is not pinned to version 1 any more; version 2 serves\n"
+    done = edge("rollback", "one", "--to", "2", "--url", url)
+    assert "one is pinned to version 2; version 2 serves" in done.stdout
+    assert edge("rollback", "one", "--undo", "--url", url).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("one", "--to", "9"), 1, "no version 9 in the repository"),
+        (("other",), 1, "there is nothing to roll back to"),
+        (("nobody",), 1, "'nobody' has no version in the repository"),
+        (("one", "--undo"), 1, "'one' is not pinned"),
+        (("one", "--to", "x"), 2, "expected a number"),
+        (("one", "--to", "1", "--undo"), 2, "not allowed with"),
+        ((), 2, "MODEL"),
+        (("one", "--header", "nonsense"), 2, "expected KEY=VALUE"),
+    ],
+)
+def test_a_rollback_that_cannot_be_says_why(url: str, arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = edge("rollback", *arguments, "--url", url)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_key_goes_along_as_a_header(repository: Path) -> None:
+    with serving(repository, "--http-restricted-api=model-repository:x-key=s3=cret") as address:
+        for command in (("models",), ("events", "--no-follow"), ("events",), ("rollback", "one")):
+            done = edge(*command, "--url", address)
+            assert done.returncode == 1, command
+            assert "expecting header 'x-key'" in done.stderr
+        for command in (("models",), ("events", "--no-follow"), ("rollback", "one")):
+            done = edge(*command, "--url", address, "--header", "x-key=s3=cret")
+            assert done.returncode == 0, done.stderr
+
+
+def test_events_that_are_remembered_are_printed_in_words_and_in_json(url: str) -> None:
+    done = edge("events", "--no-follow", "--url", url)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert any(re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d model.ready +one version 2", line) for line in lines)
+    failed = next(line for line in lines if "model.failed" in line)
+    assert "broken version 1" in failed
+    assert "nonsense" in failed
+    done = edge("events", "--no-follow", "--json", "--after", "2", "--url", url)
+    numbers = [json.loads(line)["number"] for line in done.stdout.splitlines()]
+    assert numbers == list(range(3, len(lines) + 1))
+
+
+@pytest.mark.parametrize("command", [("models",), ("rollback", "one"), ("events", "--no-follow")])
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "nonsense", "ftp://127.0.0.1", "http://"])
+def test_without_a_server_there_is_one_line_of_words(command: tuple[str, ...], address: str) -> None:
+    done = edge(*command, "--url", address, "--timeout=5")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert f"no answer from {address.rstrip('/')}" in done.stderr
+
+
+def test_following_an_address_that_is_none_is_given_up_at_once() -> None:
+    done = edge("events", "--url", "nonsense")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{}", b"no json", b'{"versions": [1]}', b'{"versions": [{}]}'])
+def test_an_answer_that_is_not_ours_is_no_traceback(text: bytes) -> None:
+    class Odd(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as odd:
+        threading.Thread(target=odd.serve_forever).start()
+        try:
+            done = edge("models", "--url", f"http://127.0.0.1:{odd.server_port}")
+        finally:
+            odd.shutdown()
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [str(COMMAND), "events", *arguments]
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean())
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def next_of(kind: str, lines: Any) -> dict[str, Any]:
+    for line in lines:
+        event: dict[str, Any] = json.loads(line)
+        if event["kind"] == kind:
+            return event
+    raise AssertionError(f"the output ended before {kind}")
+
+
+def test_events_are_followed_over_a_restart_of_the_server(repository: Path, follow: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    follower = follow("--json", "--url", f"http://127.0.0.1:{port}")
+    # It waits for a server that is not there yet, and says so once.
+    assert "trying again" in follower.stderr.readline()
+    with serving(repository, port=port):
+        first = next_of("server.ready", follower.stdout)
+        assert first["number"] > 1
+    next_of("server.stopping", follower.stdout)
+    with serving(repository, port=port):
+        # Events are numbered from 1 again, and none is passed over.
+        assert json.loads(follower.stdout.readline())["kind"] in ("model.draining", "model.unloaded", "model.loading")
+        assert next_of("server.ready", follower.stdout)["time_s"] > first["time_s"]
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(30) == 0
+    assert "Traceback" not in follower.stderr.read()
+
+
+def test_a_reader_that_has_enough_ends_the_command(url: str, follow: Any) -> None:
+    follower = follow("--url", url)
+    follower.stdout.readline()
+    follower.stdout.close()
+    # Whatever happens next finds nobody who reads.
+    assert edge("rollback", "one", "--url", url).returncode == 0
+    assert edge("rollback", "one", "--undo", "--url", url).returncode == 0
+    assert follower.wait(30) == 0
+    assert follower.stderr.read() == ""
+
+
+def test_server_sent_events_are_read_as_they_are_written() -> None:
+    lines = [
+        b": hello\n",
+        b"\n",
+        b"id: 1\n",
+        b"event: x\n",
+        b'data: {"number":\r\n',
+        b"data:1}\r\n",
+        b"\r\n",
+        b"data: {",
+    ]
+    assert list(events_of(iter(lines))) == [{"number": 1}]
+    for bad in (b"data: []", b"data: {}", b"data: {"):
+        with pytest.raises(ValueError):
+            list(events_of([bad, b""]))

@@ -1,0 +1,83 @@
+"""`edge-server sign` as a process: what it writes, what it says, and which exit codes it has."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+
+
+def sign(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(COMMAND), "sign", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "detector"
+    for version in (1, 2):
+        (path / str(version)).mkdir(parents=True)
+        (path / str(version) / "model.onnx").write_bytes(b"%d" % version)
+    (path / "config.pbtxt").write_text("")
+    (path / ".hidden").write_text("")
+    return path
+
+
+def test_a_list_and_a_signature_are_written_for_the_model_and_each_version(model: Path, tmp_path: Path) -> None:
+    done = sign("--new-key", tmp_path / "key", model)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"--signature-public-key={tmp_path / 'key.pub'}" in done.stdout
+    for folder, subject, name in (
+        (model, "model=detector", "config.pbtxt"),
+        (model / "2", "model=detector version=2", "model.onnx"),
+    ):
+        first, *entries = (folder / "SHA256SUMS").read_text().splitlines()
+        assert first == f"# edge-server {subject}"
+        assert [line.split("  ")[1] for line in entries] == [name]
+        assert len((folder / "SHA256SUMS.sig").read_bytes()) == 64
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+def test_signing_twice_writes_the_same(model: Path, tmp_path: Path) -> None:
+    sign("--new-key", tmp_path / "key", model)
+    before = (model / "1/SHA256SUMS").read_bytes(), (model / "1/SHA256SUMS.sig").read_bytes()
+    assert sign("--key", tmp_path / "key", model).returncode == 0
+    assert ((model / "1/SHA256SUMS").read_bytes(), (model / "1/SHA256SUMS.sig").read_bytes()) == before
+    assert sorted(path.name for path in model.iterdir() if path.name.startswith(".")) == [".hidden"]
+
+
+def test_without_a_key_an_old_signature_goes(model: Path, tmp_path: Path) -> None:
+    sign("--new-key", tmp_path / "key", model)
+    assert sign(model).returncode == 0
+    assert not (model / "1/SHA256SUMS.sig").exists()
+
+
+def test_a_key_is_never_written_over(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("precious")
+    done = sign("--new-key", tmp_path / "key", model)
+    assert done.returncode == 2
+    assert "cannot be written: File exists" in done.stderr
+    assert (tmp_path / "key").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "name the directory"),
+        (("{tmp}/absent",), 1, "is not the directory of a model"),
+        (("{tmp}",), 1, "has no version directories"),
+        (("--key", "{tmp}/absent", "{model}"), 2, "cannot be read"),
+        (("--key", "{model}/config.pbtxt", "{model}"), 2, "not an Ed25519 private key in PEM"),
+    ],
+)
+def test_what_cannot_be_signed_is_one_line_and_a_code(
+    model: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    done = sign(*[item.format(tmp=tmp_path, model=model) for item in arguments])
+    assert done.returncode == code
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,180 @@
+"""An S3 server as a process of its own, and a network in front of it that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+S3_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+}
+
+
+class Wire:
+    """A relay to a server on this machine. Cuts connections when told, and counts what the server sent.
+
+    `cut_after`: bytes that the server may send from now on, after which every connection breaks; None: any number.
+    `is_down`: new connections are closed at once. `garble`: (old, new) of equal length, put into the server's answers.
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self.port = int(self._listener.getsockname()[1])
+        self.cut_after: int | None = None
+        self.is_down = False
+        self.garble: tuple[bytes, bytes] | None = None
+        self.sent_bytes = 0
+        self.cut_count = 0
+        self._threads: list[threading.Thread] = []
+        self._begin(self._accept)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.drop()
+        for thread in list(self._threads):
+            thread.join(10)
+
+    def drop(self) -> None:
+        """Break every connection that is open."""
+        with self._lock:
+            sockets, self._open = list(self._open), set()
+        for item in sockets:
+            with contextlib.suppress(OSError):
+                item.shutdown(socket.SHUT_RDWR)
+
+    def _begin(self, work: Any, *arguments: Any) -> None:
+        thread = threading.Thread(target=work, args=arguments)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.is_down:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(self._target, 10)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            with self._lock:
+                self._open |= {client, server}
+            self._begin(self._relay, client, server, False)
+            self._begin(self._relay, server, client, True)
+
+    def _relay(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if is_answer:
+                    data = self._answer(data)
+                target.sendall(data)
+                if is_answer and self.cut_after == 0:
+                    break
+        for item in (source, target):
+            with contextlib.suppress(OSError):
+                item.shutdown(socket.SHUT_RDWR)
+        if is_answer:
+            with self._lock:
+                self._open -= {source, target}
+            source.close()
+            target.close()
+
+    def _answer(self, data: bytes) -> bytes:
+        with self._lock:
+            if self.garble is not None:
+                data = data.replace(*self.garble)
+            if self.cut_after is not None:
+                if len(data) >= self.cut_after:
+                    data, self.cut_count = data[: self.cut_after], self.cut_count + 1
+                self.cut_after -= len(data)
+            self.sent_bytes += len(data)
+        return data
+
+
+class Bucket:
+    """One bucket. `url` goes over the wire; what tests put there does not."""
+
+    def __init__(self, client: Any, wire: Wire) -> None:
+        self._client = client
+        self.wire = wire
+        self.name = f"models-{uuid.uuid4().hex[:12]}"
+        self.url = f"s3://127.0.0.1:{wire.port}/{self.name}/repository"
+        self.environment = S3_ENVIRONMENT
+        client.create_bucket(Bucket=self.name)
+
+    def put(self, path: str, content: bytes) -> None:
+        self._client.put_object(Bucket=self.name, Key=f"repository/{path}", Body=content)
+
+    def delete(self, *paths: str) -> None:
+        for path in paths:
+            self._client.delete_object(Bucket=self.name, Key=f"repository/{path}")
+
+
+@pytest.fixture(scope="session")
+def s3_address() -> Iterator[tuple[str, int]]:
+    """Where moto's S3 server listens."""
+    for library in ("moto.server", "flask", "s3fs"):
+        if importlib.util.find_spec(library.partition(".")[0]) is None:
+            pytest.skip(f"needs {library}: pip install 'edge-server[test]'")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        found = next(
+            (match for line in process.stdout if (match := re.search(r"http://127\.0\.0\.1:(\d+)", line))), None
+        )
+        assert found is not None, "moto's server did not start"
+        # It writes a line for every request.
+        drain = threading.Thread(target=process.stdout.read)
+        drain.start()
+        yield "127.0.0.1", int(found[1])
+        process.terminate()
+        drain.join(10)
+        process.stdout.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def wire(s3_address: tuple[str, int]) -> Iterator[Wire]:
+    relay = Wire(s3_address)
+    yield relay
+    relay.close()
+
+
+@pytest.fixture
+def bucket(s3_address: tuple[str, int], wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    import boto3
+
+    for name, value in S3_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_address[1]}")
+    yield Bucket(client, wire)
+    client.close()

@@ -1,0 +1,213 @@
+"""kill -9 at any moment, then a start on the same ports: what the files ask for is served, and nothing is left over."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KILLS = int(os.environ.get("EDGE_STORM_KILLS", "4"))
+SEED = int(os.environ.get("EDGE_STORM_SEED", "0")) or random.SystemRandom().randint(1, 10**6)
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2")
+
+
+def free_ports() -> list[int]:
+    """Return three ports that are free now; the servers of one test use them one after the other."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+@pytest.fixture
+def flags() -> list[str]:
+    """Fixed ports: a restart that finds one taken does not start."""
+    return [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(), strict=True)]
+
+
+@pytest.fixture
+def temp_folder(tmp_path: Path) -> Path:
+    """The servers' TMPDIR."""
+    path = tmp_path / "tmp"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def serve_here(serve: Any, flags: list[str], temp_folder: Path) -> Callable[..., Any]:
+    return lambda path, *more: serve(path, *flags, *more, environment={"TMPDIR": str(temp_folder)})
+
+
+def kill(server: Any) -> None:
+    server.process.kill()
+    assert server.process.wait(30) == -signal.SIGKILL
+
+
+@contextlib.contextmanager
+def killed_within(server: Any, seconds: float) -> Iterator[None]:
+    """Kill the server that long after now, whatever the body does meanwhile."""
+    timer = threading.Timer(seconds, server.process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        kill(server)
+
+
+def state_of(server: Any, model: str) -> str:
+    """Return the state of version 1; "" when the index does not name it."""
+    rows = server.ask("/v2/repository/index", {})[1]
+    return next((row["state"] for row in rows if row["name"] == model and row.get("version") == "1"), "")
+
+
+def body() -> dict[str, Any]:
+    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+
+
+@pytest.mark.timeout(120 + 60 * KILLS)
+def test_after_a_kill_at_any_moment_of_a_storm_a_restart_serves_what_the_files_ask_for(
+    serve_here: Any, shelf: Any, new_storm: Any, new_load: Any, agree: Any
+) -> None:
+    print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_KILLS={KILLS}")
+    storm = new_storm(SEED)
+    for round_number in range(KILLS):
+        with serve_here(shelf.path, *POLL) as server:
+            agree(server, shelf)
+            with new_load(server, SEED + round_number) as load, killed_within(server, storm.chance.uniform(0.1, 3)):
+                while server.process.poll() is None:
+                    storm.step()
+                    time.sleep(storm.chance.uniform(0, 0.1))
+            assert load.answers
+        # The world does not wait for the server to come back.
+        for _ in range(3):
+            storm.step()
+        storm.calm()
+    with serve_here(shelf.path, *POLL) as server:
+        agree(server, shelf)
+        assert server.stop() == 0
+        assert "Traceback" not in server.log(), server.log()
+
+
+def test_after_a_kill_while_a_model_loads_a_restart_loads_it(
+    serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
+) -> None:
+    slow = 'parameters { key: "creation_delay_sec" value { string_value: "2" } }'
+    with serve_here(repository.path, *POLL) as server:
+        repository.add("slow", identity(more=slow))
+        assert eventually(lambda: state_of(server, "slow") == "LOADING")
+        kill(server)
+    with serve_here(repository.path, *POLL) as server:
+        assert server.infer("slow", body())[0] == 200
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 3.0])
+def test_after_a_kill_around_the_load_of_a_changed_model_a_restart_serves_the_change(
+    serve_here: Any, repository: Any, identity: Callable[..., str], seconds: float
+) -> None:
+    repository.add("changing", identity(batch=2))
+    slow = 'parameters { key: "creation_delay_sec" value { string_value: "1" } }'
+    with serve_here(repository.path, *POLL) as server, killed_within(server, seconds):
+        repository.add("changing", identity(batch=3, more=slow))
+    with serve_here(repository.path, *POLL) as server:
+        assert server.ask("/v2/models/changing/config")[1]["max_batch_size"] == 3
+        assert server.infer("changing", body())[0] == 200
+        assert server.stop() == 0
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 1.0])
+def test_after_a_kill_around_an_override_load_the_disk_decides_and_no_file_of_the_load_is_left(
+    serve: Any, serve_here: Any, shelf: Any, temp_folder: Path, seconds: float
+) -> None:
+    shelf.add_model("model", 'backend: "onnxruntime"', (1,))
+    on_disk = shelf.contents["model"][1]
+    generation, content = shelf.next_content("model", 1)
+    sent = {"config": '{"backend":"onnxruntime"}', "file:1/model.onnx": base64.b64encode(content).decode()}
+    load = ("/v2/repository/models/model/load", {"parameters": sent})
+    explicit = ("--model-control-mode=explicit", "--load-model=model")
+    with serve_here(shelf.path, *explicit) as server, ThreadPoolExecutor(1) as pool:
+        with killed_within(server, seconds):
+            asked = pool.submit(server.ask, *load)
+        assert asked.exception(30) is not None or asked.result()[0] == 200
+    with serve_here(shelf.path, *explicit) as server:
+        assert answer_of(server) == on_disk
+        assert left_in(temp_folder) == []
+        assert server.ask(*load)[0] == 200
+        assert answer_of(server) == generation
+        written = left_in(temp_folder)
+        assert len(written) == 1
+        with serve(shelf.path, *explicit, environment={"TMPDIR": str(temp_folder)}):
+            assert left_in(temp_folder) == written, "a server that starts took the files of one that lives"
+        assert server.stop() == 0
+    assert left_in(temp_folder) == []
+
+
+def answer_of(server: Any) -> int:
+    """Return which generation of `model` answers."""
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
+    status, answer = server.infer("model", {"inputs": [tensor]})
+    assert status == 200, answer
+    return int(answer["outputs"][0]["data"][0]) % 100_000
+
+
+@contextlib.contextmanager
+def busy(server: Any, model: str, eventually: Callable[..., bool]) -> Iterator[list[Future[Any]]]:
+    """Have one request run and another wait; after the body both must have lost their server."""
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(server.infer, model, body()) for _ in range(2)]
+        assert eventually(lambda: server.read_counters(model)["nv_inference_pending_request_count"] == 1)
+        try:
+            yield asked
+        finally:
+            server.process.kill()
+        assert all(isinstance(one.exception(30), OSError) for one in asked)
+
+
+def test_after_a_kill_while_it_drains_a_restart_takes_the_same_ports_and_serves(
+    serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
+) -> None:
+    repository.add("slow", identity(more='parameters { key: "execute_delay_ms" value { string_value: "60000" } }'))
+    repository.add("quick", identity())
+    with serve_here(repository.path) as server, busy(server, "slow", eventually):
+        server.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: "draining 2 request(s)" in server.log())
+        kill(server)
+    with serve_here(repository.path) as server:
+        assert server.infer("quick", body())[0] == 200
+        assert server.get("/v2/models/slow/ready")[0] == 200
+        assert server.stop() == 0
+
+
+def test_after_a_kill_while_a_version_drains_a_restart_serves_the_successor_alone(
+    serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
+) -> None:
+    slow = 'parameters { key: "execute_delay_ms" value { string_value: "60000" } }'
+    repository.add("model", identity(more=slow))
+    with serve_here(repository.path, *POLL) as server, busy(server, "model", eventually):
+        repository.add("model", identity(), version=2)
+        assert eventually(lambda: state_of(server, "model") == "UNLOADING")
+        assert server.infer("model", body())[1]["model_version"] == "2"
+        kill(server)
+    with serve_here(repository.path, *POLL) as server:
+        status, answer = server.infer("model", body())
+        assert (status, answer["model_version"]) == (200, "2")
+        rows = {row["version"]: row["state"] for row in server.ask("/v2/repository/index", {})[1]}
+        assert rows == {"2": "READY"}
+        assert server.stop() == 0

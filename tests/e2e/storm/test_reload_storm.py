@@ -1,0 +1,84 @@
+"""Models come and go in every way that people find, while eight clients ask without a pause: no request is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+OPERATIONS = int(os.environ.get("EDGE_STORM_OPERATIONS", "200"))
+SEED = int(os.environ.get("EDGE_STORM_SEED", "0")) or random.SystemRandom().randint(1, 10**6)
+STEPS_BETWEEN_LOOKS = 25
+
+
+@pytest.mark.timeout(max(300, 3 * OPERATIONS))
+def test_no_request_fails_and_no_answer_is_wrong_while_models_come_and_go(
+    serve: Any, shelf: Any, new_storm: Any, new_load: Any, judge: Any, agree: Any
+) -> None:
+    print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_OPERATIONS={OPERATIONS}")
+    storm = new_storm(SEED)
+    with serve(shelf.path, "--model-control-mode=poll", "--repository-poll-secs=0.2") as server:
+        agree(server, shelf)
+        with new_load(server, SEED) as load:
+            for number in range(1, OPERATIONS + 1):
+                storm.step()
+                time.sleep(storm.chance.uniform(0, 0.25))
+                if number % STEPS_BETWEEN_LOOKS == 0:
+                    storm.calm()
+                    agree(server, shelf, load.answers)
+            storm.calm()
+            agree(server, shelf, load.answers)
+        judge(load, shelf)
+        print(f"{len(load.answers)} answers, {len(load.failures)} refusals of what was not wished for")
+        assert {answer.model for answer in load.answers} >= set(storm.steady)
+        assert server.stop() == 0, server.log()[-4000:]
+        assert "Traceback" not in server.log(), server.log()
+
+
+EXTERNAL_WEIGHTS = 4096
+
+
+def weights_beside(folder: Path, value: float) -> None:
+    """Write y = x + w as an ONNX file whose weights lie in a file of their own."""
+    weights = np.full((EXTERNAL_WEIGHTS,), value, np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "beside",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", EXTERNAL_WEIGHTS])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", EXTERNAL_WEIGHTS])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_weights_that_are_cut_off_in_place_end_neither_the_server_nor_the_version_made_from_them(
+    serve: Any, repository: Any, eventually: Any, backend: str
+) -> None:
+    folder = repository.add("beside", f'backend: "{backend}"\nmax_batch_size: 4')
+    weights_beside(folder / "1", 3)
+    ones = {"name": "x", "datatype": "FP32", "shape": [1, EXTERNAL_WEIGHTS], "data": [1] * EXTERNAL_WEIGHTS}
+
+    def answers() -> set[float]:
+        status, answer = server.infer("beside", {"inputs": [ones]})
+        assert status == 200, answer
+        return set(answer["outputs"][0]["data"])
+
+    with serve(repository.path, "--model-control-mode=poll", "--repository-poll-secs=0.2") as server:
+        assert answers() == {4.0}
+        (folder / "1" / "weights.bin").write_bytes(b"")
+        assert eventually(lambda: "failed" in server.ask("/v2/repository/index", {})[1][0].get("reason", ""))
+        assert answers() == {4.0}
+        weights_beside(folder / "1", 5)
+        assert eventually(lambda: answers() == {6.0})
+        assert server.stop() == 0, server.log()[-4000:]

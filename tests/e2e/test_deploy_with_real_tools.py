@@ -1,0 +1,320 @@
+"""Models deployed as people deploy them: with cp, rsync, scp, tar, unzip, git, ln, mv and sed, into a server that runs.
+
+The fallback scan is an hour away, so whatever is served here was heard of.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+CONFIG = 'backend: "onnxruntime"\n'
+DEAF = "--repository-poll-secs=3600"
+
+
+def marked(mark: int, weights: int = 50_000) -> bytes:
+    """Return an ONNX file whose answer to 0 is `mark`; half of it is not a model."""
+    ballast = np.random.default_rng(mark).standard_normal(weights).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMax", ["ballast"], ["most"], keepdims=0),
+            helper.make_node("Mul", ["most", "nothing"], ["none"]),
+            helper.make_node("Add", ["INPUT0", "none"], ["same"]),
+            helper.make_node("Add", ["same", "mark"], ["OUTPUT0"]),
+        ],
+        "marked",
+        [helper.make_tensor_value_info("INPUT0", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("OUTPUT0", TensorProto.FLOAT, [1])],
+        [
+            numpy_helper.from_array(ballast, "ballast"),
+            numpy_helper.from_array(np.zeros((), np.float32), "nothing"),
+            numpy_helper.from_array(np.array([mark], np.float32), "mark"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def write(folder: Path, mark: int, version: int = 1, config: str = CONFIG) -> Path:
+    (folder / str(version)).mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / str(version) / "model.onnx").write_bytes(marked(mark))
+    return folder
+
+
+def sh(line: str, *words: object) -> None:
+    """Run a shell line; $1, $2 ... are the words. Skips the test when a tool of it is not installed."""
+    for tool in ("git", "rsync", "scp", "tar", "unzip"):
+        if tool in line.split() and shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    done = subprocess.run(
+        ["sh", "-euc", line, "sh", *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Site:
+    """A server, its repository, and what it answers."""
+
+    def __init__(self, server: Any, root: Path, eventually: Callable[[Callable[[], bool]], bool]) -> None:
+        self.server = server
+        self.root = root
+        self._eventually = eventually
+
+    def answer(self, name: str) -> tuple[int, str] | None:
+        """Return (mark, version) of a model's answer, None when it gives none."""
+        body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [0]}]}
+        status, reply = self.server.infer(name, body)
+        return (round(reply["outputs"][0]["data"][0]), reply["model_version"]) if status == 200 else None
+
+    def serves(self, name: str, mark: int | None, version: int = 1) -> bool:
+        wanted = None if mark is None else (mark, str(version))
+        return self._eventually(lambda: self.answer(name) == wanted)
+
+    def deploys_without_a_failure(self, name: str, mark: int, version: int = 1) -> None:
+        assert self.serves(name, mark, version), f"{self.answer(name)}\n{self.server.log()}"
+        failed = [line for line in self.server.log().splitlines() if f"'{name}'" in line and "not" in line.split()]
+        assert failed == []
+
+    def reasons(self, name: str) -> str:
+        status, entries = self.server.ask("/v2/repository/index", {})
+        assert status == 200
+        return " ".join(entry.get("reason", "") for entry in entries if entry["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def shared(serve: Any, module_repository: Any, eventually: Any) -> Iterator[Site]:
+    with serve(module_repository.path, DEAF) as server:
+        yield Site(server, module_repository.path, eventually)
+        assert server.stop() == 0
+        assert "Traceback" not in server.log(), server.log()
+
+
+COPIES = {
+    "cp -r": 'cp -r "$1" "$2"',
+    "cp -a": 'cp -a "$1" "$2"',
+    "scp": 'scp -q -r "$1" "$2"',
+    "rsync -a": 'rsync -a "$1/" "$2/"',
+    "rsync -a --inplace": 'rsync -a --inplace "$1/" "$2/"',
+    "rsync -a --delay-updates": 'rsync -a --delay-updates "$1/" "$2/"',
+    "tar": 'tar -C "$(dirname "$1")" -cf "$1.tar" "$(basename "$1")" && tar -C "$(dirname "$2")" -xf "$1.tar"',
+    "unzip": '(cd "$(dirname "$1")" && python3 -m zipfile -c "$1.zip" "$(basename "$1")/") '
+    '&& unzip -qo "$1.zip" -d "$(dirname "$2")"',
+    "mv": 'mv -T "$1" "$2"',
+}
+AGAIN = [name for name in COPIES if name not in ("mv", "cp -r", "cp -a", "scp")]
+
+
+@pytest.fixture(params=COPIES)
+def copying(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param, COPIES[request.param]
+
+
+def test_a_new_model_is_served_once_it_was_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
+    name = "new_" + "".join(filter(str.isalnum, copying[0]))
+    sh(copying[1], write(tmp_path / name, 7), shared.root / name)
+    shared.deploys_without_a_failure(name, 7)
+    sh('rm -r "$1"', shared.root / name)
+    assert shared.serves(name, None)
+
+
+def test_a_new_version_takes_over_once_it_was_copied(shared: Site, tmp_path: Path, copying: tuple[str, str]) -> None:
+    name = "more_" + "".join(filter(str.isalnum, copying[0]))
+    write(shared.root / name, 1)
+    assert shared.serves(name, 1)
+    sh(copying[1], write(tmp_path / name, 2, version=2) / "2", shared.root / name / "2")
+    shared.deploys_without_a_failure(name, 2, version=2)
+    sh('rm -r "$1"', shared.root / name / "2")
+    assert shared.serves(name, 1)
+
+
+@pytest.mark.parametrize("tool", AGAIN)
+def test_a_file_copied_over_the_old_one_is_a_new_generation(shared: Site, tmp_path: Path, tool: str) -> None:
+    name = "again_" + "".join(filter(str.isalnum, tool))
+    write(shared.root / name, 1)
+    assert shared.serves(name, 1)
+    source = write(tmp_path / name, 2)
+    # Files of the same size and second are the same to rsync.
+    os.utime(source / "1" / "model.onnx", (1_700_000_000, 1_700_000_000))
+    sh(COPIES[tool], source, shared.root / name)
+    shared.deploys_without_a_failure(name, 2)
+
+
+def test_a_slow_rsync_is_not_loaded_before_its_last_byte(shared: Site, tmp_path: Path) -> None:
+    write(shared.root / "slow_rsync", 1)
+    assert shared.serves("slow_rsync", 1)
+    for flags in ("", "--inplace"):
+        source = write(tmp_path / "slow_rsync", 2 + bool(flags))
+        os.utime(source / "1" / "model.onnx", (1_700_000_000 + bool(flags),) * 2)
+        sh(f'rsync -a {flags} --bwlimit=100 "$1/" "$2/"', source, shared.root / "slow_rsync")
+        shared.deploys_without_a_failure("slow_rsync", 2 + bool(flags))
+
+
+def test_an_upload_that_stalls_is_not_loaded_before_its_last_byte(shared: Site, tmp_path: Path) -> None:
+    write(shared.root / "stalls", 1)
+    assert shared.serves("stalls", 1)
+    source = write(tmp_path / "stalls", 2) / "1" / "model.onnx"
+    sh(
+        'mkdir "$2" && { head -c 60000 "$1"; sleep 1.5; tail -c +60001 "$1" | head -c 60000; sleep 1.5; '
+        'tail -c +120001 "$1"; } > "$2/model.onnx"',
+        source,
+        shared.root / "stalls" / "2",
+    )
+    shared.deploys_without_a_failure("stalls", 2, version=2)
+
+
+def test_an_upload_that_broke_off_leaves_the_old_one_serving_and_a_good_one_heals_it(
+    shared: Site, tmp_path: Path, eventually: Any
+) -> None:
+    path = write(shared.root / "broken", 1) / "1" / "model.onnx"
+    assert shared.serves("broken", 1)
+    source = write(tmp_path / "broken", 2) / "1" / "model.onnx"
+    sh('head -c 60000 "$1" > "$2"', source, path)
+    assert eventually(lambda: bool(shared.reasons("broken")))
+    assert shared.answer("broken") == (1, "1")
+    sh('cp "$1" "$2"', source, path)
+    assert shared.serves("broken", 2)
+    assert shared.reasons("broken") == ""
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        'sed -i "s/3/5/" "$1"',
+        'printf "max_batch_size: 0 metric_tags { key: \\"n\\" value: \\"5\\" } backend: \\"onnxruntime\\"" > "$1"',
+        'cp "$1" "$1~" && sed "s/3/5/" "$1~" > "$1"',
+        'sed "s/3/5/" "$1" > "$1.tmp" && mv "$1.tmp" "$1"',
+    ],
+    ids=["sed", "in place", "with a backup beside it", "by rename"],
+)
+def test_an_edit_of_the_configuration_takes_effect(
+    shared: Site, eventually: Any, edit: str, request: pytest.FixtureRequest
+) -> None:
+    name = "edit_" + "".join(filter(str.isalnum, request.node.callspec.id))
+    config = CONFIG + 'metric_tags { key: "n" value: "3" }\n'
+    write(shared.root / name, 1, config=config)
+    assert shared.serves(name, 1)
+
+    def tag() -> str:
+        status, found = shared.server.ask(f"/v2/models/{name}/config")
+        return str(found["metric_tags"]["n"]) if status == 200 else ""
+
+    assert tag() == "3"
+    sh(edit, shared.root / name / "config.pbtxt")
+    assert eventually(lambda: tag() == "5")
+    assert shared.answer(name) == (1, "1")
+
+
+SWAPS = {
+    "ln -sfn": 'ln -sfn "$1" "$2"',
+    "mv -T": 'ln -s "$1" "$(dirname "$2")/.next" && mv -T "$(dirname "$2")/.next" "$2"',
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+@pytest.mark.parametrize("what", ["model", "version"])
+def test_a_link_swapped_to_another_release_deploys_it(shared: Site, swap: str, what: str) -> None:
+    name = f"{what}_{swap[:2]}"
+    releases = shared.root / ".releases" / name
+    for mark in (41, 42, 43):
+        write(releases / f"release-{mark}", mark)
+    link = shared.root / name
+    tail = ""
+    if what == "version":
+        link.mkdir()
+        link, tail = link / "1", "/1"
+    prefix = "../" * (1 if what == "version" else 0) + f".releases/{name}/release-"
+    link.symlink_to(f"{prefix}41{tail}")
+    assert shared.serves(name, 41)
+    for mark in (42, 43):
+        sh(SWAPS[swap], f"{prefix}{mark}{tail}", link)
+        shared.deploys_without_a_failure(name, mark)
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_a_whole_repository_that_is_a_link_may_be_swapped(
+    serve: Any, tmp_path: Path, eventually: Any, swap: str
+) -> None:
+    for mark in (41, 42):
+        write(tmp_path / f"release-{mark}" / "stays", mark)
+        write(tmp_path / f"release-{mark}" / f"only_{mark}", mark)
+    current = tmp_path / "current"
+    current.symlink_to("release-41")
+    with serve(current, DEAF) as server:
+        site = Site(server, current, eventually)
+        assert (site.answer("stays"), site.answer("only_41")) == ((41, "1"), (41, "1"))
+        sh(SWAPS[swap], "release-42", current)
+        site.deploys_without_a_failure("stays", 42)
+        assert site.serves("only_42", 42)
+        assert site.serves("only_41", None)
+        write(tmp_path / "release-42" / "later", 7)
+        assert site.serves("later", 7)
+
+
+@pytest.mark.parametrize("below", ["", "models"])
+def test_another_branch_checked_out_is_what_is_served(serve: Any, tmp_path: Path, eventually: Any, below: str) -> None:
+    work = tmp_path / "work"
+    root = work / below
+    git = 'git -C "$1" -c user.name=n -c user.email=e@x '
+    sh('git init -q -b one "$1"', work)
+    write(root / "both", 1)
+    write(root / "first", 1)
+    sh(git + 'add . && git -C "$1" -c user.name=n -c user.email=e@x commit -q -m one', work)
+    sh(git + "checkout -q -b two", work)
+    write(root / "both", 2)
+    shutil.rmtree(root / "first")
+    write(root / "second", 2)
+    sh(git + 'add -A . && git -C "$1" -c user.name=n -c user.email=e@x commit -q -m two', work)
+    sh(git + "checkout -q one", work)
+    with serve(root, DEAF) as server:
+        site = Site(server, root, eventually)
+        assert (site.answer("both"), site.answer("first")) == ((1, "1"), (1, "1"))
+        for branch, mark, here, gone in (("two", 2, "second", "first"), ("one", 1, "first", "second")):
+            sh(git + f"checkout -q {branch}", work)
+            site.deploys_without_a_failure("both", mark)
+            assert site.serves(here, mark)
+            assert site.serves(gone, None)
+
+
+def test_a_link_out_of_the_repository_is_refused_with_a_reason_and_served_when_allowed(
+    serve: Any, repository: Any, tmp_path: Path, eventually: Any
+) -> None:
+    write(tmp_path / "elsewhere", 1)
+    (repository.path / "linked").symlink_to(tmp_path / "elsewhere")
+    with serve(repository.path, DEAF) as server:
+        site = Site(server, repository.path, eventually)
+        assert site.answer("linked") is None
+        assert "leads out of the repository" in site.reasons("linked")
+    with serve(repository.path, DEAF, "--allow-external-links") as server:
+        site = Site(server, repository.path, eventually)
+        assert site.answer("linked") == (1, "1")
+        write(tmp_path / "elsewhere", 2, version=2)
+        assert site.serves("linked", 2, version=2)
+
+
+def test_a_repository_that_is_taken_away_goes_on_being_served_and_is_followed_when_it_is_back(
+    serve: Any, repository: Any, tmp_path: Path, eventually: Any
+) -> None:
+    write(repository.path / "m", 1)
+    with serve(repository.path, "--repository-poll-secs=0.2") as server:
+        site = Site(server, repository.path, eventually)
+        assert "by inotify" in server.log() or "by looking every" in server.log()
+        sh('mv -T "$1" "$2"', repository.path, tmp_path / "away")
+        assert eventually(lambda: "goes on serving until it is back" in server.log())
+        assert site.answer("m") == (1, "1")
+        assert site.reasons("m") == ""
+        write(tmp_path / "away" / "m", 2, version=2)
+        sh('mv -T "$1" "$2"', tmp_path / "away", repository.path)
+        assert site.serves("m", 2, version=2)
+        assert server.log().count("goes on serving until it is back") == 1

@@ -1,0 +1,232 @@
+"""What happens in the server, told as it happens: the stream of events, and metrics and index that agree with it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tritonclient.grpc
+
+SLOW = 'parameters { key: "stub_open_delay_ms" value { string_value: "700" } }'
+STUB = """
+backend: "stub"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [-1] }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [-1] }
+"""
+
+
+class Stream:
+    """Follows the events on a thread; `closed` is set when the server has ended the stream."""
+
+    def __init__(self, server: Any, after: int = 0) -> None:
+        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.closed = threading.Event()
+        self._connection = http.client.HTTPConnection(server.http, timeout=60)
+        self._connection.request("GET", f"/edge/v1/events?after={after}")
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._answer:
+            if line.startswith(b"data: "):
+                self.events.put(json.loads(line[6:]))
+        self.closed.set()
+
+    def until(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        """Return the events up to the first of that kind with these fields."""
+        seen = []
+        while True:
+            seen.append(self.events.get(timeout=30))
+            if seen[-1]["kind"] == kind and fields.items() <= seen[-1].items():
+                return seen
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._connection.close()
+
+
+@pytest.fixture
+def explicit(serve: Any, repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+    repository.add("one", identity())
+    repository.add("slow", STUB + SLOW)
+    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
+    with serve(repository.path, "--model-control-mode=explicit", "--load-model=one") as server:
+        yield server
+
+
+def order(server: Any, name: str, what: str) -> tuple[int, Any]:
+    return server.ask(f"/v2/repository/models/{name}/{what}", {})
+
+
+def steps(events: list[dict[str, Any]], model: str) -> list[str]:
+    return [event["kind"].removeprefix("model.") for event in events if event.get("model") == model]
+
+
+def test_loads_failures_reloads_and_drains_are_told_as_they_happen(explicit: Any, repository: Any) -> None:
+    stream = Stream(explicit)
+    assert steps(stream.until("server.ready"), "one") == ["loading", "ready"]
+    assert order(explicit, "broken", "load")[0] == 400
+    failed = stream.until("model.failed", model="broken")
+    assert steps(failed, "broken") == ["loading", "failed"]
+    assert failed[-1]["reason"]
+    config = repository.path / "one" / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
+    assert order(explicit, "one", "load")[0] == 200
+    reload = stream.until("model.unloaded", model="one")
+    assert steps(reload, "one") == ["loading", "ready", "draining", "unloaded"]
+    assert order(explicit, "one", "unload")[0] == 200
+    last = stream.until("model.unloaded", model="one")
+    assert steps(last, "one") == ["draining", "unloaded"]
+    _, remembered = explicit.ask("/edge/v1/events?follow=false")
+    assert [event["number"] for event in remembered] == list(range(1, last[-1]["number"] + 1))
+    assert explicit.stop() == 0
+    stream.join()
+
+
+def test_a_follower_hears_the_end_and_does_not_put_it_off(explicit: Any) -> None:
+    stream = Stream(explicit)
+    stream.until("server.ready")
+    assert explicit.stop() == 0
+    assert stream.closed.wait(30)
+    stream.join()
+    told = stream.until("model.unloaded", model="one")
+    assert [event["kind"] for event in told] == ["server.stopping", "model.draining", "model.unloaded"]
+    assert "Traceback" not in explicit.log()
+
+
+def test_a_client_goes_on_where_it_was_cut_off(explicit: Any) -> None:
+    stream = Stream(explicit)
+    number = stream.until("server.ready")[-1]["number"]
+    order(explicit, "slow", "load")
+    again = Stream(explicit, after=number)
+    assert again.until("model.ready", model="slow")[0]["number"] == number + 1
+    assert explicit.stop() == 0
+    for item in (stream, again):
+        item.join()
+
+
+def test_loads_and_failures_are_counted_exactly_and_outlive_the_model(
+    explicit: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    for _ in range(3):
+        assert order(explicit, "broken", "load")[0] == 400
+    for _ in range(2):
+        assert order(explicit, "one", "unload")[0] == 200
+        assert order(explicit, "one", "load")[0] == 200
+    one, broken = explicit.read_counters("one"), explicit.read_counters("broken")
+    assert (one["edge_model_loads_total"], one["edge_model_load_failures_total"]) == (3, 0)
+    assert one["edge_model_generation"] == 3
+    assert (broken["edge_model_loads_total"], broken["edge_model_load_failures_total"]) == (0, 3)
+    assert "edge_model_generation" not in broken
+    # A load of an unchanged model is no load.
+    assert order(explicit, "one", "load")[0] == 200
+    assert explicit.read_counters("one")["edge_model_loads_total"] == 3
+    assert order(explicit, "one", "unload")[0] == 200
+    gone = explicit.read_counters("one")
+    assert gone["edge_model_loads_total"] == 3
+    assert "edge_model_generation" not in gone
+
+
+def test_the_index_is_true_at_every_moment_of_a_slow_load_over_both_protocols(explicit: Any) -> None:
+    request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+    with tritonclient.grpc.InferenceServerClient(explicit.grpc) as client:
+
+        def over_http() -> str:
+            _, entries = explicit.ask("/v2/repository/index", {})
+            return next(entry.get("state", "") for entry in entries if entry["name"] == "slow")
+
+        def over_grpc() -> str:
+            return next(entry.state for entry in client.get_model_repository_index().models if entry.name == "slow")
+
+        assert (over_http(), over_grpc()) == ("", "")
+        done: list[tuple[int, Any]] = []
+        loading = threading.Thread(target=lambda: done.append(order(explicit, "slow", "load")))
+        loading.start()
+        seen: list[str] = []
+        while not done:
+            # Each state is between two looks of the other protocol: a step back would be a contradiction.
+            seen += [over_http(), over_grpc()]
+            is_ready = client.is_model_ready("slow")
+            status = explicit.infer("slow", request)[0]
+            if seen[-1] == "READY":
+                assert (is_ready, status) == (True, 200)
+            elif is_ready or status == 200:
+                assert over_http() == over_grpc() == "READY"
+        loading.join()
+        assert done[0][0] == 200
+        assert over_http() == over_grpc() == "READY"
+    ranks = ["", "LOADING", "READY"]
+    order_seen = [ranks.index(state) for state in seen]
+    assert order_seen == sorted(order_seen)
+    assert "LOADING" in seen
+
+
+def test_the_index_tells_every_kind_of_state_apart(
+    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Any
+) -> None:
+    other = type(repository)(tmp_path / "other")
+    repository.add("never", identity())
+    repository.add("serving", identity())
+    repository.add("gone", identity())
+    repository.add("twice", identity())
+    other.add("twice", identity())
+    repository.add("unreadable", "this is no configuration")
+    (repository.path / "empty").mkdir()
+    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
+    for version in (1, 2):
+        repository.add("pinned", identity(), version)
+    flags = (f"--model-repository={other.path}", "--model-control-mode=explicit", "--load-model=serving")
+    with serve(repository.path, *flags) as server:
+        for name in ("gone", "pinned"):
+            assert order(server, name, "load")[0] == 200
+        assert order(server, "gone", "unload")[0] == 200
+        for name in ("broken", "twice", "unreadable", "empty"):
+            assert order(server, name, "load")[0] >= 400
+        assert server.ask("/edge/v1/models/pinned/rollback", {})[0] == 200
+        _, entries = server.ask("/v2/repository/index", {})
+        told = {(item["name"], item.get("version")): (item.get("state"), item.get("reason", "")) for item in entries}
+        assert told["never", None] == (None, "")
+        assert told["serving", "1"] == ("READY", "")
+        assert told["gone", "1"] == ("UNAVAILABLE", "unloaded")
+        assert told["broken", "1"][0] == "UNAVAILABLE"
+        assert told["broken", "1"][1]
+        assert told["twice", None][0] == "UNAVAILABLE"
+        assert "more than one repository" in told["twice", None][1]
+        assert "line 1" in told["unreadable", None][1]
+        assert "no version directories" in told["empty", None][1]
+        assert told["pinned", "1"] == ("READY", "pinned to version 1")
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            models = client.get_model_repository_index().models
+        assert {(item.name, item.version or None): (item.state or None, item.reason) for item in models} == told
+
+
+def test_a_model_stays_ready_in_the_index_while_its_successor_loads_slowly(explicit: Any, repository: Any) -> None:
+    request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+    assert order(explicit, "slow", "load")[0] == 200
+    config = repository.path / "slow" / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
+    done: list[tuple[int, Any]] = []
+    loading = threading.Thread(target=lambda: done.append(order(explicit, "slow", "load")))
+    loading.start()
+    together = False
+    while not done:
+        _, entries = explicit.ask("/v2/repository/index", {})
+        assert [entry["state"] for entry in entries if entry["name"] == "slow"] == ["READY"]
+        assert explicit.infer("slow", request)[0] == 200
+        versions = explicit.ask("/edge/v1/versions?model=slow")[1]["versions"]
+        states = [(item["state"], item["generation"]) for item in versions]
+        assert ("READY", 1) in states or ("READY", 2) in states
+        together = together or states == [("READY", 1), ("LOADING", 2)]
+    loading.join()
+    assert done[0][0] == 200
+    assert together, "the versions tell of both generations while there are both"
+    assert explicit.ask("/v2/models/slow/config")[1]["max_batch_size"] == 4

@@ -1,0 +1,188 @@
+"""Load and unload as Triton has them, told by its own clients over both protocols: overrides, conflicts, no-ops."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+STUB = """
+backend: "stub"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [-1] }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [-1] }
+"""
+CONFLICT = "a related model '{}' to a load/unload request is currently loading or unloading"
+
+
+def slow(delay_ms: int) -> str:
+    return STUB + f'parameters {{ key: "stub_open_delay_ms" value {{ string_value: "{delay_ms}" }} }}'
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+    module_repository.add("one", identity())
+    module_repository.add("two", identity())
+    module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
+    for protocol in ("http", "grpc"):
+        module_repository.add(f"slow_{protocol}", slow(2500))
+    with serve(module_repository.path, "--model-control-mode=explicit") as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log(), running.log()
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, server: Any) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "http":
+            made = tritonclient.http.InferenceServerClient(server.http, concurrency=4, network_timeout=60)
+        else:
+            made = tritonclient.grpc.InferenceServerClient(server.grpc)
+        made.protocol = request.param
+        yield stack.enter_context(made)
+
+
+def version(server: Any, name: str, number: int = 1) -> dict[str, Any]:
+    _, answer = server.ask(f"/edge/v1/versions?model={name}")
+    return next(item for item in answer["versions"] if item["version"] == number)
+
+
+def test_loading_an_unchanged_model_is_no_load(server: Any, client: Any) -> None:
+    client.load_model("one")
+    before = version(server, "one")["generation"]
+    client.load_model("one")
+    assert version(server, "one")["generation"] == before
+    config = json.dumps({"backend": "identity", "max_batch_size": 3, **tensors()})
+    client.load_model("one", config=config)
+    assert version(server, "one")["generation"] == before + 1
+    client.load_model("one", config=config)
+    assert version(server, "one")["generation"] == before + 1
+    client.load_model("one")
+    assert version(server, "one")["generation"] == before + 2
+
+
+def tensors() -> dict[str, Any]:
+    return {
+        "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [-1]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [-1]}],
+    }
+
+
+def test_a_load_after_a_change_on_disk_is_a_new_generation(server: Any, client: Any, module_repository: Any) -> None:
+    client.load_model("two")
+    before = version(server, "two")["generation"]
+    config = module_repository.path / "two" / "config.pbtxt"
+    config.write_text(config.read_text() + f"\n# changed over {client.protocol}\n")
+    client.load_model("two")
+    assert version(server, "two")["generation"] == before + 1
+    assert client.is_model_ready("two", "1")
+
+
+def test_files_take_the_place_of_the_disk_until_the_next_plain_load(
+    server: Any, client: Any, module_repository: Any
+) -> None:
+    model = (module_repository.path / "add_sub" / "1" / "model.onnx").read_bytes()
+    client.load_model("add_sub", config='{"backend":"onnxruntime"}', files={"file:4/model.onnx": model})
+    assert client.is_model_ready("add_sub", "4")
+    assert not client.is_model_ready("add_sub", "1") if client.protocol == "http" else True
+    client.load_model("add_sub")
+    assert client.is_model_ready("add_sub", "1")
+    assert not (module_repository.path / "add_sub" / "4").exists()
+    client.unload_model("add_sub", unload_dependents=True)
+    client.unload_model("add_sub", unload_dependents=False)
+    assert not client.is_model_ready("add_sub")
+
+
+@pytest.mark.parametrize(
+    "path", ["../1/x", "1/../../x", "/1/x", "1", "1/", "x/model.onnx", "01/model.onnx", "1/a\\b", "config.pbtxt"]
+)
+def test_a_path_out_of_the_model_is_refused_and_what_serves_goes_on(
+    server: Any, client: Any, module_repository: Any, path: str
+) -> None:
+    client.load_model("one")
+    before = version(server, "one")["generation"]
+    with pytest.raises(InferenceServerException, match="files: expected"):
+        client.load_model("one", config='{"backend":"identity"}', files={f"file:{path}": b"x"})
+    assert client.is_model_ready("one")
+    assert version(server, "one")["generation"] == before
+    assert not list(module_repository.path.parent.rglob("x"))
+
+
+def test_files_need_a_configuration_and_names_must_stay_inside(server: Any, client: Any) -> None:
+    with pytest.raises((InferenceServerException, ValueError), match="config"):
+        client.load_model("one", files={"file:1/model.onnx": b"x"})
+    for name in ("..", "../one", "%2e%2e", "nobody"):
+        with pytest.raises(InferenceServerException):
+            client.load_model(name)
+
+
+def test_an_order_for_a_model_that_is_being_loaded_fails_at_once_and_the_load_goes_on(
+    server: Any, client: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    name = f"slow_{client.protocol}"
+    failures: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            with opened(server, client.protocol) as own:
+                own.load_model(name)
+        except InferenceServerException as error:
+            failures.append(error)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    assert eventually(lambda: state(server, name) == "LOADING")
+    for order in (client.load_model, client.unload_model):
+        with pytest.raises(InferenceServerException) as caught:
+            order(name)
+        assert CONFLICT.format(name) in caught.value.message()
+        assert caught.value.status() in ("500", "StatusCode.INTERNAL")
+    assert state(server, name) == "LOADING", "the refusals came while it loaded"
+    # Other models are not concerned.
+    client.load_model("one")
+    loading.join()
+    assert failures == []
+    assert client.is_model_ready(name)
+    client.unload_model(name)
+    assert not client.is_model_ready(name)
+
+
+def opened(server: Any, protocol: str) -> Any:
+    if protocol == "http":
+        return tritonclient.http.InferenceServerClient(server.http, network_timeout=60)
+    return tritonclient.grpc.InferenceServerClient(server.grpc)
+
+
+def state(server: Any, name: str) -> str:
+    _, entries = server.ask("/v2/repository/index", {})
+    return next((entry.get("state", "") for entry in entries if entry["name"] == name), "")
+
+
+def test_loads_and_unloads_from_many_threads_end_in_a_state_that_can_be_ordered(server: Any, client: Any) -> None:
+    surprises: list[str] = []
+
+    def order(number: int) -> None:
+        with opened(server, client.protocol) as own:
+            for step in range(15):
+                try:
+                    (own.load_model if (number + step) % 2 else own.unload_model)("one")
+                except InferenceServerException as error:
+                    if CONFLICT.format("one") not in error.message():
+                        surprises.append(error.message())
+
+    threads = [threading.Thread(target=order, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert surprises == []
+    client.load_model("one")
+    assert client.is_model_ready("one")

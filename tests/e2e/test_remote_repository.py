@@ -1,0 +1,95 @@
+"""The installed server on a bucket: served, followed, resumed, and still served when the network is away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def serve_bucket(serve: Any, bucket: Any, tmp_path: Path) -> Callable[..., Any]:
+    """`with serve_bucket(*flags) as server:`, each time with the same cache."""
+
+    def start(*flags: str) -> Any:
+        return serve(
+            bucket.url, f"--repository-cache-dir={tmp_path / 'cache'}", "--repository-poll-secs=0.2", *flags,
+            environment=bucket.environment,
+        )  # fmt: skip
+
+    return start
+
+
+def body() -> dict[str, Any]:
+    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+
+
+def answered_by(server: Any, name: str) -> str:
+    status, answer = server.infer(name, body())
+    return answer["model_version"] if status == 200 else answer["error"]
+
+
+def test_a_bucket_is_served_and_a_new_version_in_it_without_a_restart(
+    serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
+) -> None:
+    bucket.put("echo/config.pbtxt", identity().encode())
+    bucket.put("echo/1/note.txt", b"one")
+    with serve_bucket("--model-control-mode=poll") as server:
+        assert answered_by(server, "echo") == "1"
+        bucket.put("echo/2/note.txt", b"two")
+        assert eventually(lambda: answered_by(server, "echo") == "2"), server.log()
+        bucket.put("late/config.pbtxt", identity().encode())
+        bucket.put("late/1/note.txt", b"one")
+        assert eventually(lambda: answered_by(server, "late") == "1"), server.log()
+        bucket.delete("echo/2/note.txt")
+        assert eventually(lambda: answered_by(server, "echo") == "1"), server.log()
+        assert server.stop() == 0
+        assert "Traceback" not in server.log()
+
+
+def test_while_the_network_is_away_the_copy_is_served_also_after_a_restart(
+    serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
+) -> None:
+    bucket.put("echo/config.pbtxt", identity().encode())
+    bucket.put("echo/1/note.txt", b"one")
+    for mode in ("poll", "none"):
+        bucket.wire.is_down = False
+        with serve_bucket(f"--model-control-mode={mode}") as server:
+            assert answered_by(server, "echo") == "1"
+            bucket.wire.is_down = True
+            bucket.wire.drop()
+            assert answered_by(server, "echo") == "1"
+        with serve_bucket(f"--model-control-mode={mode}") as server:
+            assert answered_by(server, "echo") == "1"
+            assert eventually(lambda server=server: "the copy here is served" in server.log())
+            assert server.stop() == 0
+
+
+def test_a_download_that_is_cut_leaves_the_old_version_serving_and_is_finished_later(
+    serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
+) -> None:
+    bucket.put("echo/config.pbtxt", identity().encode())
+    bucket.put("echo/1/note.txt", b"one")
+    with serve_bucket("--model-control-mode=poll") as server:
+        bucket.wire.cut_after = 9 << 20
+        bucket.put("echo/2/weights.bin", os.urandom(20 << 20))
+        assert eventually(lambda: bucket.wire.cut_count > 0)
+        assert answered_by(server, "echo") == "1"
+        bucket.wire.cut_after = None
+        assert eventually(lambda: answered_by(server, "echo") == "2"), server.log()
+        assert server.log().count("trying again in") == 1
+
+
+def test_without_copy_and_network_the_server_says_so_and_serves_when_it_can(
+    serve_bucket: Any, bucket: Any, identity: Callable[..., str], eventually: Any
+) -> None:
+    bucket.put("echo/config.pbtxt", identity().encode())
+    bucket.put("echo/1/note.txt", b"one")
+    bucket.wire.is_down = True
+    with serve_bucket("--model-control-mode=poll", "--repository-first-sync-secs=0.5") as server:
+        assert "could not be copied within 0.5 s" in server.log()
+        bucket.wire.is_down = False
+        assert eventually(lambda: answered_by(server, "echo") == "1"), server.log()

@@ -1,0 +1,95 @@
+"""More models than fit, on the installed server: each is offered, and loads for the first request that asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc
+
+NAMES = ("add_a", "add_b", "add_c", "add_d")
+
+
+def inputs_of(server: Any, name: str) -> list[dict[str, Any]]:
+    metadata: list[dict[str, Any]] = server.ask(f"/v2/models/{name}")[1]["inputs"]
+    return metadata
+
+
+def states(server: Any) -> dict[str, str]:
+    return {entry["name"]: entry["state"] for entry in server.ask("/v2/repository/index", {})[1]}
+
+
+def request_for(server: Any, name: str, value: float) -> dict[str, Any]:
+    described = inputs_of(server, name)
+    shapes = [[1 if size == -1 else size for size in item["shape"]] for item in described]
+    return {
+        "inputs": [
+            {
+                "name": item["name"], "datatype": item["datatype"], "shape": shape,
+                "data": [value] * int(np.prod(shape)),
+            }
+            for item, shape in zip(described, shapes, strict=True)
+        ]
+    }  # fmt: skip
+
+
+def test_four_models_are_offered_where_two_fit_over_both_wires(serve: Any, repository: Any) -> None:
+    for name in NAMES:
+        repository.add_sub(name, 'backend: "onnxruntime"')
+    with serve(repository.path, "--max-resident-models=2") as server:
+        assert server.get("/v2/health/ready")[0] == 200
+        assert sorted(states(server).values()) == ["READY", "READY", "UNAVAILABLE", "UNAVAILABLE"]
+        assert "NOT served" not in "\n".join(server.banner)
+        for name in NAMES:
+            assert server.get(f"/v2/models/{name}/ready")[0] == 200
+            assert json.loads(server.get(f"/v2/models/{name}/config")[1])["name"] == name
+        requests = {name: request_for(server, name, 3) for name in NAMES}
+
+        def ask_http(number: int) -> int:
+            status: int = server.infer(NAMES[number % 4], requests[NAMES[number % 4]])[0]
+            return status
+
+        def ask_grpc(number: int) -> str:
+            name = NAMES[number % 4]
+            given = []
+            for item in requests[name]["inputs"]:
+                tensor = tritonclient.grpc.InferInput(item["name"], item["shape"], item["datatype"])
+                tensor.set_data_from_numpy(np.full(item["shape"], 3, np.float32))
+                given.append(tensor)
+            with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+                return str(client.infer(name, given, client_timeout=60).get_response().model_version)
+
+        with ThreadPoolExecutor(4) as pool:
+            by_http = pool.map(ask_http, range(24))
+            by_grpc = pool.map(ask_grpc, range(24))
+            assert set(by_http) == {200}
+            assert set(by_grpc) == {"1"}
+        assert sorted(states(server).values()) == ["READY", "READY", "UNAVAILABLE", "UNAVAILABLE"]
+        assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_an_idle_model_leaves_memory_and_serves_the_next_request(
+    serve: Any, repository: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    repository.add_sub("add_a", 'backend: "onnxruntime"')
+    with serve(repository.path, "--idle-unload-secs=0.3") as server:
+        request = request_for(server, "add_a", 2)
+        assert eventually(lambda: states(server) == {"add_a": "UNAVAILABLE"})
+        (entry,) = server.ask("/v2/repository/index", {})[1]
+        assert entry["reason"] == "unloaded: idle; loads again on request"
+        assert server.infer("add_a", request)[0] == 200
+
+
+def test_a_model_below_the_memory_floor_is_not_begun_and_the_index_says_why(serve: Any, repository: Any) -> None:
+    repository.add_sub("add_a", 'backend: "onnxruntime"')
+    # No machine has that much.
+    with serve(repository.path, "--memory-floor-mb=1000000000") as server:
+        (entry,) = server.ask("/v2/repository/index", {})[1]
+        assert entry["state"] == "UNAVAILABLE"
+        assert "memory is short" in entry["reason"]
+        assert "--memory-floor-mb keeps 1000000000 MiB free" in entry["reason"]
+        assert "tried again at" in entry["reason"]
+        assert server.get("/v2/health/ready")[0] == 400

@@ -1,0 +1,101 @@
+"""The installed server that serves nothing unsigned: updates over the air, corrupt, stolen and good."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+
+
+def sign(*arguments: str | Path) -> None:
+    subprocess.run([str(COMMAND), "sign", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+
+
+def stage(repository: Any, tmp_path: Path, config: str, version: int) -> Path:
+    """Write a version where the server does not look, together with the model's own files."""
+    folder = tmp_path / f"staged-{version}" / "echo"
+    (folder / str(version)).mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / str(version) / "weights.bin").write_bytes(b"weights of %d" % version)
+    return folder
+
+
+def deploy(repository: Any, staged: Path, version: int) -> None:
+    """Put a version into the repository in one step."""
+    (staged / str(version)).rename(repository.path / "echo" / str(version))
+
+
+def answered_by(server: Any) -> str:
+    request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+    status, answer = server.infer("echo", request)
+    return answer["model_version"] if status == 200 else answer["error"]
+
+
+def reason(server: Any, version: int) -> str:
+    index = server.ask("/v2/repository/index", {})[1]
+    return next((item.get("reason", "") for item in index if item.get("version") == str(version)), "")
+
+
+def test_only_what_the_owner_of_the_key_signed_is_served(
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path
+) -> None:
+    sign("--new-key", tmp_path / "key")
+    sign("--new-key", tmp_path / "stolen")
+    first = stage(repository, tmp_path, identity(), 1)
+    sign(first, "--key", tmp_path / "key")
+    first.rename(repository.path / "echo")
+    flags = [f"--signature-public-key={tmp_path / 'key.pub'}", "--repository-poll-secs=0.2"]
+    with serve(repository.path, "--model-control-mode=poll", *flags) as server:
+        assert answered_by(server) == "1"
+
+        unsigned = stage(repository, tmp_path, identity(), 2)
+        deploy(repository, unsigned, 2)
+        assert eventually(lambda: "there is no SHA256SUMS" in reason(server, 2)), server.log()
+        assert answered_by(server) == "1"
+
+        stolen = stage(repository, tmp_path, identity(), 3)
+        sign(stolen, "--key", tmp_path / "stolen")
+        deploy(repository, stolen, 3)
+        assert eventually(lambda: "not by the owner" in reason(server, 3)), server.log()
+        assert answered_by(server) == "1"
+
+        good = stage(repository, tmp_path, identity(), 4)
+        sign(good, "--key", tmp_path / "key")
+        deploy(repository, good, 4)
+        assert eventually(lambda: answered_by(server) == "4"), server.log()
+        assert "Traceback" not in server.log()
+
+
+def test_a_corrupt_upload_leaves_the_old_serving_and_a_good_one_heals_it(
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path
+) -> None:
+    first = stage(repository, tmp_path, identity(), 1)
+    sign(first)
+    first.rename(repository.path / "echo")
+    flags = ["--model-control-mode=poll", "--repository-poll-secs=0.2", "--require-checksums"]
+    with serve(repository.path, *flags) as server:
+        second = stage(repository, tmp_path, identity(), 2)
+        sign(second)
+        (second / "2/weights.bin").write_bytes(b"bits that fell over")
+        deploy(repository, second, 2)
+        assert eventually(lambda: "'weights.bin' is not the file that SHA256SUMS lists" in reason(server, 2))
+        assert answered_by(server) == "1"
+        (repository.path / "echo/2/weights.bin").write_bytes(b"weights of 2")
+        assert eventually(lambda: answered_by(server) == "2"), server.log()
+
+
+def test_a_key_that_cannot_be_used_ends_the_start_with_one_line(repository: Any, tmp_path: Path) -> None:
+    (tmp_path / "key.pub").write_text("not a key")
+    done = subprocess.run(
+        [str(COMMAND), "check", str(repository.path), f"--signature-public-key={tmp_path / 'key.pub'}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"edge-server check: '{tmp_path / 'key.pub'}' is not an Ed25519 public key: expected PEM, 32 bytes, or base64 "
+        "of them\n"
+    )

@@ -1,0 +1,164 @@
+"""Pins: what they do to wishes, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.errors import ServingFault
+from edge_server.repository.pins import FILE_NAME, Pins
+from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.scan import Scanner
+from edge_server.repository.source import RepositorySource
+
+ALL = 'backend: "identity" version_policy { all { } }'
+CONFIG_JSON = '{"backend": "identity", "version_policy": {"all": {}}}'
+
+
+@pytest.fixture
+def source(root: Path, tmp_path: Path) -> Any:
+    made = RepositorySource(Scanner([root]), ResolveOptions(), None, Pins(tmp_path / "state"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "policy", ["all { }", "latest { num_versions: 2 }", "specific { versions: [3] }", "specific { versions: [9] }"]
+)
+def test_a_pinned_model_is_wished_for_in_that_version_whatever_the_policy_says(
+    source: Any, add_model: Any, policy: str
+) -> None:
+    add_model("m", f'backend: "identity" version_policy {{ {policy} }}', versions=(1, 2, 3))
+    assert source.pin("m", 1) is None
+    wish = source.wishes()[0]["m"]
+    assert (list(wish.versions), wish.pin, wish.reason) == ([1], 1, "")
+    assert source.wish("m", None, {}) == wish
+    assert source.pin("m", 2) == 1
+    assert list(source.wishes()[0]["m"].versions) == [2]
+    assert source.pins() == {"m": 2}
+    assert source.unpin("m") == 2
+    assert source.unpin("m") is None
+    assert source.wishes()[0]["m"].pin is None
+
+
+def test_the_wished_version_is_the_same_one_with_and_without_a_pin(source: Any, add_model: Any) -> None:
+    add_model("m", ALL, versions=(1, 2))
+    before = source.wishes()[0]["m"].versions[2]
+    source.pin("m", 2)
+    assert source.wishes()[0]["m"].versions[2] == before
+
+
+def test_a_pin_to_a_version_that_is_gone_says_so_and_asks_for_no_other(source: Any, add_model: Any) -> None:
+    add_model("m", ALL, versions=(1, 2))
+    source.pin("m", 7)
+    wish = source.wishes()[0]["m"]
+    assert (dict(wish.versions), wish.reason) == ({}, "model 'm' is pinned to version 7, which is not there")
+
+
+def test_what_is_wrong_with_the_whole_model_is_told_before_the_pin(source: Any, add_model: Any) -> None:
+    add_model("m", "nonsense", versions=(1, 2))
+    source.pin("m", 1)
+    wish = source.wishes()[0]["m"]
+    assert dict(wish.versions) == {}
+    assert "line 1" in wish.reason
+
+
+def test_a_load_with_a_configuration_or_files_keeps_to_the_pin(source: Any, add_model: Any) -> None:
+    add_model("m", ALL, versions=(1, 2))
+    source.pin("m", 1)
+    assert list(source.wish("m", CONFIG_JSON, {}).versions) == [1]
+    sent = source.wish("m", CONFIG_JSON, {"5/model.bin": b""})
+    assert "pinned to version 1" in sent.reason
+
+
+def test_a_wish_from_before_a_pin_is_brought_up_to_date(source: Any, add_model: Any) -> None:
+    for name in ("m", "n"):
+        add_model(name, ALL, versions=(1, 2))
+    before, _ = source.wishes()
+    source.pin("m", 1)
+    now = source.with_pins(before)
+    assert list(now["m"].versions) == [1]
+    assert now["n"] is before["n"]
+    source.unpin("m")
+    assert source.with_pins(now) == before
+
+
+def test_an_order_counts_on_what_has_come_to_rest_alone_while_the_disk_is_followed(
+    source: Any, add_model: Any, root: Path
+) -> None:
+    add_model("m", ALL, versions=(1, 2))
+    at_rest = source.scanner.scan().models
+    (root / "m" / "3").mkdir()
+    assert source.versions("m") == (1, 2, 3)
+    source.wishes_for(at_rest)
+    assert source.versions("m") == (1, 2)
+    assert list(source.wish("m", None, {}).versions) == [1, 2]
+    source.pin("m", 3)
+    assert "which is not there" in source.wish("m", None, {}).reason
+    source.wishes_for(source.scanner.scan().models)
+    assert list(source.wish("m", None, {}).versions) == [3]
+
+
+def test_the_versions_on_disk_are_told_without_regard_to_the_policy(source: Any, add_model: Any) -> None:
+    add_model("m", 'backend: "identity"', versions=(1, 12, 3))
+    assert source.versions("m") == (1, 3, 12)
+    assert source.versions("nobody") == ()
+    assert source.versions("../m") == ()
+
+
+def test_pins_are_kept_and_read_again(tmp_path: Path) -> None:
+    first = Pins(tmp_path)
+    first.put("a", 3)
+    first.put("b", 2**63 - 1)
+    first.put("a", None)
+    assert Pins(tmp_path).all() == {"b": 2**63 - 1}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert first.is_durable
+    assert not Pins().is_durable
+
+
+def test_pins_from_many_threads_are_all_kept(tmp_path: Path) -> None:
+    pins = Pins(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: pins.put(f"m{number}", number), range(40)))
+    assert Pins(tmp_path).all() == {f"m{number}": number for number in range(40)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"pins": 1}', '{"pins": {"m": true}}', '{"pins": {"m": -1}}', '{"pins": {"a/b": 1}}',
+     '{"pins": {"m": 9223372036854775808}}', "[" * 100_000, "\0"],
+)  # fmt: skip
+def test_a_damaged_file_counts_as_none_with_a_warning(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with caplog.at_level(logging.WARNING):
+        pins = Pins(tmp_path)
+    assert pins.all() == {}
+    assert "cannot be read" in caplog.text
+    pins.put("m", 1)
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == {"pins": {"m": 1}}
+
+
+def test_a_pin_that_cannot_be_kept_is_not_put(tmp_path: Path) -> None:
+    pins = Pins(tmp_path)
+    pins.put("m", 1)
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / FILE_NAME).mkdir()
+    with pytest.raises(ServingFault, match="the pin cannot be kept"):
+        pins.put("m", 2)
+    assert pins.all() == {"m": 1}
+    assert os.listdir(tmp_path) == [FILE_NAME]
+
+
+def test_a_state_directory_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServingFault, match="state directory"):
+        Pins(tmp_path / "file")

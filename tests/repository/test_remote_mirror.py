@@ -1,0 +1,350 @@
+"""Copies of remote repositories, against a real S3 server: whole or not at all, resumed, and kept when it is away."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.errors import ServingFault
+from edge_server.repository.remote import cache as cache_module
+from edge_server.repository.remote import mirror as mirror_module
+from edge_server.repository.remote.address import parse_address
+from edge_server.repository.remote.cache import Cache, CacheFault, exchange
+from edge_server.repository.remote.mirror import Mirror, Mirrors
+from edge_server.repository.remote.store import RemoteUnavailable, Store
+from edge_server.repository.scan import Scanner
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "CHUNK_BYTES", 256 << 10)
+
+
+@pytest.fixture
+def mirror_of(tmp_path: Path) -> Iterator[Callable[..., Mirror]]:
+    """Make a mirror of an address, on the same folder each time: as a restart would."""
+    made: list[Mirror] = []
+
+    def make(url: str) -> Mirror:
+        for earlier in made:
+            earlier.close()
+        made.append(Mirror(Store(parse_address(url)), Cache(tmp_path / "cache"), url, interval_s=0.05))
+        return made[-1]
+
+    yield make
+    for mirror in made:
+        mirror.close()
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def fill(bucket: Any) -> dict[str, bytes]:
+    files = {"m/config.pbtxt": b"name: 'm'", "m/1/model.onnx": os.urandom(100_000), "m/1/weights/w.bin": b"\x00" * 10}
+    for path, content in files.items():
+        bucket.put(path, content)
+    return files
+
+
+def test_the_copy_holds_what_the_bucket_holds(bucket: Any, mirror_of: Any) -> None:
+    files = fill(bucket)
+    bucket.put("m/2/empty.bin", b"")
+    bucket.put("n/1/", b"")  # what consoles write for a folder: a version without files
+    bucket.put("README.md", b"beside the models")
+    mirror = mirror_of(bucket.url)
+    assert mirror.sync()
+    assert tree(mirror.root) == {**files, "m/2/empty.bin": b""}
+    assert [version.number for version in Scanner([mirror.root]).scan().models["n"].versions] == [1]
+    assert mirror.is_warm
+
+
+def test_nothing_is_fetched_again_that_did_not_change(bucket: Any, mirror_of: Any) -> None:
+    bucket.put("m/1/model.onnx", os.urandom(MIB))
+    mirror_of(bucket.url).sync()
+    before = bucket.wire.sent_bytes
+    mirror = mirror_of(bucket.url)
+    bucket.put("m/2/model.onnx", b"two")
+    assert mirror.sync()
+    assert bucket.wire.sent_bytes - before < 100_000
+    assert tree(mirror.root)["m/2/model.onnx"] == b"two"
+
+
+def test_of_a_version_that_changed_only_the_changed_file_is_fetched(bucket: Any, mirror_of: Any) -> None:
+    bucket.put("m/1/weights.bin", os.urandom(MIB))
+    bucket.put("m/1/model.xml", b"old")
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    before = bucket.wire.sent_bytes
+    bucket.put("m/1/model.xml", b"new")
+    assert mirror.sync()
+    assert bucket.wire.sent_bytes - before < 100_000
+    assert tree(mirror.root)["m/1/model.xml"] == b"new"
+    assert len(tree(mirror.root)["m/1/weights.bin"]) == MIB
+
+
+def test_a_download_that_was_cut_goes_on_where_it_ended_and_shows_nothing_before(bucket: Any, mirror_of: Any) -> None:
+    content = os.urandom(3 * MIB)
+    bucket.put("m/1/model.onnx", content)
+    mirror = mirror_of(bucket.url)
+    bucket.wire.cut_after = 2 * MIB
+    with pytest.raises(RemoteUnavailable, match=r"model\.onnx"):
+        mirror.sync()
+    assert bucket.wire.cut_count > 0
+    assert tree(mirror.root) == {}
+    assert not mirror.is_warm
+    # After a restart too: what came is on the disk.
+    bucket.wire.cut_after, before = None, bucket.wire.sent_bytes
+    mirror = mirror_of(bucket.url)
+    assert mirror.sync()
+    assert tree(mirror.root) == {"m/1/model.onnx": content}
+    assert bucket.wire.sent_bytes - before < 2 * MIB
+
+
+def test_a_file_that_was_replaced_in_the_middle_of_its_download_is_never_shown_mixed(
+    bucket: Any, mirror_of: Any
+) -> None:
+    bucket.put("m/1/model.onnx", b"a" * MIB)
+    mirror = mirror_of(bucket.url)
+    read = mirror._store.read
+
+    def replace_then_read(file: Any, start: int, end: int) -> bytes:
+        if start == 512 << 10:
+            bucket.put("m/1/model.onnx", b"b" * MIB)
+        return bytes(read(file, start, end))
+
+    mirror._store.read = replace_then_read
+    assert not mirror.sync()
+    assert tree(mirror.root) == {}
+    assert mirror.sync()
+    assert tree(mirror.root) == {"m/1/model.onnx": b"b" * MIB}
+
+
+def test_a_version_whose_upload_goes_on_is_shown_when_it_stands_still(
+    bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("m/1/model.xml", b"first half")
+    mirror = mirror_of(bucket.url)
+    monkeypatch.setattr(mirror._closing, "wait", lambda _: bucket.put("m/1/model.bin", b"second half"))
+    assert not mirror.sync()
+    assert tree(mirror.root) == {}
+    monkeypatch.undo()
+
+
+def test_what_left_the_bucket_leaves_the_copy(bucket: Any, mirror_of: Any) -> None:
+    fill(bucket)
+    bucket.put("m/2/model.onnx", b"two")
+    bucket.put("m/labels/a.txt", b"cat")
+    bucket.put("n/1/model.onnx", b"n")
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    bucket.delete("m/1/model.onnx", "m/1/weights/w.bin", "m/config.pbtxt", "m/labels/a.txt", "n/1/model.onnx")
+    assert mirror.sync()
+    assert tree(mirror.root) == {"m/2/model.onnx": b"two"}
+    assert sorted(path.name for path in mirror.root.rglob("*") if path.is_dir()) == ["2", "m"]
+
+
+def test_nothing_is_deleted_when_the_new_did_not_arrive(bucket: Any, mirror_of: Any) -> None:
+    bucket.put("m/1/model.onnx", b"one")
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    bucket.delete("m/1/model.onnx")
+    bucket.put("m/2/model.onnx", os.urandom(2 * MIB))
+    bucket.wire.cut_after = MIB
+    with pytest.raises(RemoteUnavailable):
+        mirror.sync()
+    assert tree(mirror.root) == {"m/1/model.onnx": b"one"}
+    bucket.wire.cut_after = None
+    assert mirror.sync()
+    assert list(tree(mirror.root)) == ["m/2/model.onnx"]
+
+
+def test_an_empty_bucket_takes_nothing_from_the_copy(bucket: Any, mirror_of: Any) -> None:
+    bucket.put("m/1/model.onnx", b"one")
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    bucket.delete("m/1/model.onnx")
+    assert mirror.sync()
+    assert tree(mirror.root) == {"m/1/model.onnx": b"one"}
+
+
+@pytest.mark.parametrize(
+    "garble", [(b"<Contents>", b"<Contents "), (b"<Size>", b"<Syze>"), (b"</ListBucketResult>", b"</ListBucketResulX>")]
+)
+def test_a_corrupted_listing_changes_nothing(bucket: Any, mirror_of: Any, garble: tuple[bytes, bytes]) -> None:
+    files = fill(bucket)
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    bucket.put("m/2/model.onnx", b"two")
+    bucket.wire.garble = garble
+    with pytest.raises(RemoteUnavailable):
+        mirror.sync()
+    assert tree(mirror.root) == files
+    bucket.wire.garble = None
+    assert mirror.sync()
+    assert tree(mirror.root) == {**files, "m/2/model.onnx": b"two"}
+
+
+def test_a_damaged_copy_is_mended(bucket: Any, mirror_of: Any) -> None:
+    files = fill(bucket)
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    (mirror.root / "m/1/model.onnx").write_bytes(b"bit rot")
+    (mirror.root / "m/config.pbtxt").unlink()
+    (mirror.root / "m/9").mkdir()
+    (mirror.root / "m/9/planted.onnx").write_bytes(b"not from the bucket")
+    mirror = mirror_of(bucket.url)
+    assert mirror.sync()
+    assert tree(mirror.root) == files
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"units": {"m": {"x": {}}}, "is_complete": true}'])
+def test_a_damaged_record_costs_a_download_and_nothing_else(bucket: Any, mirror_of: Any, content: bytes) -> None:
+    files = fill(bucket)
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    (mirror.root.parent / "state.json").write_bytes(content)
+    mirror = mirror_of(bucket.url)
+    assert mirror.sync()
+    assert tree(mirror.root) == files
+
+
+def test_hostile_names_stay_outside(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
+    files = fill(bucket)
+    for name in ("m/../../escaped", "m//x", "m/1/a\\b", "m/3"):
+        bucket.put(name, b"hostile")
+    bucket.put("m/1/.hidden", b"ignored")
+    mirror = mirror_of(bucket.url)
+    assert mirror.sync()
+    assert tree(mirror.root) == files
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_a_full_disk_leaves_the_copy_as_it_is_and_frees_what_was_begun(
+    bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = fill(bucket)
+    mirror = mirror_of(bucket.url)
+    mirror.sync()
+    bucket.put("m/2/model.onnx", os.urandom(MIB))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: usage(1, 1, cache_module.RESERVE_BYTES + 1000))
+    with pytest.raises(CacheFault, match="1048576 bytes"):
+        mirror.sync()
+    assert tree(mirror.root) == files
+    assert not list((mirror.root.parent / "staging").glob("*.part"))
+    monkeypatch.undo()
+
+
+def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: the write fails in the middle with the system's error."""
+    (tmp_path / "store/m/1").mkdir(parents=True)
+    (tmp_path / "store/m/1/model.onnx").write_bytes(b"x" * (4 * MIB))
+    code = f"""
+        import resource
+        from pathlib import Path
+        from edge_server.repository.remote.address import parse_address
+        from edge_server.repository.remote.cache import Cache, CacheFault
+        from edge_server.repository.remote.mirror import Mirror
+        from edge_server.repository.remote.store import Store
+        url = "file://{tmp_path}/store"
+        mirror = Mirror(Store(parse_address(url)), Cache(Path("{tmp_path}/cache")), url, 0.05)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        try:
+            mirror.sync()
+        except CacheFault as error:
+            print("refused", error)
+        print(list(Path("{tmp_path}/cache/staging").iterdir()), list(mirror.root.iterdir()))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert "refused 'm/1/model.onnx' cannot be stored: File too large\n[] []" in done.stdout
+
+
+def test_two_processes_do_not_write_one_copy(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
+    fill(bucket)
+    first = mirror_of(bucket.url)
+    first.sync()
+    second = Mirror(Store(parse_address(bucket.url)), Cache(tmp_path / "cache"), bucket.url, 0.05)
+    bucket.put("m/5/model.onnx", b"five")
+    assert second.sync()
+    assert not (second.root / "m/5").exists()
+    first.close()
+    assert second.sync()
+    assert (second.root / "m/5").exists()
+    second.close()
+
+
+def test_a_store_that_is_away_is_tried_again_until_it_is_back(
+    bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_module, "_FIRST_RETRY_S", 0.05)
+    fill(bucket)
+    bucket.wire.is_down = True
+    mirror = mirror_of(bucket.url)
+    mirror.start()
+    assert not mirror.wait_first(30, needs_success=False)
+    bucket.wire.is_down = False
+    assert mirror.wait_first(60, needs_success=True)
+    assert (mirror.root / "m/1/model.onnx").is_file()
+
+
+def test_without_the_store_the_start_waits_so_long_and_no_longer(bucket: Any, tmp_path: Path) -> None:
+    bucket.wire.is_down = True
+    mirrors = Mirrors([bucket.url], str(tmp_path / "cache"), 0.05, follows=False)
+    with pytest.raises(ServingFault, match="could not be copied within"):
+        mirrors.start(0.5, is_polled=False)
+    mirrors.close()
+    for mirror in mirrors._mirrors.values():
+        mirror._thread.join(60)
+
+
+def test_a_folder_by_address_is_copied_too(tmp_path: Path, mirror_of: Any) -> None:
+    source = tmp_path / "share"
+    (source / "m/1").mkdir(parents=True)
+    (source / "m/1/model.onnx").write_bytes(b"one")
+    (source / "empty/1").mkdir(parents=True)
+    mirror = mirror_of(f"file://{source}")
+    assert mirror.sync()
+    assert tree(mirror.root) == {"m/1/model.onnx": b"one"}
+    assert (mirror.root / "empty/1").is_dir()
+    (source / "m/1/model.onnx").write_bytes(b"changed")
+    assert mirror.sync()
+    assert tree(mirror.root) == {"m/1/model.onnx": b"changed"}
+    # A network file system that is not mounted is an empty folder, or none.
+    source.rename(tmp_path / "away")
+    with pytest.raises(RemoteUnavailable, match="does not exist"):
+        mirror.sync()
+    source.mkdir()
+    assert mirror.sync()
+    assert tree(mirror.root) == {"m/1/model.onnx": b"changed"}
+
+
+@pytest.mark.parametrize("has_exchange", [True, False])
+def test_two_folders_change_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_exchange: bool) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not has_exchange:
+        monkeypatch.setattr(cache_module.ctypes, "CDLL", lambda *_, **__: object())
+    exchange(tmp_path / "a", tmp_path / "b")
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["a"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_exchanging_with_what_is_not_there_is_the_systems_error(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError) as caught:
+        exchange(tmp_path / "a", tmp_path / "b")
+    assert caught.value.errno == errno.ENOENT

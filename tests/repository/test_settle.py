@@ -1,0 +1,262 @@
+"""The rule that says what counts after each look, against an oracle that remembers every look there was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.core.model import VersionPolicy
+from edge_server.repository.fingerprint import Trace
+from edge_server.repository.scan import ModelOnDisk, VersionOnDisk, with_versions
+from edge_server.repository.settle import NOTHING, UPLOAD_PATIENCE_S, Look, Root, Settled, settle
+
+ROOT = Path("/models")
+SETTLE_S = 0.5
+WALL_NS = 1_800_000_000_000_000_000
+ALL = VersionPolicy(latest=None)
+
+
+def model(name: str, config: str, versions: dict[int, str], **trace: Any) -> ModelOnDisk:
+    """A model whose parts are told by words; each version's trace says the same of it."""
+    found = ModelOnDisk(name, ROOT / name, fingerprint=config, policy=ALL, trace=Trace(config, config, **trace))
+    return with_versions(found, [version(number, word) for number, word in versions.items()])
+
+
+def version(number: int, word: str, **trace: Any) -> VersionOnDisk:
+    return VersionOnDisk(number, word, Trace(word, word, **trace))
+
+
+PLAIN = Root(SETTLE_S, tells_ages=False)
+
+
+def look(at_s: float, *models: ModelOnDisk, root: Root = PLAIN, **more: Any) -> Look:
+    wall_ns = WALL_NS + round(at_s * 1e9)
+    return Look(at_s, wall_ns, {found.name: found for found in models}, {ROOT: root}, **more)
+
+
+def looks(*several: Look) -> Settled:
+    settled = NOTHING
+    for one in several:
+        settled = settle(settled.known, one)
+    return settled
+
+
+def contents(settled: Settled) -> dict[str, tuple[str, dict[int, str]]]:
+    return {
+        name: (found.fingerprint, {item.number: item.fingerprint for item in found.versions})
+        for name, found in settled.models().items()
+    }
+
+
+# -- the oracle -----------------------------------------------------------------------------------------------------
+
+CONFIG = 0
+"""The key of what is outside the versions, in the oracle's world."""
+
+
+@dataclass
+class World:
+    """One model: parts by key, which of them are being written, and what every look so far saw."""
+
+    parts: dict[int, str] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
+    seen: list[tuple[float, dict[int, str]]] = field(default_factory=list)
+    counts: dict[int, str] | None = None
+
+    def on_disk(self) -> dict[int, str]:
+        """Versions are below the model's directory: without it there are none."""
+        return dict(self.parts) if CONFIG in self.parts else {}
+
+    def look(self, at_s: float) -> Look:
+        now = self.on_disk()
+        self.seen.append((at_s, now))
+        self.counts = self._what_counts(at_s, now)
+        written = {f"{ROOT}/m/{key}/weights" if key else f"{ROOT}/m/config.pbtxt" for key in self.written & now.keys()}
+        if CONFIG not in now:
+            return look(at_s, written=written)
+        found = model("m", now[CONFIG], {key: word for key, word in now.items() if key != CONFIG})
+        return look(at_s, found, written=written)
+
+    def _has_settled(self, key: int, at_s: float, now: dict[int, str]) -> bool:
+        if key in self.written and key in now:
+            return False
+        since_s = at_s
+        for time_s, parts in reversed(self.seen):
+            if parts.get(key) != now.get(key):
+                break
+            since_s = time_s
+        return at_s - since_s >= SETTLE_S
+
+    def _what_counts(self, at_s: float, now: dict[int, str]) -> dict[int, str] | None:
+        ever = {key for _, parts in self.seen for key in parts}
+        restless = {key for key in ever if not self._has_settled(key, at_s, now)}
+        if not restless:
+            return now or None
+        if not now or CONFIG in restless:
+            return self.counts
+        calm = {key: word for key, word in now.items() if key not in restless}
+        if self.counts is None:
+            return calm if len(calm) > 1 else None
+        if self.counts[CONFIG] != now[CONFIG]:
+            return self.counts
+        return calm | {key: word for key, word in self.counts.items() if key in restless}
+
+
+WORDS = st.sampled_from(["a", "b", "c"])
+KEYS = st.sampled_from([CONFIG, 1, 2, 3])
+OPERATIONS = st.one_of(
+    st.tuples(st.just("write"), KEYS, WORDS),
+    st.tuples(st.just("remove"), KEYS, st.just("")),
+    st.tuples(st.just("open"), KEYS, st.just("")),
+    st.tuples(st.just("close"), KEYS, st.just("")),
+    st.tuples(st.just("remove all"), st.just(CONFIG), st.just("")),
+)
+STEPS = st.lists(st.tuples(st.lists(OPERATIONS, max_size=3), st.sampled_from([0.1, 0.25, 0.5, 3.0])), max_size=25)
+
+
+def act(world: World, operation: tuple[str, int, str]) -> None:
+    match operation:
+        case "write", key, word:
+            world.parts[key] = word
+        case "remove", key, _:
+            world.parts.pop(key, None)
+            world.written.discard(key)
+        case "open", key, _:
+            world.written |= {key} & world.parts.keys()
+        case "close", key, _:
+            world.written.discard(key)
+        case "remove all", _, _:
+            world.parts.clear()
+            world.written.clear()
+
+
+@given(STEPS)
+@settings(max_examples=400, deadline=None)
+def test_after_any_file_operations_just_what_has_settled_counts(
+    steps: Iterable[tuple[list[tuple[str, int, str]], float]],
+) -> None:
+    world, settled, now_s = World(), NOTHING, 100.0
+    for operations, pause_s in steps:
+        for operation in operations:
+            act(world, operation)
+        settled = settle(settled.known, world.look(now_s))
+        found = contents(settled).get("m")
+        assert found == (
+            None
+            if world.counts is None
+            else (world.counts[CONFIG], {key: word for key, word in world.counts.items() if key != CONFIG})
+        )
+        now_s += pause_s
+    world.written.clear()
+    for pause_s in (0.0, SETTLE_S):
+        now_s += pause_s
+        settled = settle(settled.known, world.look(now_s))
+    at_rest = world.on_disk()
+    assert contents(settled) == ({"m": (at_rest.pop(CONFIG), at_rest)} if at_rest else {})
+    assert settled.next_look_s is None
+
+
+@given(STEPS)
+@settings(max_examples=200, deadline=None)
+def test_a_version_that_nobody_touches_counts_all_the_time(
+    steps: Iterable[tuple[list[tuple[str, int, str]], float]],
+) -> None:
+    world, now_s = World({CONFIG: "a", 7: "kept"}), 100.0
+    settled = settle(settle({}, world.look(now_s)).known, world.look(now_s + SETTLE_S))
+    for operations, pause_s in steps:
+        for operation in operations:
+            if operation[0] not in ("remove", "remove all") or operation[1] != CONFIG:
+                act(world, operation)
+        now_s += pause_s + SETTLE_S
+        settled = settle(settled.known, world.look(now_s))
+        assert contents(settled)["m"][1][7] == "kept"
+
+
+# -- the cases by name ----------------------------------------------------------------------------------------------
+
+
+def test_two_looks_that_find_the_same_settle_a_model_and_the_second_is_asked_for() -> None:
+    found = model("m", "c", {1: "a"})
+    first = looks(look(10, found))
+    assert (contents(first), first.next_look_s) == ({}, 10 + SETTLE_S)
+    assert contents(looks(look(10, found), look(10.4, found))) == {}
+    assert contents(looks(look(10, found), look(10.4, found), look(10.5, found))) == {"m": ("c", {1: "a"})}
+
+
+def _aged(age_s: float) -> ModelOnDisk:
+    changed_ns = WALL_NS + round((10 - age_s) * 1e9)
+    found = model("m", "c", {}, changed_ns=changed_ns)
+    return with_versions(found, [version(1, "a", changed_ns=changed_ns)])
+
+
+def test_files_whose_change_times_are_old_need_no_second_look() -> None:
+    local = Root(SETTLE_S, tells_ages=True)
+    assert contents(looks(look(10, _aged(0.6), root=local))) == {"m": ("c", {1: "a"})}
+    young = looks(look(10, _aged(0.25), root=local))
+    assert (contents(young), young.next_look_s) == ({}, 10.25)
+
+
+def test_change_times_are_not_believed_after_the_clock_was_set_nor_from_another_machine_nor_from_the_future() -> None:
+    local = Root(SETTLE_S, tells_ages=True)
+    assert contents(looks(look(10, _aged(1e6), root=local, steady_s=0.1))) == {}
+    assert contents(looks(look(10, _aged(1e6)))) == {}
+    assert contents(looks(look(10, _aged(-1e6), root=local))) == {}
+
+
+def test_a_directory_renamed_into_place_counts_at_once_unless_it_is_still_written_to() -> None:
+    before, after = model("m", "c", {1: "a"}), model("m", "c", {1: "a", 2: "b"})
+    settled = looks(look(10, before), look(11, before))
+    moved = look(12, after, published={"/models/m/2"})
+    assert contents(settle(settled.known, moved)) == {"m": ("c", {1: "a", 2: "b"})}
+    busy = replace(moved, written={"/models/m/2/weights"})
+    assert contents(settle(settled.known, busy)) == {"m": ("c", {1: "a"})}
+    assert contents(looks(look(10, after, published={"/models/m"}))) == {"m": ("c", {1: "a", 2: "b"})}
+
+
+def test_links_are_seen_through_when_files_are_written_to() -> None:
+    found = model("m", "c", {1: "a"})
+    places = {"/models/m": "/releases/42"}
+    several = [look(at, found, written={"/releases/42/1/weights"}, real_paths=places) for at in (10, 11, 12)]
+    assert contents(looks(*several)) == {}
+    assert contents(looks(*(replace(one, real_paths={}) for one in several))) == {"m": ("c", {1: "a"})}
+
+
+def test_an_unfinished_upload_beside_a_version_holds_it_back_until_it_is_given_up() -> None:
+    def found(at_s: float) -> Look:
+        uploaded = version(2, "b", upload=".model.onnx.AbC123", upload_ns=WALL_NS + round(20 * 1e9))
+        return look(at_s, with_versions(model("m", "c", {}), [version(1, "a"), uploaded]))
+
+    assert contents(looks(found(20), found(25))) == {"m": ("c", {1: "a"})}
+    late = 20 + UPLOAD_PATIENCE_S
+    assert contents(looks(found(20), found(25), found(late))) == {"m": ("c", {1: "a", 2: "b"})}
+
+
+def test_nothing_is_known_of_a_root_that_is_away_and_nothing_is_lost() -> None:
+    found = model("m", "c", {1: "a"})
+    away = Root(SETTLE_S, is_away=True)
+    settled = looks(look(10, found), look(11, found), look(12, root=away), look(100, root=away))
+    assert contents(settled) == {"m": ("c", {1: "a"})}
+    assert contents(settle(settle(settled.known, look(101)).known, look(102))) == {}
+
+
+def test_a_root_that_is_held_waits_as_a_whole() -> None:
+    before, after = model("m", "c", {1: "a"}), model("m", "c", {1: "b"})
+    held = Root(SETTLE_S, tells_ages=False, is_held=True)
+    settled = looks(
+        look(10, before), look(11, before), look(12, after, root=held), look(20, after, root=held), look(21, root=held)
+    )
+    assert contents(settled) == {"m": ("c", {1: "a"})}
+    assert settled.next_look_s is not None
+    assert contents(settle(settled.known, look(22, after))) == {"m": ("c", {1: "a"})}
+
+
+def test_a_change_of_the_configuration_waits_for_a_version_that_is_on_its_way() -> None:
+    old, new = model("m", "old", {1: "a"}), model("m", "new", {1: "a", 2: "half"})
+    settled = looks(look(10, old), look(11, old), look(12, new), look(13, new, written={"/models/m/2/weights"}))
+    assert contents(settled) == {"m": ("old", {1: "a"})}
+    assert contents(settle(settled.known, look(14, new))) == {"m": ("new", {1: "a", 2: "half"})}

@@ -1,0 +1,373 @@
+"""The watcher on a real file system: what is wished for after files came, changed, moved and went."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.core.lifecycle import ModelWish
+from edge_server.errors import ServingFault
+from edge_server.repository import observe
+from edge_server.repository.observe import Observation
+from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.scan import Scanner
+from edge_server.repository.source import RepositorySource
+from edge_server.repository.watch import Pace, Watcher
+
+PACE = Pace(settle_s=0.15, remote_settle_s=0.15, gap_s=0.01)
+NEVER_S = 3600.0
+
+
+class Followed:
+    """A watcher at work, and every wish that it stated."""
+
+    def __init__(self, *roots: Path, fallback_s: float, wants_inotify: bool, links: bool, pace: Pace) -> None:
+        self.changed = threading.Condition()
+        self.stated: list[dict[str, tuple[int, ...]]] = []
+        self.reasons: dict[str, str] = {}
+        self.prints: dict[tuple[str, int], str] = {}
+        source = RepositorySource(Scanner(roots, allows_external_links=links), ResolveOptions())
+        observation = Observation(roots, wants_inotify=wants_inotify)
+        self.watcher = Watcher(source, self._take, fallback_s, pace=pace, observation=observation)
+        self._take(self.watcher.first())
+        self.watcher.start()
+
+    def _take(self, wishes: Mapping[str, ModelWish]) -> None:
+        with self.changed:
+            self.stated.append({name: tuple(sorted(wish.versions)) for name, wish in wishes.items()})
+            self.reasons = {name: wish.reason for name, wish in wishes.items()}
+            self.prints = {
+                (name, number): version.fingerprint
+                for name, wish in wishes.items()
+                for number, version in wish.versions.items()
+            }
+            self.changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+        with self.changed:
+            return self.changed.wait_for(condition, timeout_s)
+
+    def becomes(self, wish: Mapping[str, tuple[int, ...]]) -> bool:
+        return self.wait(lambda: self.stated[-1] == wish)
+
+
+@pytest.fixture
+def follow(root: Path) -> Iterator[Callable[..., Followed]]:
+    """`follow(*roots, fallback_s=..., wants_inotify=True, links=False)`; no root: the one of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            *roots: Path,
+            fallback_s: float = NEVER_S,
+            wants_inotify: bool = True,
+            links: bool = False,
+            pace: Pace = PACE,
+        ) -> Followed:
+            made = Followed(
+                *(roots or (root,)), fallback_s=fallback_s, wants_inotify=wants_inotify, links=links, pace=pace
+            )
+            stack.callback(made.watcher.close)
+            return made
+
+        yield make
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "edge-watch"]
+
+
+@pytest.mark.parametrize("wants_inotify", [True, False], ids=["inotify", "polling"])
+def test_models_and_versions_come_and_go(root: Path, add_model: Any, follow: Any, wants_inotify: bool) -> None:
+    add_model("first", files={"1/weights": b"1"})
+    followed = follow(wants_inotify=wants_inotify)
+    assert followed.stated == [{"first": (1,)}]
+    add_model("second", files={"1/weights": b"1"})
+    assert followed.becomes({"first": (1,), "second": (1,)})
+    add_model("second", files={"2/weights": b"2"}, versions=(2,))
+    assert followed.becomes({"first": (1,), "second": (2,)})
+    shutil.rmtree(root / "first")
+    assert followed.becomes({"second": (2,)})
+    shutil.rmtree(root / "second" / "2")
+    assert followed.becomes({"second": (1,)})
+
+
+@pytest.mark.parametrize("wants_inotify", [True, False], ids=["inotify", "polling"])
+def test_a_file_changed_in_place_is_a_new_generation(
+    root: Path, add_model: Any, follow: Any, wants_inotify: bool
+) -> None:
+    path = add_model("m", "", files={"1/weights": b"one"})
+    followed = follow(wants_inotify=wants_inotify)
+    for change in (path / "1" / "weights", path / "config.pbtxt"):
+        before = followed.prints["m", 1]
+        change.write_bytes(b"# changed ")
+        assert followed.wait(lambda before=before: followed.prints["m", 1] != before)
+
+
+def test_a_change_that_nobody_told_of_is_found_by_the_fallback_scan(
+    add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observation, "heard", lambda *_, **__: None)
+    followed = follow(fallback_s=0.05)
+    add_model("m", files={"1/weights": b"1"})
+    assert followed.becomes({"m": (1,)})
+
+
+def test_what_is_still_being_written_at_the_start_is_left_for_later(root: Path, add_model: Any, follow: Any) -> None:
+    path = add_model("m", files={"1/weights": b"1"})
+    add_model("m", files={"2/weights.part": b"2"}, versions=(2,))
+    followed = follow()
+    assert followed.stated == [{"m": (1,)}]
+    (path / "2" / "weights.part").rename(path / "2" / "weights")
+    assert followed.becomes({"m": (2,)})
+
+
+def _linux_only() -> None:
+    if observe._why_no_room():
+        pytest.skip("this machine has no inotify watch left")
+
+
+def test_an_upload_that_pauses_for_long_is_not_wished_for_until_its_file_is_closed(
+    root: Path, add_model: Any, follow: Any
+) -> None:
+    _linux_only()
+    path = add_model("m", files={"1/weights": b"1"})
+    followed = follow()
+    (path / "2").mkdir()
+    with open(path / "2" / "weights", "wb", buffering=0) as upload:
+        for _ in range(4):
+            upload.write(b"x" * 100)
+            time.sleep(PACE.settle_s * 3)  # the pause that must not be taken for the end
+        assert followed.stated == [{"m": (1,)}]
+    assert followed.becomes({"m": (2,)})
+    assert followed.stated == [{"m": (1,)}, {"m": (2,)}]
+
+
+@pytest.mark.parametrize("staging", ["outside", "models/.staging"])
+def test_a_directory_renamed_into_place_is_told_from_one_that_is_filled_there(
+    root: Path, tmp_path: Path, add_model: Any, staging: str
+) -> None:
+    _linux_only()
+    add_model("m", files={"1/weights": b"1"})
+    ready = tmp_path / staging / "2"
+    ready.mkdir(parents=True)
+    (ready / "weights").write_bytes(b"2")
+    observation = Observation([root])
+    try:
+        observation.follow({observe.Folder(os.path.realpath(root)): False})
+        shutil.copytree(ready, root / "m" / "3")
+        ready.rename(root / "m" / "2")
+        published: set[str] = set()
+        end = time.monotonic() + 20
+        while str(root / "m" / "2") not in published and time.monotonic() < end:
+            observation.wake.wait(0.05)
+            published |= observation.take_published()
+        assert published == {str(root / "m" / "2")}
+    finally:
+        observation.close()
+
+
+def test_a_directory_renamed_into_place_counts_with_the_next_look(root: Path, add_model: Any, follow: Any) -> None:
+    _linux_only()
+    add_model("m", files={"1/weights": b"1"})
+    followed = follow()
+    (root / ".staging" / "1").mkdir(parents=True)
+    (root / ".staging" / "1" / "weights").write_bytes(b"2")
+    (root / ".staging" / "1").rename(root / "m" / "2")
+    assert followed.becomes({"m": (2,)})
+    (root / ".staging").rename(root / "new")
+    assert followed.wait(lambda: "new" in followed.stated[-1])
+
+
+def test_a_model_is_never_gone_while_its_link_is_swapped(root: Path, add_model: Any, follow: Any) -> None:
+    for release in ("a", "b"):
+        add_model(f".releases/{release}", files={"1/weights": release.encode()})
+    (root / "m").symlink_to(".releases/a")
+    followed = follow()
+    before = followed.prints["m", 1]
+    subprocess.run(["ln", "-sfn", ".releases/b", root / "m"], check=True)
+    assert followed.wait(lambda: followed.prints.get(("m", 1), before) != before)
+    os.symlink(".releases/a", root / "next")
+    os.rename(root / "next", root / "m")
+    assert followed.wait(lambda: followed.prints.get(("m", 1)) == before)
+    assert all(wish.get("m") == (1,) for wish in followed.stated)
+
+
+def test_what_a_link_leads_to_outside_is_followed_too(root: Path, tmp_path: Path, add_model: Any, follow: Any) -> None:
+    target = add_model("target", files={"1/weights": b"1"}, at=tmp_path)
+    other = add_model("other", files={"1/weights": b"1"}, at=tmp_path)
+    (root / "m").symlink_to(target)
+    followed = follow(links=True)
+    for folder in (target, other):
+        if folder == other:
+            before = followed.prints["m", 3]
+            subprocess.run(["ln", "-sfn", other, root / "m"], check=True)
+            assert followed.becomes({"m": (1,)})
+            assert before
+        (folder / "3").mkdir()
+        (folder / "3" / "weights").write_bytes(b"3")
+        assert followed.becomes({"m": (3,)})
+
+
+def test_a_link_out_of_the_repository_is_refused_with_the_reason(
+    root: Path, tmp_path: Path, add_model: Any, follow: Any
+) -> None:
+    outside = add_model("outside", files={"1/weights": b"1"}, at=tmp_path)
+    (root / "whole").symlink_to(outside)
+    (add_model("version", versions=()) or root / "version").mkdir(exist_ok=True)
+    (root / "version" / "1").symlink_to(outside / "1")
+    file = add_model("file") / "1" / "weights"
+    file.symlink_to(outside / "1" / "weights")
+    inside = add_model("inside") / "1" / "weights"
+    inside.symlink_to("../../blob")
+    (root / "blob").write_bytes(b"1")
+    refused = follow()
+    assert refused.stated == [{"file": (), "inside": (1,), "version": (), "whole": ()}]
+    for name in ("file", "version", "whole"):
+        assert "leads out of the repository" in refused.reasons[name]
+        assert str(outside) in refused.reasons[name]
+        assert "--allow-external-links" in refused.reasons[name]
+    assert follow(links=True).stated == [dict.fromkeys(("file", "inside", "version", "whole"), (1,))]
+
+
+def test_a_root_that_is_a_link_may_be_swapped_as_a_whole(tmp_path: Path, add_model: Any, follow: Any) -> None:
+    for release, names in (("41", ["old", "both"]), ("42", ["new", "both"])):
+        for name in names:
+            add_model(name, files={"1/weights": release.encode()}, at=tmp_path / "releases" / release)
+    current = tmp_path / "current"
+    current.symlink_to("releases/41")
+    followed = follow(current)
+    assert followed.stated == [{"both": (1,), "old": (1,)}]
+    (tmp_path / "next").symlink_to("releases/42")
+    (tmp_path / "next").rename(current)
+    assert followed.becomes({"both": (1,), "new": (1,)})
+    add_model("newer", files={"1/weights": b"1"}, at=tmp_path / "releases" / "42")
+    assert followed.becomes({"both": (1,), "new": (1,), "newer": (1,)})
+    assert all("both" in wish for wish in followed.stated)
+
+
+def test_a_root_that_goes_away_takes_nothing_with_it_and_is_followed_again(
+    root: Path, tmp_path: Path, add_model: Any, follow: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    other = tmp_path / "other"
+    add_model("stick", files={"1/weights": b"1"})
+    add_model("disk", files={"1/weights": b"1"}, at=other)
+    followed = follow(root, other, fallback_s=0.05)
+    root.rename(tmp_path / "unplugged")
+    add_model("more", files={"1/weights": b"1"}, at=other)
+    assert followed.becomes({"disk": (1,), "more": (1,), "stick": (1,)})
+    (tmp_path / "unplugged").rename(root)
+    add_model("again", files={"1/weights": b"1"})
+    assert followed.becomes({"again": (1,), "disk": (1,), "more": (1,), "stick": (1,)})
+    assert all("stick" in wish for wish in followed.stated)
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("goes on serving until it is back" in message for message in messages) == 1
+    assert sum("is back" in message and "until" not in message for message in messages) == 1
+
+
+def test_an_empty_mount_point_is_a_root_that_went_away(
+    root: Path, tmp_path: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model("m", files={"1/weights": b"1"})
+    followed = follow(fallback_s=0.05)
+    followed.watcher.close()
+    followed.watcher._devices = {root: root.stat().st_dev + 1}  # as if it had been another file system until now
+    (root / "m").rename(tmp_path / "away")
+    assert list(followed.watcher.look()) == ["m"]
+    (tmp_path / "away").rename(root / "m")
+    assert list(followed.watcher.look()) == ["m"]
+    shutil.rmtree(root / "m")
+    followed.watcher.look()
+    assert _looks_until_settled(followed.watcher) == {}
+
+
+def _looks_until_settled(watcher: Watcher) -> dict[str, ModelWish]:
+    wishes = watcher.look()
+    end = time.monotonic() + 20
+    while watcher._settled.next_look_s is not None and time.monotonic() < end:
+        time.sleep(0.02)
+        wishes = watcher.look()
+    return wishes
+
+
+def test_a_root_that_is_not_there_at_the_start_is_an_error(tmp_path: Path, follow: Any) -> None:
+    with pytest.raises(ServingFault, match="cannot be read"):
+        follow(tmp_path / "nowhere")
+
+
+def test_a_work_tree_counts_when_git_has_let_go_of_it(root: Path, add_model: Any, follow: Any) -> None:
+    (root / ".git").mkdir()
+    followed = follow(fallback_s=0.05)
+    (root / ".git" / "index.lock").write_bytes(b"")
+    path = add_model("m", files={"1/weights": b"1"})
+    time.sleep(PACE.settle_s * 3)  # what would be enough without the lock
+    assert followed.stated == [{}]
+    (path / "1" / "more").write_bytes(b"1")
+    (root / ".git" / "index.lock").unlink()
+    assert followed.becomes({"m": (1,)})
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
+def test_without_room_for_watches_the_polling_observer_takes_over_and_it_is_said(
+    add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    from watchdog.observers.inotify import InotifyObserver
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(InotifyObserver, "schedule", refuse)
+    followed = follow()
+    add_model("m", files={"1/weights": b"1"})
+    assert followed.becomes({"m": (1,)})
+    assert "inotify cannot be used" in caplog.text
+    assert os.strerror(code) in caplog.text
+
+
+def test_inotify_is_given_up_when_its_watches_run_out_later(
+    add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed = follow()
+    monkeypatch.setattr(observe, "_why_no_room", lambda: "the limit is reached")
+    for number in range(3):
+        add_model(f"m{number}", files={"1/weights": b"1"})
+        assert followed.wait(lambda number=number: f"m{number}" in followed.stated[-1])
+    assert caplog.text.count("inotify cannot be used (the limit is reached)") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("ext4", "by inotify"), ("overlay", "by looking every 1 s"), ("nfs4", "by looking every 2 s")]
+)
+def test_how_a_root_is_watched_follows_its_file_system_and_is_said(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, how: str
+) -> None:
+    _linux_only()
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(observe, "read_mounts", lambda: f"36 35 98:0 / / rw - {kind} /dev/x rw\n")
+    observation = Observation([root])
+    observation.close()
+    assert [record.getMessage() for record in caplog.records] == [f"watching model repository '{root}' ({kind}) {how}"]
+    assert observation.is_remote(root) == (kind == "nfs4")
+
+
+def test_a_model_being_read_wakes_nobody(root: Path, add_model: Any) -> None:
+    path = add_model("m", files={"1/weights": b"1" * 1000})
+    observation = Observation([root])
+    try:
+        observation.follow({observe.Folder(os.path.realpath(root)): observation.is_polled(root)})
+        observation.wake.clear()
+        for _ in range(20):
+            (path / "1" / "weights").read_bytes()
+        assert not observation.wake.wait(0.3)
+        (path / "1" / "weights").write_bytes(b"2")
+        assert observation.wake.wait(20)
+    finally:
+        observation.close()

@@ -1,0 +1,76 @@
+"""A run that does not come back: its version is given up, everyone is answered, and the server says it is not ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edge_server.errors import NotReady, SessionLost
+from edge_server.serving.hang import HangWatch
+
+
+def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
+    new_house: Any, new_gate: Any, eventually: Any
+) -> None:
+    house, gate = new_house(hang_timeout_s=0.1), new_gate()
+    house.load(house.spec("other"))
+    version = house.load(house.spec())
+    house.service.started()
+    assert house.service.is_ready()
+    plain = house.script.on_run
+    house.script.on_run = lambda name, inputs: gate.stop() or plain(name, inputs)
+    mailboxes = [house.submit(1.0)[1] for _ in range(3)]
+    errors = [mailbox.final().error for mailbox in mailboxes]
+    assert all(isinstance(error, SessionLost) for error in errors)
+    assert "instance m_0 of model 'm' version 1 hangs" in errors[0].message
+    assert version.state.name == "FAILED"
+    assert not house.service.is_ready()
+    assert not house.service.is_model_ready("m", 1)
+    assert house.service.is_model_ready("other", None)
+    with pytest.raises(NotReady, match="hangs"):
+        house.submit(1.0, version=1)
+    (report,) = house.manager.versions("m")
+    assert (report.state, report.generation) == ("FAILED", 1)
+    eventually(lambda: "model.hung" in [kind for kind, _ in house.events])
+    assert len(house.script.opened) == 2, "it is not loaded again by itself"
+    gate.let_go(9)
+    eventually(lambda: house.manager._models["m"].living == [])
+    house.script.on_run = plain
+    house.load(house.spec(), mark="new files")
+    assert house.service.is_ready()
+
+
+def test_a_server_with_a_hung_run_still_ends(new_house: Any, new_gate: Any) -> None:
+    house, gate = new_house(hang_timeout_s=0.05), new_gate()
+    house.load(house.spec())
+    house.script.on_run = lambda name, inputs: gate.stop()
+    assert isinstance(house.submit(1.0)[1].final().error, SessionLost)
+    assert house.manager.close(20.0), "nobody is left to be failed, and the grave is not waited for"
+    gate.let_go(9)
+
+
+def test_slow_runs_one_after_the_other_are_no_hang(new_house: Any) -> None:
+    house = new_house(hang_timeout_s=5.0)
+    house.load(house.spec())
+    for _ in range(20):
+        assert house.submit(1.0)[1].final().error is None
+    assert house.service.is_model_ready("m", None)
+
+
+class Version:
+    def __init__(self, **numbers: int) -> None:
+        self.run_numbers = numbers
+
+
+def test_only_the_same_run_seen_for_the_whole_time_is_a_hang() -> None:
+    watch = HangWatch(1.0)
+    version = Version(a=1, b=2)
+    assert watch.look([version], 0) == []
+    assert watch.look([version], 999_999_999) == []
+    version.run_numbers = {"a": 3, "b": 2}
+    assert watch.look([version], 1_500_000_000) == []
+    assert watch.look([version], 2_499_999_999) == []
+    assert watch.look([version], 2_500_000_000) == [(version, "a")]
+    version.run_numbers = {"a": 4, "b": 2}
+    assert watch.look([version], 9_000_000_000) == []

@@ -1,0 +1,51 @@
+"""Counts of loads: fed by the bus, rendered on the page, kept when a model is gone."""
+
+from __future__ import annotations
+
+import threading
+
+from edge_server.core.view import VersionReport
+from edge_server.telemetry.events import MODEL_DRAINING, MODEL_FAILED, MODEL_LOADING, MODEL_READY, EventBus
+from edge_server.telemetry.loads import LoadCounts
+from edge_server.telemetry.metrics import Metrics
+
+
+def page(counts: LoadCounts) -> list[str]:
+    metrics = Metrics(list, list, lambda name, version: {}, None)
+    metrics.add_source(counts.families)
+    return [line for line in metrics.render()[0].decode().splitlines() if line.startswith("edge_model")]
+
+
+def report(state: str, version: int, generation: int) -> VersionReport:
+    return VersionReport("m", version, generation, state, 0.0, 0, "", 0.0)
+
+
+def test_both_counters_begin_at_zero_with_the_first_attempt() -> None:
+    bus, counts = EventBus(), LoadCounts(list)
+    bus.subscribe(counts.receive)
+    assert page(counts) == []
+    bus.publish(MODEL_LOADING, model="m", version=1)
+    assert page(counts) == ['edge_model_loads_total{model="m"} 0', 'edge_model_load_failures_total{model="m"} 0']
+    bus.publish(MODEL_FAILED, model="m", version=1, reason="bad")
+    bus.publish(MODEL_READY, model="m", version=2)
+    bus.publish(MODEL_DRAINING, model="m", version=2)
+    assert page(counts) == ['edge_model_loads_total{model="m"} 1', 'edge_model_load_failures_total{model="m"} 1']
+
+
+def test_the_generation_is_that_of_the_versions_that_serve() -> None:
+    living = [report("READY", 1, 4), report("FAILED", 2, 5), report("DRAINING", 1, 3)]
+    assert page(LoadCounts(lambda: living)) == ['edge_model_generation{model="m",version="1"} 4']
+
+
+def test_counts_from_many_threads_are_exact() -> None:
+    bus, counts = EventBus(), LoadCounts(list)
+    bus.subscribe(counts.receive)
+    threads = [
+        threading.Thread(target=lambda kind=kind: [bus.publish(kind, model="m") for _ in range(500)])
+        for kind in (MODEL_READY, MODEL_FAILED) * 3
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert page(counts) == ['edge_model_loads_total{model="m"} 1500', 'edge_model_load_failures_total{model="m"} 1500']
