@@ -20,7 +20,7 @@ class BatchPlan:
     """How one model's requests become a batch and its outputs become answers. Made once a version; holds no state."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
+        self.spec = spec
         self._output_specs = {item.name: item for item in spec.outputs}
         self._output_names = tuple(item.name for item in spec.outputs)
         self._reshaped_inputs = {item.name: item for item in spec.inputs if item.reshape is not None}
@@ -89,10 +89,10 @@ class BatchPlan:
         """Return the output as clients see it. `total` is how many rows it must have; None: any number."""
         spec = self._output_specs.get(name)
         if spec is None:
-            raise BackendError(f"model '{self._spec.name}' answered an output '{name}' that it does not declare")
+            raise BackendError(f"model '{self.spec.name}' answered an output '{name}' that it does not declare")
         if array.dtype != spec.dtype.numpy:
             raise BackendError(
-                f"model '{self._spec.name}' answered output '{name}' with elements of type {array.dtype}, "
+                f"model '{self.spec.name}' answered output '{name}' with elements of type {array.dtype}, "
                 f"but its configuration promises {spec.dtype.value}"
             )
         item_dims = spec.dims if spec.reshape is None else spec.reshape
@@ -110,7 +110,7 @@ class BatchPlan:
         for name in self.wanted(requests):
             if name not in whole:
                 raise BackendError(
-                    f"model '{self._spec.name}' did not answer output '{name}', which its configuration promises"
+                    f"model '{self.spec.name}' did not answer output '{name}', which its configuration promises"
                 )
 
     def _reshape(self, array: Array, given: tuple[int, ...], wanted: tuple[int, ...]) -> Array:
@@ -122,6 +122,6 @@ class BatchPlan:
 
     def _broken_promise(self, spec: OutputSpec, expected: Sequence[int], given: tuple[int, ...]) -> BackendError:
         return BackendError(
-            f"model '{self._spec.name}' answered output '{spec.name}' with shape {list(given)}, "
+            f"model '{self.spec.name}' answered output '{spec.name}' with shape {list(given)}, "
             f"but its configuration promises {list(expected)}"
         )

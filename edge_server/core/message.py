@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError
 
@@ -52,7 +53,8 @@ class Response:
 
     Either `error` is set and `outputs` is empty, or `error` is None. `is_final` closes the stream. A decoupled model
     may close with a response that has neither outputs nor error: `is_empty` is then true and clients see it only if
-    they asked for empty final responses. Output arrays belong to the receiver.
+    they asked for empty final responses. Output arrays belong to the receiver. `spec` is what the version that
+    answered promised (its labels among it); None where no version did. The version may be gone when this is read.
     """
 
     model: str
@@ -62,6 +64,7 @@ class Response:
     parameters: Mapping[str, Parameter] = field(default_factory=lambda: NO_PARAMETERS)
     error: EdgeServerError | None = None
     is_final: bool = True
+    spec: ModelSpec | None = None
 
     @property
     def is_empty(self) -> bool:

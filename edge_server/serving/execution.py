@@ -77,9 +77,10 @@ class BatchExecutor:
                 arrivals_ns.append(entry.arrived_ns)
                 claimed.append((ticket, outputs))
         self._counters.record_batch(arrivals_ns, rows, batch_size, times)
+        spec = self._plan.spec
         for ticket, outputs in claimed:
             request = ticket.request
-            self._outlet.send_final(ticket, Response(request.model, ticket.version, request.id, outputs))
+            self._outlet.send_final(ticket, Response(request.model, ticket.version, request.id, outputs, spec=spec))
 
     def _fail(self, batch: Sequence[Ticket], error: EdgeServerError) -> None:
         now_ns = time.monotonic_ns()
@@ -181,7 +182,9 @@ class LiveExecution:
 
     def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:
         request = self.request
-        return Response(request.model, self._ticket.version, request.id, outputs, is_final=is_final)
+        return Response(
+            request.model, self._ticket.version, request.id, outputs, is_final=is_final, spec=self._plan.spec
+        )
 
     def _count_request(self) -> None:
         entry = self._ticket.entry

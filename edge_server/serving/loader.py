@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from edge_server.core.lifecycle import Resolved, VersionWish
-from edge_server.errors import EdgeServerError, LoadError
+from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.canary import canary_terms
 from edge_server.serving.limits import Limits
 from edge_server.serving.passing import HEALS, as_passing
@@ -64,6 +64,9 @@ class Loader:
             version = ModelVersion(resolved, generation, wish.fingerprint, self._timer, self._settings)
             try:
                 version.open()
+            except ChangedWhileLoading:
+                # No fault of the runtime's: the files are looked at again, by the same one.
+                raise
             except LoadError as error:
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
                     raise

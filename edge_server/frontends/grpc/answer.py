@@ -53,7 +53,7 @@ def _shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[
 
 
 def _classes(tensor: Tensor, wanted: RequestedOutput, response: Response, service: InferenceService) -> Tensor:
-    spec = service.model_spec(response.model, response.version)
+    spec = response.spec or service.model_spec(response.model, response.version)
     output = spec.output(tensor.name)
     labels = output.labels if output is not None else ()
     return classify(tensor, wanted.classification, labels, spec.max_batch_size > 0)

@@ -53,7 +53,7 @@ class InferenceEndpoints:
         decoded = await self._decode(request, spec, version)
         try:
             response = await self._answer(decoded.request)
-            text, chunks, json_length = encode_infer(response, decoded, spec)
+            text, chunks, json_length = encode_infer(response, decoded, response.spec or spec)
         finally:
             decoded.output_pins.release()
         headers = {"Content-Type": JSON_TYPE}

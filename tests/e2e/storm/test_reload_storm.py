@@ -24,7 +24,7 @@ def test_no_request_fails_and_no_answer_is_wrong_while_models_come_and_go(
 ) -> None:
     print(f"EDGE_STORM_SEED={SEED} EDGE_STORM_OPERATIONS={OPERATIONS}")
     storm = new_storm(SEED)
-    with serve(shelf.path, "--model-control-mode=poll", "--repository-poll-secs=0.2") as server:
+    with serve(shelf.path) as server:
         agree(server, shelf)
         with new_load(server, SEED) as load:
             for number in range(1, OPERATIONS + 1):
@@ -74,7 +74,7 @@ def test_weights_that_are_cut_off_in_place_end_neither_the_server_nor_the_versio
         assert status == 200, answer
         return set(answer["outputs"][0]["data"])
 
-    with serve(repository.path, "--model-control-mode=poll", "--repository-poll-secs=0.2") as server:
+    with serve(repository.path) as server:
         assert answers() == {4.0}
         (folder / "1" / "weights.bin").write_bytes(b"")
         assert eventually(lambda: "failed" in server.ask("/v2/repository/index", {})[1][0].get("reason", ""))
