@@ -313,8 +313,8 @@ class InferenceService:
         """Check and enqueue one request; `sink` then takes its responses, the last one with `is_final`.
 
         `may_run`: the calling thread may be used to compute the answer before this returns (a thread that would only
-        wait otherwise). An error found at once (unknown model, wrong tensor, full queue) is raised instead of sent,
-        and then `request.release` has been called and the sink is never called.
+        wait otherwise), unless calls that hang are watched for. An error found at once (unknown model, wrong tensor,
+        full queue) is raised instead of sent, and then `request.release` has been called and the sink is never called.
         """
         try:
             return self._submit(request, sink, may_run=may_run)
@@ -335,7 +335,7 @@ class InferenceService:
                     raise
                 return parked
             try:
-                return version.submit(request, sink, may_run=may_run)
+                return version.submit(request, sink, may_run=may_run and self._manager.callers_may_run)
             except Draining:
                 # Retired between the look and the call: the routing table names its successor, or says there is none.
                 continue

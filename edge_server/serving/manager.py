@@ -54,6 +54,8 @@ class Manager(Mover):
             timer, settings, load_threads=load_threads, announce=announce, limits=limits, ask_room=ask_room
         )
         self._hangs = HangWatch(self._limits.hang_timeout_s)
+        # A caller whose own thread hangs in a runtime could not be told so.
+        self.callers_may_run = self._limits.hang_timeout_s <= 0
         if self._limits.idle_unload_s > 0:
             self._repeat(self._limits.idle_unload_s / _LOOKS, self._unload_idle)
         if self._limits.hang_timeout_s > 0:
