@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ from edge_server.repository.mounts import is_layered, is_remote, read_mounts, ro
 from edge_server.repository.writers import Writers
 
 log = logging.getLogger(__name__)
+
+# watchdog 7.1 watches a folder twice when it is told of it while looking through the one above, and warns of its own
+# doing; the second watch replaces the first, and nothing is lost.
+warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning, r"watchdog\.")
 
 POLL_S = 1.0
 """Seconds between two looks of the polling observer at a local or layered file system; a remote one gets twice that."""
