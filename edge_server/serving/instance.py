@@ -118,6 +118,7 @@ class Instance:
         try:
             session.close()
         except Exception:
+            # A runtime that fails to close must not keep its version from being retired.
             log.exception("instance %s failed to close", self.name)
 
     def _try(self, work: Callable[[AnySession], None]) -> None:

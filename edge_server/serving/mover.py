@@ -196,6 +196,7 @@ class Mover:
             except EdgeServerError as error:
                 cause = error.detached()
             except Exception as error:
+                # Whatever a runtime does while it loads costs only this version.
                 log.exception("model '%s' version %d failed to load", name, action.version)
                 cause = LoadError(f"{type(error).__name__}: {error}")
             else:

@@ -129,6 +129,7 @@ class ParkedRequest:
         try:
             self._sink(Response(request.model, request.version or 0, request.id, error=error))
         except Exception:
+            # A sink must not raise; one that does must not keep the requests parked behind it from their answers.
             log.exception("a response to request '%s' could not be delivered", request.id)
         if request.release is not None:
             request.release()

@@ -77,10 +77,12 @@ class Ticket:
         try:
             self.request.release()
         except Exception:
+            # The thread belongs to an instance: what a front end forgot to catch must not take it from the model.
             log.exception("giving back the inputs of request '%s' failed", self.request.id)
 
     def _deliver(self, sink: ResponseSink, response: Response) -> None:
         try:
             sink(response)
         except Exception:
+            # As above: a sink must not raise, and one that does must not stop its batch mates' answers.
             log.exception("a response to request '%s' could not be delivered", self.request.id)

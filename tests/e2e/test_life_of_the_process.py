@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +31,13 @@ def body() -> dict[str, Any]:
 
 def slow_config(identity: Callable[..., str], delay_ms: int) -> str:
     return identity(more=f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}')
+
+
+def occupy(server: Any, pool: ThreadPoolExecutor, eventually: Callable[..., bool]) -> tuple[Any, Any]:
+    """Ask the model `slow` twice, and return both answers to come once one request runs and the other waits for it."""
+    asked = (pool.submit(server.infer, "slow", body()), pool.submit(server.infer, "slow", body()))
+    assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] == 1)
+    return asked
 
 
 def test_the_banner_says_what_is_served_on_which_runtime_and_where(serve: Any, repository: Any) -> None:
@@ -119,11 +125,10 @@ def test_new_requests_are_refused_as_unavailable_while_the_server_drains(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("slow", slow_config(identity, 2000))
-    with serve(repository.path) as server, ThreadPoolExecutor(1) as pool:
+    with serve(repository.path) as server, ThreadPoolExecutor(2) as pool:
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             assert client.is_server_live()
-            running = pool.submit(server.infer, "slow", body())
-            time.sleep(0.2)
+            running, waiting = occupy(server, pool, eventually)
             server.process.terminate()
             assert eventually(lambda: "draining" in server.log())
             tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
@@ -132,6 +137,7 @@ def test_new_requests_are_refused_as_unavailable_while_the_server_drains(
                 client.infer("slow", [tensor])
             assert caught.value.status() == "StatusCode.UNAVAILABLE"
         assert running.result()[0] == 200
+        assert waiting.result()[0] == 200
         assert server.process.wait(20) == 0
 
 
@@ -139,9 +145,8 @@ def test_a_second_signal_ends_it_at_once(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("slow", slow_config(identity, 60_000))
-    with serve(repository.path) as server, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.infer, "slow", body())
-        time.sleep(0.2)
+    with serve(repository.path) as server, ThreadPoolExecutor(2) as pool:
+        asked, _ = occupy(server, pool, eventually)
         server.process.terminate()
         assert eventually(lambda: "taking nothing new" in server.log())
         assert server.process.poll() is None
@@ -151,12 +156,11 @@ def test_a_second_signal_ends_it_at_once(
 
 
 def test_requests_that_outlast_the_exit_timeout_are_failed_and_the_exit_code_says_so(
-    serve: Any, repository: Any, identity: Callable[..., str]
+    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:
     repository.add("slow", slow_config(identity, 60_000))
-    with serve(repository.path, "--exit-timeout-secs=0.3") as server, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.infer, "slow", body())
-        time.sleep(0.2)
+    with serve(repository.path, "--exit-timeout-secs=0.3") as server, ThreadPoolExecutor(2) as pool:
+        asked, _ = occupy(server, pool, eventually)
         server.process.terminate()
         assert server.process.wait(15) == 1
         if asked.exception(30) is None:
