@@ -109,3 +109,11 @@ class InstanceReport:
     load_s: float
     load_rss_bytes: int
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorState:
+    """What the box's heat, power and memory allow: NORMAL, WARM, HOT, THROTTLED or CRITICAL, and why in plain words."""
+
+    level: str = "NORMAL"
+    detail: str = ""
