@@ -13,7 +13,8 @@ Error = TypeVar("Error", bound="EdgeServerError")
 
 
 class ErrorCode(enum.Enum):
-    """What kind of failure it is, in Triton's words (TRITONSERVER_Error_Code, plus RESOURCE_EXHAUSTED)."""
+    """What kind of failure it is, in Triton's words (TRITONSERVER_Error_Code, plus RESOURCE_EXHAUSTED and
+    ABORTED)."""
 
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
@@ -24,6 +25,7 @@ class ErrorCode(enum.Enum):
     ALREADY_EXISTS = "ALREADY_EXISTS"
     CANCELLED = "CANCELLED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    ABORTED = "ABORTED"
 
 
 class EdgeServerError(Exception):
@@ -77,6 +79,12 @@ class Cancelled(EdgeServerError):
     """The caller went away or took its request back."""
 
     code = ErrorCode.CANCELLED
+
+
+class Superseded(EdgeServerError):
+    """Another caller took over what this one held."""
+
+    code = ErrorCode.ABORTED
 
 
 class Refusal(EdgeServerError):

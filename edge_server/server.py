@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server import __version__
-from edge_server.config import RepositoryConfig, ServerConfig
+from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig
 from edge_server.core.lifecycle import ModelWish, ReloadPolicy
 from edge_server.errors import EdgeServerError
+from edge_server.frontends.frames import rpc as frame_rpc
+from edge_server.frontends.frames.gate import NoGate
+from edge_server.frontends.frames.streams import FrameStreams
 from edge_server.memory.allocator import keep_big_blocks, trim
 from edge_server.memory.pressure import MemoryFloor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
@@ -29,6 +32,7 @@ from edge_server.repository.source import RepositorySource
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.watch import Watcher
 from edge_server.service import InferenceService
+from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
 from edge_server.serving.timer import Timer
@@ -37,6 +41,7 @@ from edge_server.telemetry.host import HostSampler
 from edge_server.telemetry.loads import LoadCounts
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics
+from edge_server.vision.perception import perception_plan
 from edge_server.vision.plan import image_plan
 
 log = logging.getLogger(__name__)
@@ -84,7 +89,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     scanner.check_roots()
     options = ResolveOptions(
         auto_complete=not repository.is_auto_complete_disabled,
-        checks=(image_plan,),
+        checks=(image_plan, perception_plan),
         trust=trust_policy(repository.requires_checksums, repository.public_key),
     )
     pins = Pins(Path(repository.state_dir) if repository.state_dir else None)
@@ -99,6 +104,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
         announce=events.publish,
         limits=_limits(config),
         ask_room=memory.refusal,
+        limiter=_limiter(config.rate_limit),
     )
     service = InferenceService(
         manager,
@@ -112,6 +118,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
         events=events,
     )
     events.subscribe(lambda event: trim() if event.kind == MODEL_UNLOADED else None)
+    events.subscribe(lambda event: service.variants.look_at(str(event.fields["model"])) if event.kind == MODEL_READY else None)
     loads = LoadCounts(manager.versions)
     events.subscribe(loads.receive)
     return Core(service, manager, source, timer, events, loads, mirrors)
@@ -120,6 +127,12 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
 def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
     """Begin to copy remote repositories and wait for what the first wish needs of them. Raises ServingFault."""
     mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
+
+
+def _limiter(config: RateLimitConfig) -> RateLimiter | None:
+    if config.mode == "off":
+        return None
+    return RateLimiter({(name, device): count for name, count, device in config.resources})
 
 
 def _limits(config: ServerConfig) -> Limits:
@@ -165,6 +178,7 @@ class Server:
     def __init__(self, config: ServerConfig, core: Core) -> None:
         self._config = config
         self._core = core
+        self._frames = FrameStreams(core.service, NoGate(), config.frames)
         self._stop = asyncio.Event()
         self._addresses: list[str] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -204,16 +218,18 @@ class Server:
     async def _open_http(self) -> None:
         from edge_server.frontends.http.frontend import HttpFrontend
 
-        front = HttpFrontend(self._core.service, self._config.http)
+        front = HttpFrontend(self._core.service, self._config.http, streams=self._frames.reports)
         port = await front.start()
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
 
     async def _open_grpc(self) -> None:
+        from edge_server.frontends.grpc.handlers import StreamService
         from edge_server.frontends.grpc.server import GrpcFrontend
 
-        front = GrpcFrontend(self._core.service, self._config.grpc)
+        frames = StreamService(frame_rpc.SERVICE, {"Stream": frame_rpc.FrameRpc(self._frames).answers})
+        front = GrpcFrontend(self._core.service, self._config.grpc, [frames])
         port = front.start()
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
@@ -229,6 +245,7 @@ class Server:
             host=HostSampler(self._config.metrics.interval_ms / 1000) if self._config.metrics.has_cpu_metrics else None,
         )
         metrics.add_source(self._core.loads.families)
+        metrics.add_source(self._frames.families)
         front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port)
         port = await front.start()
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
@@ -290,6 +307,8 @@ class Server:
         timeout_s = self._config.lifecycle.exit_timeout_s
         in_flight = self._core.manager.in_flight()
         log.info("draining %d request(s), for at most %g s", in_flight, timeout_s)
+        # Before the core refuses work: streams end with their last results, not with a refusal for each frame.
+        self._frames.stop()
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)
         if not is_clean:
             log.error("requests were still in flight after %g s and were failed", timeout_s)

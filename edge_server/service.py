@@ -28,6 +28,7 @@ from edge_server.core.view import (
 from edge_server.errors import Draining, InvalidRequest, LoadError, NotReady, Refusal, ServingFault, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.manager import Manager
+from edge_server.serving.variants import Variants, marked
 from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.events import MODEL_PINNED, MODEL_UNPINNED, SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
@@ -113,6 +114,7 @@ class InferenceService:
         self.shared_memory = shared_memory
         self.log_settings = log_settings
         self.events = events or EventBus()
+        self.variants = Variants(manager)
         self._manager = manager
         self._source = source
         self._metadata = ServerMetadata(server_id, server_version, EXTENSIONS)
@@ -204,7 +206,7 @@ class InferenceService:
         return [item.statistics() for item in reversed(versions)]
 
     def instance_reports(self) -> list[InstanceReport]:
-        return [item.report() for item in self._manager.all_ready()]
+        return [self._with_variant(item.report()) for item in self._manager.all_ready()]
 
     def metric_tags(self, name: str, version: int) -> Mapping[str, str]:
         """Return the `metric_tags` of a version, none when it does not serve any more."""
@@ -309,7 +311,9 @@ class InferenceService:
         self.events.publish(MODEL_UNPINNED, model=name, version=before)
         return PinReport(name, None, before, self._serving(name), self._source.pins_are_durable, problem)
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> Ticket:
+    def submit(
+        self, request: Request, sink: ResponseSink, *, may_run: bool = False, may_stand_in: bool = True
+    ) -> Ticket:
         """Check and enqueue one request; `sink` then takes its responses, the last one with `is_final`.
 
         `may_run`: the calling thread may be used to compute the answer before this returns (a thread that would only
@@ -317,11 +321,28 @@ class InferenceService:
         full queue) is raised instead of sent, and then `request.release` has been called and the sink is never called.
         """
         try:
+            if self.variants.choice is not None and may_stand_in and request.version is None:
+                return self._submit_to_variant(request, sink, may_run=may_run)
             return self._submit(request, sink, may_run=may_run)
         except BaseException:
             if request.release is not None:
                 request.release()
             raise
+
+    def _submit_to_variant(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
+        """Submit to the lighter model that stands in now, or else as usual."""
+        for _ in range(_ROUTE_ATTEMPTS):
+            lighter = self.variants.tensor_stand_in(request.model)
+            if lighter is None or self._is_stopping:
+                break
+            may_run_here = may_run and self._manager.callers_may_run
+            try:
+                version = self._manager.route_request(lighter, None)
+                return version.submit(request, marked(sink, lighter), may_run=may_run_here)
+            except (Draining, UnknownModel):
+                # Retired between the look and the call: look again, or let the model itself answer.
+                continue
+        return self._submit(request, sink, may_run=may_run)
 
     def _submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
         for _ in range(_ROUTE_ATTEMPTS):
@@ -340,6 +361,10 @@ class InferenceService:
                 # Retired between the look and the call: the routing table names its successor, or says there is none.
                 continue
         raise NotReady(f"model '{request.model}' is being replaced faster than requests can follow")
+
+    def _with_variant(self, report: InstanceReport) -> InstanceReport:
+        note = self.variants.note(report.name)
+        return dataclasses.replace(report, notes=(*report.notes, note)) if note else report
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:

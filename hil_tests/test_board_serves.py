@@ -24,3 +24,4 @@ def test_every_bundled_model_loads_warms_and_answers_on_this_board() -> None:
     board = MODEL_FILE.read_text(errors="replace").rstrip("\0")
     assert done.returncode == 0, f"{board}:\n{done.stdout}\n{done.stderr}"
     assert "efficientnet_lite0" in done.stdout
+    assert "face_detection_yunet" in done.stdout

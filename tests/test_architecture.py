@@ -17,22 +17,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
     "config": {"errors"},
-    "protocol": {"errors"},
+    "protocol": {"core", "errors"},
+    "client": {"core", "errors", "protocol"},
     "backends": {"core", "errors"},
     "vision": {"core", "errors"},
     "memory": {"core", "errors", "config"},
     "telemetry": {"core", "errors", "config"},
     "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
     "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
+    "governor": {"core", "errors", "config", "telemetry"},
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol"},
+    "ros": {"client", "core", "errors"},
     "server": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends",
+        "frontends", "governor",
     },
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "server", "backends",
+        "frontends", "server", "backends", "client", "ros",
     },
     "__main__": {"cli"},
 }  # fmt: skip
@@ -49,18 +52,19 @@ PARTS_OF_BACKENDS = {
 
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/",),
-    "grpc": ("frontends/grpc/",),
+    "grpc": ("frontends/grpc/", "client/"),
     "google": ("protocol/", "frontends/grpc/", "repository/"),
     "onnxruntime": ("backends/onnxruntime",),
     "openvino": ("backends/openvino",),
     "tensorrt": ("backends/tensorrt",),
-    "pynvml": (),
+    "pynvml": ("governor/sensors/nvml.py",),
     "prometheus_client": ("telemetry/",),
     "cv2": ("vision/",),
     "cryptography": ("repository/trust/signature.py",),
     "fsspec": ("repository/remote/store.py",),
     "s3fs": (),
     "onnx": (),
+    "rclpy": ("ros/ros2_package/",),
     "tritonclient": (),
     "watchdog": ("repository/observe",),
     "torch": (),
@@ -236,6 +240,16 @@ def _cycle(edges: dict[str, set[str]]) -> list[str]:
     return next((found for name in sorted(edges) if (found := walk(name, []))), [])
 
 
+def test_the_client_needs_nothing_of_the_server() -> None:
+    code = "import sys, edge_server.client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {name for name in loaded if name.startswith(("google.protobuf", "aiohttp", "prometheus", "cv2"))} == set()
+    ours = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("edge_server.")}
+    assert ours == {f"edge_server.{part}" for part in ("client", "core", "errors", "protocol")}
+    assert "edge_server.protocol.messages" not in loaded
+
+
 HEAVY = ("onnxruntime", "openvino", "cv2", "tensorrt", "torch", "onnx", "fsspec", "cryptography")
 
 
@@ -247,13 +261,13 @@ def test_importing_the_server_pulls_in_no_runtime(module: str) -> None:
 
 
 def test_every_package_says_what_lives_in_it_and_nothing_else() -> None:
-    """`backends` finds runtimes by name; `config`, `edge_server` name what others take from them."""
+    """`backends` finds runtimes by name; `client`, `config`, `edge_server` name what others take from them."""
     wrong = []
     for path in ROOT.rglob("__init__.py"):
         name = path.relative_to(ROOT).parent.as_posix()
         body = ast.parse(path.read_text()).body
         if not body or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Constant):
             wrong.append(f"{name} has no docstring")
-        elif len(body) > 1 and name not in (".", "backends", "config"):
+        elif len(body) > 1 and name not in (".", "backends", "client", "config"):
             wrong.append(f"{name} holds more than its docstring")
     assert wrong == []

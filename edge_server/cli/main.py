@@ -18,6 +18,8 @@ COMMANDS = {
     "events": "follow what happens in a running server",
     "sign": "list and sign the files of models, for servers that serve nothing unsigned",
     "rollback": "pin a model of a running server to an earlier version, or undo that",
+    "stream": "send a video, pictures, a camera or a test pattern through a model, and watch the figures",
+    "ros": "bridge camera topics of ROS 1 and ROS 2, or recordings of them, to the models of a running server",
 }
 """Command -> what it does; each is `run(arguments) -> exit code` in the module of its name."""
 

@@ -137,6 +137,16 @@ def _parse_backend_setting(text: str) -> tuple[str, str, str]:
     return backend.strip(), key.strip(), value
 
 
+def _parse_rate_resource(text: str) -> tuple[str, int, int | None]:
+    """Read `name:count` or `name:count:device`."""
+    name, _, rest = text.partition(":")
+    count, colon, device = rest.partition(":")
+    numbers = [count, device] if colon else [count]
+    if not name or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers):
+        raise ValueError("expected <name>:<count>[:<device>]")
+    return name, int(count), int(device) if colon else None
+
+
 BOOLEAN = Kind("boolean", parse_boolean, (bool,), may_stand_alone=True)
 VERBOSITY = Kind("integer", _parse_verbosity, (int, bool), may_stand_alone=True)
 TEXT = Kind("text", _parse_text)
@@ -146,5 +156,6 @@ OPTIONAL_PATH = Kind("path", _parse_optional_text)
 PATTERN = Kind("regex", _parse_pattern)
 RESTRICTED = Kind("category,...:key=value", _parse_restricted, is_secret=True)
 BACKEND_SETTING = Kind("backend,key=value", _parse_backend_setting)
+RATE_RESOURCE = Kind("name:count[:device]", _parse_rate_resource)
 PORT = integer(0, 65535)
 COUNT = integer(0, 2**31 - 1)

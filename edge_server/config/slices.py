@@ -17,6 +17,7 @@ LOOPBACK = "127.0.0.1"
 MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 
 ControlMode = Literal["none", "poll", "explicit"]
+RateLimitMode = Literal["off", "execution_count"]
 ReloadPolicyName = Literal["overlap", "replace"]
 LogFormat = Literal["default", "ISO8601", "text", "json"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
@@ -199,14 +200,57 @@ class LifecycleConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FramesConfig:
+    """The frame streams, which come over the gRPC listener.
+
+    `max_streams` are open at once; a frame of more than `max_frame_bytes`, as sent or in shared memory, is refused.
+    """
+
+    max_streams: int = 256
+    max_frame_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitConfig:
+    """Triton's rate limiter. `resources` are name, count and device (None: each device, and global resources)."""
+
+    mode: RateLimitMode = "off"
+    resources: tuple[tuple[str, int, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorConfig:
+    """How the server stays inside the box's heat and power.
+
+    `power_budget_watts` 0: the limit that the box itself enforces, if it tells one. `temperature_limit_c` 0: a few
+    degrees below the trip point read from the box. `control_floor_percent` of full work is kept for control requests
+    whatever the state. `load_wait_s` bounds how long a load waits for a hot box to cool. `sysfs_root` is where sensors
+    are looked for: "/" but for tests and recorded boxes. `grants_clock_cap`: the governor may lower the clocks' upper
+    limit, where the system lets it.
+    """
+
+    is_enabled: bool = True
+    power_budget_watts: float = 0.0
+    temperature_limit_c: float = 0.0
+    control_floor_percent: float = 20.0
+    interval_ms: int = 500
+    load_wait_s: float = 60.0
+    sysfs_root: str = "/"
+    grants_clock_cap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything the server was told. `backends[name][key]` are backend settings; name "" holds those for all."""
 
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
+    frames: FramesConfig = FramesConfig()
     metrics: MetricsConfig = MetricsConfig()
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     memory: MemoryConfig = MemoryConfig()
+    rate_limit: RateLimitConfig = RateLimitConfig()
+    governor: GovernorConfig = GovernorConfig()
     log: LogConfig = LogConfig()
     lifecycle: LifecycleConfig = LifecycleConfig()
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from edge_server.config.kinds import (
     PATH,
     PATTERN,
     PORT,
+    RATE_RESOURCE,
     RESTRICTED,
     TEXT,
     VERBOSITY,
@@ -311,6 +312,86 @@ _METRICS = (
     ),
 )
 
+_FRAMES = (
+    Setting(
+        "frames.max_streams",
+        "--frames-max-streams",
+        integer(0, 768),
+        "How many frame streams may be open at once; 0: none is taken.",
+    ),
+    Setting(
+        "frames.max_frame_bytes",
+        "--frames-max-frame-bytes",
+        integer(1, 2**31 - 1),
+        "Bytes that one frame of a stream may have.",
+    ),
+)
+
+_GOVERNOR = (
+    Setting(
+        "governor.is_enabled",
+        "--governor",
+        BOOLEAN,
+        "Stay inside the heat and power that the box bears: shed the least important work before it throttles.",
+    ),
+    Setting(
+        "governor.power_budget_watts",
+        "--power-budget-watts",
+        number(0, 100_000),
+        "Watts that the box may draw on average; 0: what it enforces by itself, if it tells.",
+    ),
+    Setting(
+        "governor.temperature_limit_c",
+        "--temperature-limit",
+        number(0, 150),
+        "Degrees Celsius to stay at; 0: 4 below the point at which the box would slow itself down.",
+    ),
+    Setting(
+        "governor.control_floor_percent",
+        "--control-floor-percent",
+        number(0, 100),
+        "Part of full work that requests of class control keep in every state.",
+    ),
+    Setting(
+        "governor.interval_ms",
+        "--governor-interval-ms",
+        integer(50, 2_000),
+        "Milliseconds between two looks at the sensors.",
+    ),
+    Setting(
+        "governor.load_wait_s",
+        "--governor-load-wait-secs",
+        number(0, 86_400),
+        "Seconds that the load of a model waits at most for a hot box to cool.",
+    ),
+    Setting(
+        "governor.sysfs_root",
+        "--sysfs-root",
+        PATH,
+        "Folder under which /sys, /proc and /etc are looked for when sensors are read.",
+    ),
+    Setting(
+        "governor.grants_clock_cap",
+        "--grant-clock-cap",
+        BOOLEAN,
+        "Let the governor lower the GPU's highest clock, which needs the right to write it. It is put back at the end.",
+    ),
+    Setting(
+        "rate_limit.mode",
+        "--rate-limit",
+        choice("off", "execution_count"),
+        "execution_count: an instance runs only while the resources of its group's rate_limiter are free.",
+    ),
+    Setting(
+        "rate_limit.resources",
+        "--rate-limit-resource",
+        RATE_RESOURCE,
+        "How many of a resource there are, on one device or on each; repeatable. "
+        "Without it: as many as the most demanding instance needs.",
+        separator=";",
+    ),
+)
+
 _OTHERS = (
     Setting(
         "memory.allows_client_shm",
@@ -373,7 +454,7 @@ _OTHERS = (
     ),
 )
 
-SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_METRICS, *_OTHERS)
+SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_FRAMES, *_METRICS, *_GOVERNOR, *_OTHERS)
 
 _THREADS = "threads are managed by the front ends themselves"
 _POOLS = "there are no memory pools"
@@ -381,7 +462,6 @@ _CLOUD = "there is no such front end"
 _TRACE = "tracing is not offered"
 _CACHE = "there is no response cache"
 _DIRECTORY = "there are no plug-in libraries to look for"
-_LIMITER = "there is no resource rate limiter"
 
 IGNORED: Mapping[str, str] = {
     "--http-thread-count": _THREADS,
@@ -397,8 +477,6 @@ IGNORED: Mapping[str, str] = {
     "--host-policy": "there are no host policies",
     "--model-load-gpu-limit": "GPU memory is not limited per load",
     "--model-namespacing": "model names are one namespace",
-    "--rate-limit": _LIMITER,
-    "--rate-limit-resource": _LIMITER,
     "--backend-directory": _DIRECTORY,
     "--repoagent-directory": _DIRECTORY,
     "--cache-directory": _DIRECTORY,

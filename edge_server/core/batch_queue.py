@@ -25,8 +25,9 @@ _SLACK = 64
 class Entry(Generic[Item]):
     """One waiting item: `rows` of it, mergeable with entries of equal `key`, arrived at `arrived_ns`.
 
-    `priority` and `timeout_us` are as the request asked; 0 asks for the model's default. `item` is None when the
-    entry does not wait: not yet, or not any more, so that no leftover of the queue keeps it alive.
+    `priority` and `timeout_us` are as the request asked; 0 asks for the model's default. `start_by_ns` is when it is
+    too late to begin, whatever the queue's policy says; 0: never. `item` is None when the entry does not wait: not yet,
+    or not any more, so that no leftover of the queue keeps it alive.
     """
 
     rows: int
@@ -34,6 +35,7 @@ class Entry(Generic[Item]):
     arrived_ns: int
     priority: int = 0
     timeout_us: int = 0
+    start_by_ns: int = 0
     level: int = 0
     item: Item | None = None
 
@@ -52,7 +54,10 @@ class _Level(Generic[Item]):
         if self.policy.allow_timeout_override and entry.timeout_us > 0:
             # Triton lets a request only shorten a non-zero default; with no default the request's own limit holds.
             limit_us = min(limit_us, entry.timeout_us) if limit_us else entry.timeout_us
-        return entry.arrived_ns + limit_us * 1000 if limit_us else None
+        if not limit_us:
+            return entry.start_by_ns or None
+        deadline_ns = entry.arrived_ns + limit_us * 1000
+        return min(deadline_ns, entry.start_by_ns) if entry.start_by_ns else deadline_ns
 
 
 class BatchQueue(Generic[Item]):
@@ -63,7 +68,6 @@ class BatchQueue(Generic[Item]):
     """
 
     def __init__(self, max_rows: int, batching: DynamicBatching | None, name: str) -> None:
-        self._max_rows = max_rows
         self._batching = batching
         self._name = name
         levels = range(1, batching.priority_levels + 1) if batching and batching.priority_levels else range(1)
@@ -72,6 +76,8 @@ class BatchQueue(Generic[Item]):
         self._offered = 0
         self._ripe_ns: int | None = None
         self.size = 0
+        self.row_limit = max_rows
+        """No batch of several requests gets larger than this: `max_rows`, or less while less than all is allowed."""
 
     def offer(self, entry: Entry[Item], item: Item) -> None:
         """Put an item at the end of its level's line. Raises QueueFull, and then it is not in the queue."""
@@ -84,8 +90,7 @@ class BatchQueue(Generic[Item]):
             )
         deadline = level.deadline_ns(entry)
         if deadline is not None:
-            self._offered += 1
-            heapq.heappush(self._deadlines, (deadline, self._offered, entry))
+            self._push_deadline(deadline, entry)
         entry.item = item
         level.in_time[entry] = None
         self.size += 1
@@ -106,6 +111,13 @@ class BatchQueue(Generic[Item]):
             return [self._remove(next(self._waiting()))]
         return [self._remove(entry) for entry in self._choose(self._batching, now_ns)]
 
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether `take` would return a batch now. Call `expire` first."""
+        self._ripe_ns = None
+        if self._batching is None or not self.size:
+            return self.size > 0
+        return bool(self._choose(self._batching, now_ns))
+
     def expire(self, now_ns: int) -> list[Item]:
         """Remove and return the items whose time ran out; those to be served late go to the end of their level."""
         expired: list[Item] = []
@@ -114,11 +126,14 @@ class BatchQueue(Generic[Item]):
             if entry.item is None:
                 continue
             level = self._levels[entry.level]
-            if level.policy.timeout_action is TimeoutAction.REJECT:
+            is_too_late = 0 < entry.start_by_ns <= now_ns
+            if is_too_late or level.policy.timeout_action is TimeoutAction.REJECT:
                 expired.append(self._remove(entry))
-            else:
+            elif entry in level.in_time:
                 del level.in_time[entry]
                 level.late[entry] = None
+                if entry.start_by_ns:
+                    self._push_deadline(entry.start_by_ns, entry)
         return expired
 
     def clear(self) -> list[Item]:
@@ -141,13 +156,17 @@ class BatchQueue(Generic[Item]):
             return ripe if deadline is None else deadline
         return min(deadline, ripe)
 
+    def _push_deadline(self, when_ns: int, entry: Entry[Item]) -> None:
+        self._offered += 1
+        heapq.heappush(self._deadlines, (when_ns, self._offered, entry))
+
     def _choose(self, batching: DynamicBatching, now_ns: int) -> list[Entry[Item]]:
         pending: list[Entry[Item]] = []
         rows = 0
         preferred_count = 0
         is_closed = False
         for entry in self._waiting():
-            if pending and (rows + entry.rows > self._max_rows or entry.key != pending[0].key):
+            if pending and (rows + entry.rows > self.row_limit or entry.key != pending[0].key):
                 is_closed = True
                 break
             pending.append(entry)
@@ -158,7 +177,7 @@ class BatchQueue(Generic[Item]):
         ripe_ns = min(entry.arrived_ns for entry in pending) + delay_ns
         if preferred_count and (not delay_ns or now_ns < ripe_ns):
             return pending[:preferred_count]
-        if is_closed or now_ns >= ripe_ns or rows >= batching.preferred_batch_sizes[-1]:
+        if is_closed or now_ns >= ripe_ns or rows >= min(batching.preferred_batch_sizes[-1], self.row_limit):
             return pending
         self._ripe_ns = ripe_ns
         return []

@@ -18,8 +18,10 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class DropReason(enum.Enum):
-    """Why a frame got no result. The value is its number on the wire; 0 is none of them."""
+    """Why a frame got no result. The value is its number on the wire."""
 
+    OTHER = 0
+    """A reason that this version has no word for; never given by it."""
     NEWER = 1
     """A newer frame of the same stream took its place in the mailbox."""
     MAX_AGE = 2

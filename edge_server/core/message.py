@@ -32,7 +32,8 @@ class Request:
     `version` None asks for the highest version that serves. `outputs` empty asks for all outputs, in model order.
     `priority` 0 means the model's default, 1 is the highest. `timeout_us` 0 means none was asked for.
     `release` is called exactly once, from any thread, when no part of the server holds the inputs any more; it gives
-    back what they are views of (a pinned shared-memory region).
+    back what they are views of (a pinned shared-memory region). `deadline_ns` is when an answer is of no use any more
+    (time.monotonic_ns; 0: never): what cannot be finished until then is not begun.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Request:
     timeout_us: int = 0
     sequence: SequenceStep | None = None
     release: Callable[[], None] | None = None
+    deadline_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Response:
     may close with a response that has neither outputs nor error: `is_empty` is then true and clients see it only if
     they asked for empty final responses. Output arrays belong to the receiver. `spec` is what the version that
     answered promised (its labels among it); None where no version did. The version may be gone when this is read.
+    `started_ns` is when the batch it came from began to run (time.monotonic_ns), `batch_size` how many rows that had;
+    both are 0 where nothing ran.
     """
 
     model: str
@@ -65,6 +69,8 @@ class Response:
     error: EdgeServerError | None = None
     is_final: bool = True
     spec: ModelSpec | None = None
+    started_ns: int = 0
+    batch_size: int = 0
 
     @property
     def is_empty(self) -> bool:

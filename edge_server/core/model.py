@@ -55,14 +55,29 @@ class InstanceKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RateResource:
+    """`count` of the resource `name` that an instance holds while it runs; of its device, or of all if `is_global`."""
+
+    name: str
+    count: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` instances for each of `gpus` (KIND_GPU), or `count` in all (other kinds)."""
+    """`count` instances for each of `gpus` (KIND_GPU), or `count` in all (other kinds).
+
+    `resources` and `rate_priority` count only under `--rate-limit=execution_count`; a priority of n has 1/n of the
+    chances of priority 1.
+    """
 
     name: str
     kind: InstanceKind
     count: int
     gpus: tuple[int, ...] = ()
     profiles: tuple[str, ...] = ()
+    resources: tuple[RateResource, ...] = ()
+    rate_priority: int = 1
 
 
 class TimeoutAction(enum.Enum):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_server.core.frame import StreamCounts
+
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
@@ -109,6 +111,28 @@ class InstanceReport:
     load_s: float
     load_rss_bytes: int
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStreamReport:
+    """One open frame stream. `version` 0 is the newest that serves; `counts` are those of the stream id.
+
+    Rates are frames a second of the last seconds, ages those of the last results when they were sent.
+    """
+
+    stream_id: str
+    model: str
+    version: int
+    client: str
+    priority: int
+    weight: float
+    open_s: float
+    fps_in: float
+    fps_out: float
+    waiting_count: int
+    age_p50_ms: float
+    age_p99_ms: float
+    counts: StreamCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ HTTP_STATUS: Mapping[ErrorCode, int] = {
     # access logs of proxies; nobody is left to read the body.
     ErrorCode.CANCELLED: 499,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
+    ErrorCode.ABORTED: 409,
 }
 
 GRPC_STATUS: Mapping[ErrorCode, GrpcStatus] = {
@@ -61,6 +62,7 @@ GRPC_STATUS: Mapping[ErrorCode, GrpcStatus] = {
     ErrorCode.ALREADY_EXISTS: GrpcStatus.ALREADY_EXISTS,
     ErrorCode.CANCELLED: GrpcStatus.CANCELLED,
     ErrorCode.RESOURCE_EXHAUSTED: GrpcStatus.RESOURCE_EXHAUSTED,
+    ErrorCode.ABORTED: GrpcStatus.ABORTED,
 }
 
 

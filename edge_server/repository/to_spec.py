@@ -15,6 +15,7 @@ from edge_server.core.model import (
     Optimization,
     OutputSpec,
     QueuePolicy,
+    RateResource,
     TimeoutAction,
     VersionPolicy,
     WarmupInput,
@@ -42,7 +43,6 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
         "optimization.gather_kernel_buffer_threshold",
         lambda config: config.optimization.gather_kernel_buffer_threshold != 0,
     ),
-    ("instance_group.rate_limiter", lambda config: any(g.HasField("rate_limiter") for g in config.instance_group)),
     ("instance_group.passive", lambda config: any(g.passive for g in config.instance_group)),
     ("instance_group.host_policy", lambda config: any(g.host_policy for g in config.instance_group)),
     ("instance_group.secondary_devices", lambda config: any(g.secondary_devices for g in config.instance_group)),
@@ -132,6 +132,10 @@ def _instance_group(group: ConfigMessage) -> InstanceGroup:
         count=group.count,
         gpus=tuple(group.gpus),
         profiles=tuple(group.profile),
+        resources=tuple(
+            RateResource(item.name, item.count, getattr(item, "global")) for item in group.rate_limiter.resources
+        ),
+        rate_priority=group.rate_limiter.priority or 1,
     )
 
 

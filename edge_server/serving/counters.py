@@ -9,10 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
-from edge_server.errors import Cancelled, EdgeServerError, Refusal
+from edge_server.errors import Cancelled, EdgeServerError, Refusal, Throttled
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Triton's label values of nv_inference_request_failure."""
+
+_SLOWER_PART, _FASTER_PART = 0.1, 0.5
+"""How much the newest run counts in the averages of how long runs take. One slow run says little; a fast one says what
+is possible, and requests with a deadline are refused by these averages."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,10 @@ class Counters:
         self._infer_ns = 0
         self._output_ns = 0
         self._observer: Callable[[int | None], None] | None = None
+        self.run_ns = 0.0
+        """How long a batch runs, and `row_ns` how long each of its rows: averages in which newer runs count more. 0:
+        nothing ran yet."""
+        self.row_ns = 0.0
         self.last_used_ns = time.monotonic_ns()
         """When a request was last answered, or else when the version was made; of time.monotonic_ns."""
 
@@ -79,6 +87,9 @@ class Counters:
             self._infer_ns += count * infer_ns
             self._output_ns += count * output_ns
             if executions:
+                run_ns = times.end_ns - times.start_ns
+                self.run_ns = _average(self.run_ns, run_ns)
+                self.row_ns = _average(self.row_ns, run_ns / batch_size)
                 values.execution_count += executions
                 batch = values.batches.get(batch_size)
                 if batch is None:
@@ -97,11 +108,13 @@ class Counters:
         elif in_backend:
             reason = "BACKEND"
         else:
-            reason = "REJECTED" if isinstance(error, Refusal) else "OTHER"
+            reason = "REJECTED" if isinstance(error, Refusal | Throttled) else "OTHER"
         with self._lock:
             self._values.failures[reason] += 1
             self._values.fail.add(now_ns - arrived_ns)
-        if (observer := self._observer) is not None and reason in ("BACKEND", "REJECTED"):
+        # Heat is no fault of the version's either.
+        is_fault = reason in ("BACKEND", "REJECTED") and not isinstance(error, Throttled)
+        if (observer := self._observer) is not None and is_fault:
             observer(None)
 
     def record_response(self, index: int, infer_ns: int, *, is_empty: bool = False, has_failed: bool = False) -> None:
@@ -130,3 +143,9 @@ class Counters:
             values.compute_output = Duration(count, self._output_ns)
         values.pending_count = pending_count
         return values
+
+
+def _average(before: float, newest: float) -> float:
+    if not before:
+        return newest
+    return before + (_SLOWER_PART if newest > before else _FASTER_PART) * (newest - before)

@@ -49,7 +49,7 @@ class BatchExecutor:
         try:
             answers = self._compute(session, batch, times)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
-            self._fail(batch, self._as_small_error(error))
+            self._fail(batch, self._as_small_error(error), times.start_ns)
         else:
             self._answer(batch, answers, times)
         self._outlet.release(batch)
@@ -77,13 +77,24 @@ class BatchExecutor:
                 arrivals_ns.append(entry.arrived_ns)
                 claimed.append((ticket, outputs))
         self._counters.record_batch(arrivals_ns, rows, batch_size, times)
+        _share_out(batch, times.end_ns - times.start_ns)
         spec = self._plan.spec
         for ticket, outputs in claimed:
             request = ticket.request
-            self._outlet.send_final(ticket, Response(request.model, ticket.version, request.id, outputs, spec=spec))
+            response = Response(
+                request.model,
+                ticket.version,
+                request.id,
+                outputs,
+                spec=spec,
+                started_ns=times.start_ns,
+                batch_size=batch_size,
+            )
+            self._outlet.send_final(ticket, response)
 
-    def _fail(self, batch: Sequence[Ticket], error: EdgeServerError) -> None:
+    def _fail(self, batch: Sequence[Ticket], error: EdgeServerError, start_ns: int) -> None:
         now_ns = time.monotonic_ns()
+        _share_out(batch, now_ns - start_ns)
         for ticket in batch:
             if ticket.claim():
                 self._counters.record_failure(error, ticket.entry.arrived_ns, now_ns, in_backend=True)
@@ -108,6 +119,14 @@ class BatchExecutor:
             small = self._as_small_error(error)
             for execution in executions:
                 execution.fail(small)
+
+
+def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
+    """Tell each ticket that was charged for its computing how much of the run was its own."""
+    if any(ticket.charged_s for ticket in batch):
+        row_s = run_ns / 1e9 / sum(ticket.entry.rows for ticket in batch)
+        for ticket in batch:
+            ticket.took_s = row_s * ticket.entry.rows
 
 
 class _Group:
@@ -164,6 +183,7 @@ class LiveExecution:
     def fail(self, error: EdgeServerError) -> None:
         if not self._closing.acquire(blocking=False):
             return
+        self._measure()
         if self._ticket.claim():
             small = error.detached()
             self._counters.record_failure(small, self._ticket.entry.arrived_ns, time.monotonic_ns(), in_backend=True)
@@ -174,16 +194,30 @@ class LiveExecution:
     def _close(self, response: Response) -> None:
         if not self._closing.acquire(blocking=False):
             return
+        self._measure()
         if self._ticket.claim():
             self._count_request()
             self._count_response(is_empty=response.is_empty)
             self._outlet.send_final(self._ticket, response)
         self._outlet.release([self._ticket])
 
+    def _measure(self) -> None:
+        """Take the time since the batch began, as far as it was this request's, for the gate that charged for it."""
+        if self._ticket.charged_s:
+            since_ns = time.monotonic_ns() - self._group.start_ns
+            self._ticket.took_s = since_ns / 1e9 * self._ticket.entry.rows / self._group.rows
+
     def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:
         request = self.request
         return Response(
-            request.model, self._ticket.version, request.id, outputs, is_final=is_final, spec=self._plan.spec
+            request.model,
+            self._ticket.version,
+            request.id,
+            outputs,
+            is_final=is_final,
+            spec=self._plan.spec,
+            started_ns=self._group.start_ns,
+            batch_size=self._group.rows,
         )
 
     def _count_request(self) -> None:

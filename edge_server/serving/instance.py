@@ -7,11 +7,12 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from edge_server.backends.base import RequestSession, Session, SessionInfo
 from edge_server.errors import EdgeServerError, LoadError
+from edge_server.serving.limiter import ResourceKey
 from edge_server.serving.passing import as_passing
 from edge_server.serving.ticket import Ticket
 
@@ -44,8 +45,13 @@ class Instance:
         warm: Callable[[AnySession], None],
         execute: Executor,
         check: Callable[[AnySession], None] = lambda session: None,
+        needs: Mapping[ResourceKey, int] | None = None,
+        rate_priority: int = 1,
     ) -> None:
         self.name = name
+        self.needs = needs or {}
+        """What it holds of shared resources while it runs, see `limiter`; nothing where no limiter is used."""
+        self.rate_priority = rate_priority
         self.run_number = 0
         """Counts both the beginning and the end of each run: odd while one is under way."""
         self._open_session = open_session

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from edge_server.core.lifecycle import Resolved, VersionWish
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.canary import canary_terms
+from edge_server.serving.gate import OPEN_GATE, Gate
+from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.passing import HEALS, as_passing
 from edge_server.serving.timer import Alarm, Timer
@@ -23,7 +25,16 @@ log = logging.getLogger(__name__)
 class Loader:
     """Opens what was resolved. Holds no version; may be used by several threads."""
 
-    def __init__(self, timer: Timer, settings: Mapping[str, Mapping[str, str]], limits: Limits) -> None:
+    def __init__(
+        self,
+        timer: Timer,
+        settings: Mapping[str, Mapping[str, str]],
+        limits: Limits,
+        gate: Gate = OPEN_GATE,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        self._gate = gate
+        self._limiter = limiter
         self._timer = timer
         self._settings = settings
         self._limits = limits
@@ -61,7 +72,9 @@ class Loader:
         """Return the version opened by the first of the runtimes to choose from that can."""
         passed_over: dict[str, str] = {}
         while True:
-            version = ModelVersion(resolved, generation, wish.fingerprint, self._timer, self._settings)
+            version = ModelVersion(
+                resolved, generation, wish.fingerprint, self._timer, self._settings, self._gate, self._limiter
+            )
             try:
                 version.open()
             except ChangedWhileLoading:

@@ -12,12 +12,15 @@ from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import IndexEntry, VersionReport
 from edge_server.errors import Draining, EdgeServerError, NotReady, QueueFull, SessionLost, UnknownModel
+from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.hang import HangWatch
+from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.mover import Announce, AskRoom, Mover
 from edge_server.serving.parked import ParkedRequest, Submit
 from edge_server.serving.record import UNLOADED_IDLE, Failure, ModelRecord
 from edge_server.serving.residency import idle
+from edge_server.serving.routes import Routes
 from edge_server.serving.timer import Timer
 from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.events import MODEL_HUNG
@@ -37,7 +40,8 @@ _LOOKS = 4
 class Manager(Mover):
     """Thread-safe. See Mover for what happens on which thread.
 
-    `limits` None: the defaults of Limits. `ask_room` None: there is always memory enough.
+    `limits` None: the defaults of Limits. `ask_room` None: there is always memory enough. `gate` is asked before a
+    request is taken up; `limiter` None: instances run whenever they are free.
     """
 
     def __init__(
@@ -49,9 +53,18 @@ class Manager(Mover):
         announce: Announce | None = None,
         limits: Limits | None = None,
         ask_room: AskRoom | None = None,
+        gate: Gate = OPEN_GATE,
+        limiter: RateLimiter | None = None,
     ) -> None:
         super().__init__(
-            timer, settings, load_threads=load_threads, announce=announce, limits=limits, ask_room=ask_room
+            timer,
+            settings,
+            load_threads=load_threads,
+            announce=announce,
+            limits=limits,
+            ask_room=ask_room,
+            gate=gate,
+            limiter=limiter,
         )
         self._hangs = HangWatch(self._limits.hang_timeout_s)
         # A caller whose own thread hangs in a runtime could not be told so.
@@ -135,6 +148,14 @@ class Manager(Mover):
                 return routes.next()
         return self.route(name, version)
 
+    def routes_of(self, name: str) -> Routes | None:
+        """Return the routing table of a model, None when nothing of it serves. Takes no lock."""
+        return self._routes.get(name)
+
+    def serving_names(self) -> list[str]:
+        """Return the models of which something serves."""
+        return sorted(self._routes)
+
     def spec(self, name: str, version: int | None) -> ModelSpec:
         """Return the specification that a request would meet, of a model out of memory too. Raises as `route`."""
         try:
@@ -200,6 +221,11 @@ class Manager(Mover):
                 bool(model.wish.reason) or bool(model.wish.versions.keys() - set(self.offered_versions(name)))
                 for name, model in self._models.items()
             )
+
+    def look_again(self) -> None:
+        """Go on with what was held back: the gate allows more than before. Returns at once."""
+        for version in self._living():
+            version.look_again()
 
     def in_flight(self) -> int:
         return sum(version.in_flight for version in self._living())

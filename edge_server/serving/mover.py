@@ -16,6 +16,8 @@ from edge_server.core.lifecycle import Load, ReloadPolicy, Resolved, Retire, Ver
 from edge_server.core.model import ModelFile
 from edge_server.errors import EdgeServerError, LoadError, NotReady, OutOfMemory
 from edge_server.serving.canary import Trial
+from edge_server.serving.gate import OPEN_GATE, Gate
+from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.loader import Loader, LoadSlot, LoadSlots
 from edge_server.serving.parked import ParkedRequest
@@ -70,10 +72,12 @@ class Mover:
         announce: Announce | None = None,
         limits: Limits | None = None,
         ask_room: AskRoom | None = None,
+        gate: Gate = OPEN_GATE,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._timer = timer
         self._limits = limits or Limits()
-        self._loader = Loader(timer, settings, self._limits)
+        self._loader = Loader(timer, settings, self._limits, gate, limiter)
         self._ask_room = ask_room or (lambda file, instance_count: None)
         self._changed = threading.Condition()
         self._models: dict[str, ModelRecord] = {}

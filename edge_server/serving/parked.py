@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -57,7 +58,8 @@ class ParkedRequest:
     def wait_until_loaded(self, timer: Timer, timeout_s: float) -> None:
         """Begin to wait: for `timeout_s`, or as long as the request itself may take when that is less."""
         limit_us = min(timeout_s * 1e6, self.request.timeout_us or float("inf"))
-        alarm = timer.call_at(self._parked_ns + int(limit_us * 1000), self._expire)
+        when_ns = min(self._parked_ns + int(limit_us * 1000), self.request.deadline_ns or sys.maxsize)
+        alarm = timer.call_at(when_ns, self._expire)
         with self._lock:
             self._alarm = alarm
             is_over = self._stage is not _Stage.WAITING

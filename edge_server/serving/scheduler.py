@@ -3,6 +3,7 @@ offered, an instance becomes free, a timer fires."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +13,12 @@ from edge_server.core.batch_queue import BatchQueue
 from edge_server.core.message import Response
 from edge_server.core.model import ModelSpec
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError, NotReady
+from edge_server.serving.claims import Claims
 from edge_server.serving.counters import Counters
 from edge_server.serving.delivery import OrderedDelivery
+from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.instance import Instance
+from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Alarm, Timer
 
@@ -29,7 +33,14 @@ class Scheduler:
     runtime call, a sink or I/O: decide under the lock, act after it.
     """
 
-    def __init__(self, spec: ModelSpec, counters: Counters, timer: Timer) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        counters: Counters,
+        timer: Timer,
+        gate: Gate = OPEN_GATE,
+        limiter: RateLimiter | None = None,
+    ) -> None:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._queue: BatchQueue[Ticket] = BatchQueue(spec.max_batch_size, spec.dynamic_batching, spec.name)
@@ -42,6 +53,9 @@ class Scheduler:
         self._name = spec.name
         self._counters = counters
         self._timer = timer
+        self._gate = gate
+        self._claims = None if limiter is None else Claims(limiter, spec.name, self._on_turn)
+        self._max_rows = max(1, spec.max_batch_size)
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
         self._order = OrderedDelivery() if keeps_order else None
 
@@ -52,6 +66,16 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    def enter_limiter(self, instances: Sequence[Instance]) -> None:
+        """Make known what the instances need to run. Raises BadModelConfig; `leave_limiter` is needed then too."""
+        if self._claims is not None:
+            self._claims.enter(instances)
+
+    def leave_limiter(self) -> None:
+        """Give up every claim on shared resources, also of what hangs."""
+        if self._claims is not None:
+            self._claims.leave()
 
     def open(self, instances: Sequence[Instance]) -> None:
         """Begin to take requests, all instances being free."""
@@ -73,10 +97,13 @@ class Scheduler:
             if self._order is not None:
                 self._order.enter(ticket)
             runs, expired = self._decide()
-        if expired:
-            self._refuse_expired(expired)
-        if runs:
-            self._start(runs, may_run=may_run)
+        self._carry_out(runs, expired, may_run=may_run)
+
+    def look_again(self) -> None:
+        """Go on with what was held back: the gate allows more now."""
+        with self._lock:
+            runs, expired = self._decide()
+        self._carry_out(runs, expired)
 
     def serve(self, instance: Instance, batch: list[Ticket]) -> None:
         """Run a batch on the instance's own thread, and then whatever waits, until nothing does."""
@@ -88,13 +115,18 @@ class Scheduler:
         """Answer CANCELLED unless the ticket is closed. One that waits gives up its place; one that runs runs out."""
         if not ticket.claim():
             return
+        runs: list[Run] = []
+        expired: list[Ticket] = []
         with self._lock:
             was_waiting = self._queue.drop(ticket.entry)
+            if was_waiting and self._claims is not None:
+                runs, expired = self._decide()
         error = Cancelled(f"request to model '{self._name}' was cancelled")
         self._counters.record_failure(error, ticket.entry.arrived_ns, time.monotonic_ns())
         self.send_final(ticket, ticket.failure(error))
         if was_waiting:
             self.release([ticket])
+        self._carry_out(runs, expired)
 
     def send_final(self, ticket: Ticket, response: Response) -> None:
         """Deliver a claimed ticket's final response, in the order that the model promises."""
@@ -106,6 +138,8 @@ class Scheduler:
     def release(self, tickets: Sequence[Ticket]) -> None:
         """Give back what the tickets hold; the version may be closed once none is left."""
         for ticket in tickets:
+            if ticket.charged_s:
+                self._gate.settle(ticket.charged_s, ticket.took_s)
             ticket.release()
         with self._lock:
             self._in_flight.difference_update(tickets)
@@ -126,6 +160,8 @@ class Scheduler:
         """Fail everything that still waits, and return how many that were: the time to drain is over."""
         with self._lock:
             waiting = self._queue.clear()
+            self._stop_waiting()
+        self._wake_others()
         failed_count = self._fail(waiting, error or self._has_stopped())
         self.release(waiting)
         return failed_count
@@ -142,21 +178,74 @@ class Scheduler:
         Called under the lock.
         """
         if not self._queue.size:
+            self._stop_waiting()
             return [], []
         now_ns = time.monotonic_ns()
-        runs: list[Run] = []
         expired = self._queue.expire(now_ns)
-        while self._free:
-            batch = self._queue.take(now_ns)
-            if not batch:
-                break
-            # The instance freed last comes first: its caches are warm.
-            runs.append((self._free.pop(), batch))
-        self._set_alarm()
+        room = self._most_instances() - self._instance_count + len(self._free)
+        runs: list[Run] = []
+        if self._claims is not None:
+            runs = self._take_in_turn(self._claims, room, now_ns)
+        else:
+            while self._free and len(runs) < room:
+                batch = self._queue.take(now_ns)
+                if not batch:
+                    break
+                # The instance freed last comes first: its caches are warm.
+                runs.append((self._free.pop(), batch))
+        self._set_alarm(may_start=bool(self._free) and len(runs) < room)
         return runs, expired
 
-    def _start(self, runs: list[Run], *, may_run: bool) -> None:
-        """Carry out what was decided. A caller that may run keeps one batch; what queued up meanwhile goes on to the
+    def _take_in_turn(self, claims: Claims, room: int, now_ns: int) -> list[Run]:
+        """Take at most `room` batches, each for an instance that was granted what it needs."""
+        runs: list[Run] = []
+        while self._free and len(runs) < room and self._queue.is_due(now_ns):
+            instance = claims.choose(self._free)
+            if instance is None:
+                return runs
+            self._free.remove(instance)
+            runs.append((instance, self._queue.take(now_ns)))
+        claims.stop_waiting()
+        return runs
+
+    def _stop_waiting(self) -> None:
+        if self._claims is not None:
+            self._claims.stop_waiting()
+
+    def _wake_others(self) -> None:
+        """Let those go on at whose resources nothing of this model runs or waits any more. Not under the lock."""
+        if self._claims is not None:
+            self._claims.wake_next()
+
+    def _on_turn(self) -> None:
+        """Go on with what was refused its resources before. The limiter calls, and wakes the others itself."""
+        with self._lock:
+            runs, expired = self._decide()
+        if expired:
+            self._refuse_expired(expired)
+        self._start(runs)
+
+    def _most_instances(self) -> int:
+        """Return how many instances may run at once, and set how large a batch may be, as the gate allows now."""
+        gate = self._gate
+        if gate.is_open:
+            self._queue.row_limit = self._max_rows
+            return self._instance_count
+        share = gate.share
+        self._queue.row_limit = max(1, math.ceil(share * self._max_rows))
+        return max(1, math.ceil(share * self._instance_count))
+
+    def _carry_out(self, runs: list[Run], expired: list[Ticket], *, may_run: bool = False) -> None:
+        """Do what was decided, once the lock is let go."""
+        if expired:
+            self._refuse_expired(expired)
+        if self._claims is not None:
+            self._claims.wake_next()
+        if runs:
+            self._start(runs, may_run=may_run)
+
+    def _start(self, runs: list[Run], *, may_run: bool = False) -> None:
+        """Have the batches run. A caller that may run keeps one batch; what queued up meanwhile goes on to the
         instance's own thread, or the caller would work for others without end."""
         for instance, batch in runs[may_run:]:
             instance.post(batch)
@@ -170,17 +259,21 @@ class Scheduler:
     def _next_batch(self, instance: Instance) -> list[Ticket]:
         """Return what the instance should run next; when there is nothing, it is free."""
         with self._lock:
+            if self._claims is not None:
+                self._claims.give_back(instance)
             self._free.append(instance)
             runs, expired = self._decide()
             self._tell_if_idle()
         if expired:
             self._refuse_expired(expired)
-        if not runs:
-            return []
-        # The instance just freed is the last of the free ones, so the first batch was given to it.
-        for other, batch in runs[1:]:
-            other.post(batch)
-        return runs[0][1]
+        self._wake_others()
+        mine: list[Ticket] = []
+        for other, batch in runs:
+            if other is instance:
+                mine = batch
+            else:
+                other.post(batch)
+        return mine
 
     def _is_idle(self) -> bool:
         return not self._in_flight and len(self._free) == self._instance_count
@@ -191,13 +284,13 @@ class Scheduler:
                 self._alarm.cancel()
             self._idle.notify_all()
 
-    def _set_alarm(self) -> None:
-        """Ask to be woken when the queue may decide otherwise. While no instance is free only deadlines matter.
+    def _set_alarm(self, *, may_start: bool) -> None:
+        """Ask to be woken when the queue may decide otherwise. While no instance may start only deadlines matter.
 
         An alarm that comes too early only looks again, so one that is set is left until an earlier one is needed:
         most requests then touch the timer not at all.
         """
-        when_ns = self._queue.next_wakeup_ns() if self._free else self._queue.next_deadline_ns()
+        when_ns = self._queue.next_wakeup_ns() if may_start else self._queue.next_deadline_ns()
         if when_ns is None or (self._alarm is not None and self._alarm.when_ns <= when_ns):
             return
         if self._alarm is not None:
@@ -208,9 +301,7 @@ class Scheduler:
         with self._lock:
             self._alarm = None
             runs, expired = self._decide()
-        if expired:
-            self._refuse_expired(expired)
-        self._start(runs, may_run=False)
+        self._carry_out(runs, expired)
 
     def _refuse_expired(self, expired: Sequence[Ticket]) -> None:
         self._fail(expired, DeadlineExceeded(f"Request timeout expired while waiting for model '{self._name}'"))

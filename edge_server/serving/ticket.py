@@ -20,7 +20,9 @@ class Ticket:
     A ticket cancelled while its batch runs is closed at once and released when the batch ends.
     """
 
-    __slots__ = ("_cancel", "_is_closed", "_lock", "_sink", "entry", "held", "request", "version")
+    __slots__ = (
+        "_cancel", "_is_closed", "_lock", "_sink", "charged_s", "entry", "held", "request", "took_s", "version",
+    )  # fmt: skip
 
     def __init__(
         self, request: Request, version: int, entry: Entry[Ticket], sink: ResponseSink, cancel: Callable[[Ticket], None]
@@ -29,6 +31,10 @@ class Ticket:
         self.version = version
         self.entry = entry
         self.held: Response | None = None
+        self.charged_s = 0.0
+        """Seconds of computing that the gate charged for it, to be settled; 0 when it was not asked."""
+        self.took_s = 0.0
+        """Its part of the time that its batch ran."""
         self._sink: ResponseSink | None = sink
         self._cancel = cancel
         # Reentrant: a sink may cancel its own ticket.

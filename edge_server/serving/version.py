@@ -15,20 +15,25 @@ from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
 from edge_server.core.lifecycle import Resolved, VersionSnapshot, VersionState, next_state
 from edge_server.core.message import Request, ResponseSink
-from edge_server.core.model import InstanceKind, ModelSpec
+from edge_server.core.model import InstanceGroup, InstanceKind, ModelSpec
 from edge_server.core.statistics import VersionStatistics
 from edge_server.core.view import InstanceReport, VersionReport
-from edge_server.errors import BadModelConfig, Draining, EdgeServerError, NotReady, SessionLost
+from edge_server.errors import BadModelConfig, DeadlineExceeded, Draining, EdgeServerError, NotReady, SessionLost
 from edge_server.memory.allocator import read_resident_bytes
 from edge_server.serving.counters import Counters
 from edge_server.serving.execution import BatchExecutor
+from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.instance import Instance
+from edge_server.serving.limiter import RateLimiter, needs_of
 from edge_server.serving.scheduler import Scheduler
 from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Timer
 from edge_server.serving.warmup import check_opened, probe, warm
 
 log = logging.getLogger(__name__)
+
+_TRY_AGAIN_NS = 1_000_000_000
+"""After how long without a run a request is begun that would, by the runs known, be late."""
 
 
 class ModelVersion:
@@ -41,6 +46,8 @@ class ModelVersion:
         fingerprint: str,
         timer: Timer,
         settings: Mapping[str, Mapping[str, str]],
+        gate: Gate = OPEN_GATE,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self.spec = resolved.spec
         self.name = resolved.spec.name
@@ -56,12 +63,15 @@ class ModelVersion:
         self._plan = BatchPlan(self.spec)
         self._check = RequestCheck(self.spec)
         self._counters = Counters(self.name, self.version)
-        self._scheduler = Scheduler(self.spec, self._counters, timer)
+        self._gate = gate
+        self._has_limiter = limiter is not None
+        self._scheduler = Scheduler(self.spec, self._counters, timer, gate, limiter)
         self._execute = BatchExecutor(self.spec, self._plan, self._counters, self._scheduler)
         self._instances: list[Instance] = []
         self._info: SessionInfo | None = None
         self._load_s = 0.0
         self._load_rss_bytes = 0
+        self._tried_ns = 0
 
     def open(self) -> None:
         """Open and warm every instance, then take requests. Raises what the backend raises, with nothing left open."""
@@ -69,9 +79,9 @@ class ModelVersion:
         resident_bytes = read_resident_bytes()
         self._move(VersionState.LOADING)
         try:
-            for name, device_id in self._instance_names():
-                instance = self._make_instance(name, device_id)
-                self._instances.append(instance)
+            self._instances += [self._make_instance(*planned) for planned in self._instance_names()]
+            self._scheduler.enter_limiter(self._instances)
+            for instance in self._instances:
                 self._info = instance.open()
             self._move(VersionState.WARMING)
             for instance in self._instances:
@@ -93,20 +103,49 @@ class ModelVersion:
         self._move(VersionState.READY)
 
     def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
-        """Check and enqueue. Raises InvalidRequest, QueueFull, or Draining when the version is being retired; then
-        the caller still owns the request."""
+        """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
+        in time, or Draining when the version is being retired; then the caller still owns the request."""
         rows = self._check.rows(request)
         entry: Entry[Ticket] = Entry(
             rows, self._check.merge_key(request), time.monotonic_ns(), request.priority, request.timeout_us
         )
         ticket = Ticket(request, self.version, entry, sink, self._scheduler.cancel)
         try:
+            if request.deadline_ns:
+                self._set_latest_start(entry, request.deadline_ns)
+            if not self._gate.is_open:
+                ticket.charged_s = self._gate.admit(self.spec, request, rows * self._counters.row_ns / 1e9)
             self._scheduler.submit(ticket, may_run=may_run)
         except EdgeServerError as error:
+            if ticket.charged_s:
+                self._gate.settle(ticket.charged_s, 0.0)
             if not isinstance(error, Draining):
                 self._counters.record_failure(error, entry.arrived_ns, time.monotonic_ns())
             raise
         return ticket
+
+    def _set_latest_start(self, entry: Entry[Ticket], deadline_ns: int) -> None:
+        """Refuse what would not be finished in time if it began now, going by how long runs take here."""
+        run_ns = int(self._counters.run_ns)
+        entry.start_by_ns = deadline_ns - run_ns
+        left_ns = deadline_ns - entry.arrived_ns
+        if run_ns < left_ns:
+            return
+        if left_ns <= 0:
+            raise DeadlineExceeded(f"the deadline of the request to model '{self.name}' passed before it was taken up")
+        if entry.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
+            # Only runs tell how long runs take: refusing all would never find out that they became faster.
+            self._tried_ns = entry.arrived_ns
+            entry.start_by_ns = deadline_ns
+            return
+        raise DeadlineExceeded(
+            f"model '{self.name}' takes about {run_ns / 1e6:.1f} ms, "
+            f"and the request's deadline is in {left_ns / 1e6:.1f} ms"
+        )
+
+    def look_again(self) -> None:
+        """Go on with what was held back: the gate allows more now."""
+        self._scheduler.look_again()
 
     def stop_taking(self) -> None:
         """Refuse what comes from now on; what waits or runs goes on."""
@@ -133,7 +172,7 @@ class ModelVersion:
 
     def probe(self) -> float:
         """Run one inference past the queue on an instance of its own, and return the seconds it took."""
-        device_id = next(device for _, device in self._instance_names())
+        device_id = self._instance_names()[0][1]
         seconds = 0.0
 
         def measure(session: Session | RequestSession) -> None:
@@ -181,6 +220,8 @@ class ModelVersion:
         lost = SessionLost(self.reason)
         self._scheduler.abandon_waiting(lost)
         self._scheduler.abandon_running(lost)
+        # What hangs may never end; others must not wait for what it holds.
+        self._scheduler.leave_limiter()
         self._scheduler.wait_idle(None)
         self._close_instances()
         self._move(VersionState.RETIRED)
@@ -216,13 +257,15 @@ class ModelVersion:
             self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
         )
 
-    def _make_instance(self, name: str, device_id: int | None) -> Instance:
+    def _make_instance(self, name: str, device_id: int | None, group: InstanceGroup) -> Instance:
         instance = Instance(
             name,
             lambda: self._open_session(name, device_id),
             lambda session: warm(session, self.spec, self._plan, self._file.model_dir),
             self._execute,
             lambda session: check_opened(session, self.spec, self._plan, self._file.model_dir),
+            needs_of(group.resources, device_id) if self._has_limiter else None,
+            group.rate_priority,
         )
         instance.attach(self._scheduler.serve)
         return instance
@@ -231,18 +274,20 @@ class ModelVersion:
         job = OpenJob(self.spec, self._file, name, device_id, self._settings)
         return load_backend(self.spec.backend).open(job)
 
-    def _instance_names(self) -> list[tuple[str, int | None]]:
-        names: list[tuple[str, int | None]] = []
+    def _instance_names(self) -> list[tuple[str, int | None, InstanceGroup]]:
+        names: list[tuple[str, int | None, InstanceGroup]] = []
         for group in self.spec.instance_groups:
-            if group.kind is InstanceKind.GPU:
-                names += [(f"{group.name}_{index}_{gpu}", gpu) for gpu in group.gpus for index in range(group.count)]
-            else:
-                names += [(f"{group.name}_{index}", None) for index in range(group.count)]
+            for index in range(group.count):
+                if group.kind is InstanceKind.GPU:
+                    names += [(f"{group.name}_{index}_{gpu}", gpu, group) for gpu in group.gpus]
+                else:
+                    names.append((f"{group.name}_{index}", None, group))
         if not names:
             raise BadModelConfig(f"model '{self.name}': instance_group asks for no instance at all")
         return names
 
     def _close_instances(self) -> None:
+        self._scheduler.leave_limiter()
         for instance in self._instances:
             instance.close()
         self._instances.clear()

@@ -39,14 +39,15 @@ class Family:
 
     __slots__ = ("_samples", "help", "kind", "name")
 
-    def __init__(self, name: str, kind: Literal["counter", "gauge"], help: str) -> None:
+    def __init__(self, name: str, kind: Literal["counter", "gauge", "histogram"], help: str) -> None:
         self.name = name
         self.kind = kind
         self.help = help
-        self._samples: dict[tuple[tuple[str, str], ...], float] = {}
+        self._samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
-    def add(self, labels: Mapping[str, str], value: float) -> None:
-        self._samples[tuple(labels.items())] = value
+    def add(self, labels: Mapping[str, str], value: float, *, part: str = "") -> None:
+        """Add a sample; `part` is what a histogram's sample has after the name: "_bucket", "_sum" or "_count"."""
+        self._samples[part, tuple(labels.items())] = value
 
     def render(self) -> Iterator[str]:
         """Yield the lines of the family, none when it has no samples."""
@@ -54,10 +55,11 @@ class Family:
             return
         yield f"# HELP {self.name} {self.help.translate(_HELP_ESCAPES)}\n"
         yield f"# TYPE {self.name} {self.kind}\n"
-        for labels, value in self._samples.items():
-            pairs = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in labels)
+        for (part, labels), value in self._samples.items():
+            name = self.name + part
+            pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels)
             # Python spells floats, nan and inf in ways that Go's ParseFloat, which the format refers to, reads.
-            yield f"{self.name}{{{pairs}}} {value}\n" if pairs else f"{self.name} {value}\n"
+            yield f"{name}{{{pairs}}} {value}\n" if pairs else f"{name} {value}\n"
 
 
 Source = Callable[[], Iterable[Family]]

@@ -6,18 +6,29 @@ Names follow the image encoder of Isaac ROS where it has one. All values are str
 |---|---|---|
 | network_image_width, network_image_height | size of the network's input | the input's dims |
 | image_input | name of the input that takes the image | the only input |
-| image_color | rgb, bgr or gray: order of channels of the network | rgb, or gray for one channel |
+| image_color | rgb, bgr, gray or depth: what the network's channels are | rgb, or gray for one channel |
 | image_fit | stretch, letterbox or crop | stretch |
 | image_resize | with crop: bring the shorter side to this many pixels, then cut out the middle | just cover the input |
 | image_pad_value | with letterbox: colour of the borders, 0..255, before scaling; one number or one a channel | 0 |
 | image_interpolation | auto, nearest, linear, cubic or area: see `fit.Interpolation` | auto |
 | image_scale | a number or a fraction such as 1/255 | 1 |
 | image_mean, image_stddev | one number or one a channel, in the order of image_color | 0 and 1 |
+| image_depth_unit | with image_color depth: m or mm, what the network's numbers count | as the frame has them |
+| image_decode | exact, or fast: JPEG frames may be decoded at 1/2, 1/4 or 1/8 of their size | exact |
 | image_top_k | how many best labels answer an image | not declared |
 
 A channel's value v of 0..255 becomes (v * image_scale - image_mean) / image_stddev. So mean and stddev are in units of
 0..255 when image_scale is 1, and of 0..1 when it is 1/255; to leave no doubt, whoever states one of them states
 image_scale too.
+
+With image_color depth, v is not 0..255 but what the sensor measured, as 16UC1, 32FC1 and their like carry it: by ROS
+REP 118 whole numbers are millimetres and floating ones metres, which image_depth_unit brings together. What is no
+finite number was not measured, and is 0, as in 16UC1. image_interpolation auto is nearest there, so that no surface is
+invented between a near and a far one; integer inputs take the nearest number within their range.
+
+image_decode fast concerns JPEG frames that are at least twice as large as they will be resized to, and no drawing of
+results into them: the decoder then leaves out detail that resizing would average away. It saves about a quarter of the
+decoding; single pixels differ by up to a tenth of the range, the mean by a five-hundredth.
 
 `keep_aspect_ratio`, `enable_padding` and `crop_mode` of Isaac ROS are understood in place of image_fit: false is
 stretch, true with padding is letterbox, true without it is crop.
@@ -60,8 +71,24 @@ _KEYS = (
     "image_scale",
     "image_mean",
     "image_stddev",
+    "image_depth_unit",
+    "image_decode",
     "image_top_k",
 )
+
+
+class Decode(enum.Enum):
+    """Whether files are decoded at their full size."""
+
+    EXACT = "exact"
+    FAST = "fast"
+
+
+class DepthUnit(enum.Enum):
+    """Metres or millimetres."""
+
+    METRES = "m"
+    MILLIMETRES = "mm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +106,8 @@ class Declaration:
     scale: float
     mean: tuple[float, ...]
     stddev: tuple[float, ...]
+    depth_unit: DepthUnit | None
+    decode: Decode
     top_k: int | None
 
 
@@ -112,6 +141,8 @@ def read_declaration(model: str, parameters: Mapping[str, str]) -> Declaration:
         scale=reader.scale(),
         mean=reader.numbers("image_mean", (0.0,)),
         stddev=reader.stddev(),
+        depth_unit=reader.choice("image_depth_unit", DepthUnit),
+        decode=reader.choice("image_decode", Decode) or Decode.EXACT,
         top_k=reader.integer("image_top_k", MAX_TOP_K),
     )
 

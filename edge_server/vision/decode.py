@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.vision.header import read_header
+from edge_server.vision.header import ImageHeader, read_header
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,12 +19,23 @@ if TYPE_CHECKING:
 def opencv() -> ModuleType:
     """Return the module cv2. Raises Unsupported, with what to install, where it is missing or does not import."""
     try:
-        return importlib.import_module("cv2")
+        cv2 = importlib.import_module("cv2")
     except ImportError as error:
         raise Unsupported(
             f"images need OpenCV, which does not import here ({error}); install it with: "
             "pip install 'edge-server[vision]'"
         ) from error
+    _keep_to_callers_thread(cv2)
+    return cv2
+
+
+@functools.cache
+def _keep_to_callers_thread(cv2: ModuleType) -> None:
+    """Forbid OpenCV threads of its own: the cores belong to the models and to other pictures.
+
+    Two workers beside a model gain nothing by them (tests/bench/preprocessing.py).
+    """
+    cv2.setNumThreads(1)
 
 
 def decode_image(data: memoryview, *, as_gray: bool, subject: str) -> npt.NDArray[np.uint8]:
@@ -37,6 +49,12 @@ def decode_image(data: memoryview, *, as_gray: bool, subject: str) -> npt.NDArra
     header = read_header(data, subject)
     cv2 = opencv()
     flags = cv2.IMREAD_GRAYSCALE if as_gray else cv2.IMREAD_COLOR
+    return decode_file(data, header, flags, subject).view(np.uint8)
+
+
+def decode_file(data: memoryview, header: ImageHeader, flags: int, subject: str) -> npt.NDArray[np.generic]:
+    """Decode a file with that header as `flags` of cv2.imdecode say. Raises InvalidRequest where it is damaged."""
+    cv2 = opencv()
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
@@ -47,5 +65,5 @@ def decode_image(data: memoryview, *, as_gray: bool, subject: str) -> npt.NDArra
         raise InvalidRequest(
             f"{subject}: expected a sound {header.format.value} image, given {data.nbytes} bytes that do not decode"
         )
-    decoded: npt.NDArray[np.uint8] = image
+    decoded: npt.NDArray[np.generic] = image
     return decoded

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from edge_server.vision.decode import opencv
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+Position = TypeVar("Position", float, "npt.NDArray[np.float64]")
+
+Pixels: TypeAlias = "npt.NDArray[Any]"
 
 MAX_RESIZED_PIXELS = 16 * 1024 * 1024
 """Largest intermediate picture, in pixels, when a margin is cut off after resizing. Only a strip far longer than any
@@ -52,6 +56,8 @@ class Color(enum.Enum):
     RGB = "rgb"
     BGR = "bgr"
     GRAY = "gray"
+    DEPTH = "depth"
+    """One channel of numbers as a sensor measured them, not of brightness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,8 @@ class Fit:
     offset_x: float
     offset_y: float
 
-    def to_original(self, x: float, y: float) -> tuple[float, float]:
-        """Return the picture's coordinates of a point of the input. Points on an added border lie outside it."""
+    def to_original(self, x: Position, y: Position) -> tuple[Position, Position]:
+        """Return the picture's coordinates of points of the input. Points on an added border lie outside it."""
         return (x - self.offset_x) / self.scale_x, (y - self.offset_y) / self.scale_y
 
     def to_input(self, x: float, y: float) -> tuple[float, float]:
@@ -135,11 +141,11 @@ def fit_of(placement: Placement, width: int, height: int) -> Fit:
     )
 
 
-def resized(image: npt.NDArray[np.uint8], placement: Placement, rule: FitRule, subject: str) -> npt.NDArray[np.uint8]:
+def resized(image: Pixels, placement: Placement, rule: FitRule, subject: str) -> Pixels:
     """Return the part of the resized picture that lies inside the input: a view, and no copy where sizes agree.
 
-    `image` is `(height, width)` or `(height, width, 3)`. Raises InvalidRequest when the picture's sides are so unlike
-    that the resized one would have more than MAX_RESIZED_PIXELS.
+    `image` is `(height, width)` or `(height, width, 3)`, of 8 or 16 bits or of floating numbers. Raises InvalidRequest
+    when the picture's sides are so unlike that the resized one would have more than MAX_RESIZED_PIXELS.
     """
     height, width = image.shape[:2]
     if placement.width * placement.height > max(MAX_RESIZED_PIXELS, rule.width * rule.height):
@@ -153,9 +159,7 @@ def resized(image: npt.NDArray[np.uint8], placement: Placement, rule: FitRule, s
     return image[cut_y : cut_y + rule.height, cut_x : cut_x + rule.width]
 
 
-def _resize(
-    image: npt.NDArray[np.uint8], width: int, height: int, interpolation: Interpolation
-) -> npt.NDArray[np.uint8]:
+def _resize(image: Pixels, width: int, height: int, interpolation: Interpolation) -> Pixels:
     if interpolation is Interpolation.NEAREST:
         return _nearest(image, width, height)
     cv2 = opencv()
@@ -170,11 +174,11 @@ def _resize(
         # Enlarging, OpenCV's area method repeats pixels.
         Interpolation.AREA: cv2.INTER_AREA if is_shrinking else cv2.INTER_LINEAR,
     }[interpolation]
-    resized_image: npt.NDArray[np.uint8] = cv2.resize(image, (width, height), interpolation=flag)
+    resized_image: Pixels = cv2.resize(image, (width, height), interpolation=flag)
     return resized_image
 
 
-def _nearest(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
+def _nearest(image: Pixels, width: int, height: int) -> Pixels:
     """Take the pixel under each new pixel's centre.
 
     Not left to OpenCV: INTER_NEAREST takes the pixel up and left of it, and INTER_NEAREST_EXACT of 4.10 reads beyond
@@ -182,7 +186,7 @@ def _nearest(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArr
     """
     rows = (2 * np.arange(height) + 1) * image.shape[0] // (2 * height)
     columns = (2 * np.arange(width) + 1) * image.shape[1] // (2 * width)
-    taken: npt.NDArray[np.uint8] = image[rows[:, None], columns]
+    taken: Pixels = image[rows[:, None], columns]
     return taken
 
 
@@ -205,24 +209,3 @@ def to_gray(image: npt.NDArray[np.uint8], given: Color) -> npt.NDArray[np.uint8]
         np.ascontiguousarray(image), cv2.COLOR_RGB2GRAY if given is Color.RGB else cv2.COLOR_BGR2GRAY
     )
     return gray
-
-
-def write_channels(
-    image: npt.NDArray[np.uint8],
-    order: tuple[int, ...],
-    table: npt.NDArray[np.generic],
-    planes: npt.NDArray[np.generic],
-    corner: tuple[int, int],
-) -> None:
-    """Write a picture through `table` into `planes`, `(channels, height, width)`, with its corner at (left, top).
-
-    `table[c, v]` is the value of channel c where the picture has v. One pass a channel: look-up, change of order, of
-    layout (planes may be a transposed view) and of type at once.
-    """
-    left, top = corner
-    height, width = image.shape[:2]
-    window = planes[:, top : top + height, left : left + width]
-    for channel, source in enumerate(order):
-        values = image if image.ndim == 2 else image[:, :, source]
-        # Bytes cannot leave a table of 256; "clip" only spares numpy the check and a buffer.
-        np.take(table[channel], values, out=window[channel], mode="clip")

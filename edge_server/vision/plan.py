@@ -6,27 +6,33 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from edge_server.core.frame import Frame
 from edge_server.core.model import InputSpec, ModelSpec
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BadModelConfig
-from edge_server.vision.declaration import MAX_SIDE, Declaration, is_declared, read_declaration
+from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.vision.compressed import read_compressed
+from edge_server.vision.declaration import MAX_SIDE, Declaration, Decode, is_declared, read_declaration
 from edge_server.vision.decode import decode_image
+from edge_server.vision.encodings import pixels
 from edge_server.vision.fit import (
     Color,
     Fit,
     FitRule,
+    Interpolation,
+    Placement,
     channel_order,
     fit_of,
     place,
     resized,
     to_gray,
-    write_channels,
 )
+from edge_server.vision.picture import Picture
+from edge_server.vision.values import ByteValues, MeasuredValues, exact, measured
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,14 +57,18 @@ class Layout(enum.Enum):
     PACKED = "height, width, channels"
     PLAIN = "height, width"
 
+    @property
+    def rank(self) -> int:
+        return 2 if self is Layout.PLAIN else 3
+
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
     """What turns any picture into one row for `input_name`. Immutable, usable from any thread.
 
-    `shape` is the tensor's, with a leading 1 when the model batches. `table[c, v]` is what channel c of the network
-    gets where the picture has v (BF16 as bit patterns), `pad[c]` the border's v. `top_k` is how many best labels
-    answer an image request, None where the configuration does not say.
+    `shape` is the tensor's, with a leading 1 when the model batches. `values` is what pixels become, `pad` the colour
+    of borders before that. `is_decode_exact` is false where JPEG frames may be decoded at a fraction of their size.
+    `top_k` is how many best labels answer an image request, None where the configuration does not say.
     """
 
     input_name: str
@@ -67,9 +77,15 @@ class ImagePlan:
     layout: Layout
     color: Color
     rule: FitRule
-    table: npt.NDArray[np.generic] = field(repr=False, compare=False)
+    values: ByteValues | MeasuredValues
     pad: tuple[int, ...]
+    is_decode_exact: bool
     top_k: int | None
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one picture within a batch."""
+        return self.shape[1:] if len(self.shape) > self.layout.rank else self.shape
 
     def tensor(self, data: bytes | memoryview, *, model: str) -> Tensor:
         """Decode a JPEG, PNG, BMP or WebP file and fit it. The tensor owns its memory; `data` may go at once.
@@ -77,44 +93,138 @@ class ImagePlan:
         Raises InvalidRequest for what is not such an image, is truncated, damaged or too large, and Unsupported where
         OpenCV is not installed.
         """
-        is_gray = self.color is Color.GRAY
         # A cast to bytes, because a caller's view may count in larger items.
         view = memoryview(data).cast("B")
+        if self.color is Color.DEPTH:
+            picture = read_compressed(view, "png", wants=self.color, shrinks_to=None, subject=self._subject(model))
+            return self.fit(picture.pixels, picture.color, model=model)[0]
+        is_gray = self.color is Color.GRAY
         image = decode_image(view, as_gray=is_gray, subject=self._subject(model))
         return self.fit(image, Color.GRAY if is_gray else Color.BGR, model=model)[0]
 
-    def fit(self, image: npt.NDArray[np.uint8], color: Color, *, model: str) -> tuple[Tensor, Fit]:
-        """Fit decoded pixels: `(height, width, 3)`, or `(height, width)` for gray, rows possibly padded.
+    def fit(self, image: npt.NDArray[np.generic], color: Color, *, model: str) -> tuple[Tensor, Fit]:
+        """Fit decoded pixels, `(height, width, 3)`, or `(height, width)` for gray and depth, into a tensor of its own.
 
-        Returns the tensor and the mapping between coordinates of the picture and of the input. Raises InvalidRequest
-        for a picture whose sides are too unlike to be cut (see `fit.resized`).
+        The rest is as with `write`.
         """
-        height, width = image.shape[:2]
-        placement = place(self.rule, width, height)
-        visible = resized(image, placement, self.rule, self._subject(model))
+        array = np.empty(self.shape, self.dtype.numpy)
+        fit = self.write(Picture(image, color), array.reshape(self.row_shape), model=model)
+        return Tensor(self.input_name, self.dtype, array), fit
+
+    def read_frame(self, frame: Frame, data: memoryview, *, model: str, is_drawn: bool = False) -> Picture:
+        """Return the picture of a camera's frame whose bytes are `data`; for raw frames often a view of them.
+
+        `is_drawn`: the picture will also be shown, so a file comes in colour and full size whatever the network takes.
+        Raises InvalidRequest for a frame that contradicts itself or its format, or is of a kind (colour, depth) that
+        the model does not take, and Unsupported for codecs that are not offered or where OpenCV is not installed.
+        """
+        subject = self._subject(model)
+        if bool(frame.format) == bool(frame.encoding):
+            given = f"both ('{frame.encoding[:40]}', '{frame.format[:40]}')" if frame.format else "none"
+            raise InvalidRequest(f"{subject}: expected either an encoding (raw) or a format (a file), given {given}")
+        if frame.format:
+            picture = self._read_file(frame, data, is_drawn, subject)
+        else:
+            picture = pixels(
+                frame.height, frame.width, frame.encoding, frame.step, frame.is_bigendian, data, subject=subject
+            )
+        self._check_kind(picture, subject)
+        return picture
+
+    def write(self, picture: Picture, row: npt.NDArray[np.generic], *, model: str) -> Fit:
+        """Fit a picture into `row`, of `row_shape` and the input's type, C-contiguous, every element of it.
+
+        Returns the mapping between coordinates of the frame and of the input. Raises InvalidRequest for a picture of a
+        kind that the model does not take, or whose sides are too unlike to be cut (see `fit.resized`).
+        """
+        if row.shape != self.row_shape or row.dtype != self.dtype.numpy or not row.flags.c_contiguous:
+            raise ValueError(f"expected a row of {self.row_shape} {self.dtype.numpy}, given {row.shape} {row.dtype}")
+        subject = self._subject(model)
+        self._check_kind(picture, subject)
+        placement = place(self.rule, picture.width, picture.height)
+        if isinstance(self.values, MeasuredValues):
+            self._write_numbers(picture, placement, row, subject)
+        else:
+            self._write_colors(picture, placement, row, subject)
+        return fit_of(placement, picture.width, picture.height)
+
+    def _read_file(self, frame: Frame, data: memoryview, is_drawn: bool, subject: str) -> Picture:
+        # The header is checked before the file is decoded, so its bytes must not change in between.
+        view = memoryview(bytes(data)) if frame.region else data.cast("B")
+        wants = Color.BGR if is_drawn and self.color is Color.GRAY else self.color
+        shrinks_to = None if is_drawn or self.is_decode_exact else self.rule
+        return read_compressed(view, frame.format, wants=wants, shrinks_to=shrinks_to, subject=subject)
+
+    def _write_colors(self, picture: Picture, placement: Placement, row: npt.NDArray[np.generic], subject: str) -> None:
+        assert isinstance(self.values, ByteValues)
+        color = picture.color
+        visible = resized(picture.eight_bits(), placement, self.rule, subject)
         if self.color is Color.GRAY and color is not Color.GRAY:
             visible, color = to_gray(visible, color), Color.GRAY
-        array = np.empty(self.shape, self.dtype.numpy)
-        planes = self._planes(array)
-        if visible.shape[:2] != planes.shape[1:]:
-            for channel, value in enumerate(self.pad):
-                planes[channel] = self.table[channel, value]
-        corner = (max(0, placement.left), max(0, placement.top))
-        write_channels(visible, channel_order(color, self.color), self.table, planes, corner)
-        return Tensor(self.input_name, self.dtype, array), fit_of(placement, width, height)
-
-    def _planes(self, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """Return a view of the tensor's array as `(channels, height, width)`."""
-        height, width = self.rule.height, self.rule.width
-        planes: npt.NDArray[np.generic]
+        order = channel_order(color, self.color)
+        window = self._window(row, placement, visible.shape)
         if self.layout is Layout.PACKED:
-            planes = array.reshape(height, width, -1).transpose(2, 0, 1)
+            self.values.write_packed(visible, order, window.transpose(1, 2, 0))
         else:
-            planes = array.reshape(-1, height, width)
-        return planes
+            self.values.write_planar(visible, order, window)
+
+    def _write_numbers(
+        self, picture: Picture, placement: Placement, row: npt.NDArray[np.generic], subject: str
+    ) -> None:
+        assert isinstance(self.values, MeasuredValues)
+        numbers = picture.pixels
+        if self.rule.interpolation is not Interpolation.NEAREST:
+            # One missing measurement must not spoil those around it.
+            numbers = measured(numbers)
+        visible = resized(numbers, placement, self.rule, subject)
+        self.values.write(visible, self._window(row, placement, visible.shape)[0])
+
+    def _window(
+        self, row: npt.NDArray[np.generic], placement: Placement, size: tuple[int, ...]
+    ) -> npt.NDArray[np.generic]:
+        """Fill the borders around a picture of that size, and return `(channels, height, width)` of its place."""
+        height, width = self.rule.height, self.rule.width
+        top, left = max(0, placement.top), max(0, placement.left)
+        bottom, right = top + size[0], left + size[1]
+        has_border = (bottom - top, right - left) != (height, width)
+        window: npt.NDArray[np.generic]
+        if self.layout is Layout.PACKED:
+            if has_border:
+                # Lines of numbers: assigning three at a time is several times slower.
+                lines, n = row.reshape(height, -1), row.shape[2]
+                _fill_around(lines, np.tile(self.values.border(self.pad), width), (top, bottom), (left * n, right * n))
+            window = row[top:bottom, left:right].transpose(2, 0, 1)
+            return window
+        planes = row.reshape(-1, height, width)
+        if has_border:
+            for plane, value in zip(planes, self.values.border(self.pad), strict=True):
+                _fill_around(plane, value, (top, bottom), (left, right))
+        window = planes[:, top:bottom, left:right]
+        return window
+
+    def _check_kind(self, picture: Picture, subject: str) -> None:
+        if self.color is Color.DEPTH and picture.pixels.ndim != 2:
+            raise InvalidRequest(f"{subject}: expected depth (16UC1, 32FC1, mono16), given colour")
+        if self.color is not Color.DEPTH and picture.color is Color.DEPTH:
+            raise InvalidRequest(
+                f"{subject}: expected colour or gray, given depth ({picture.pixels.dtype} numbers of one channel); "
+                "a model that takes depth declares image_color depth, and gray of 16 bits is named mono16"
+            )
 
     def _subject(self, model: str) -> str:
         return f"model '{model}', image for input '{self.input_name}'"
+
+
+def _fill_around(
+    plane: npt.NDArray[np.generic], line: npt.NDArray[np.generic], rows: tuple[int, int], columns: tuple[int, int]
+) -> None:
+    """Fill `plane` but for a window of it with `line`, which is one value or one for each column."""
+    top, bottom = rows
+    left, right = columns
+    plane[:top] = line
+    plane[bottom:] = line
+    plane[top:bottom, :left] = line[:left] if line.ndim else line
+    plane[top:bottom, right:] = line[right:] if line.ndim else line
 
 
 def image_plan(spec: ModelSpec) -> ImagePlan | None:
@@ -160,7 +270,7 @@ class _Planner:
         at = 1 if layout is Layout.PLANAR else 0
         height = self._side("network_image_height", self.declaration.height, dims[at])
         width = self._side("network_image_width", self.declaration.width, dims[at + 1])
-        channels = 1 if color is Color.GRAY else 3
+        channels = 1 if color in (Color.GRAY, Color.DEPTH) else 3
         picture = {
             Layout.PLANAR: (channels, height, width),
             Layout.PACKED: (height, width, channels),
@@ -173,9 +283,10 @@ class _Planner:
             shape=(1, *picture) if has_leading_one else picture,
             layout=layout,
             color=color,
-            rule=self._rule(width, height),
-            table=self._table(channels),
+            rule=self._rule(width, height, color),
+            values=self._measured_values() if color is Color.DEPTH else self._byte_values(channels),
             pad=tuple(int(v) for v in self._per_channel("image_pad_value", self.declaration.pad_value, channels)),
+            is_decode_exact=self.declaration.decode is Decode.EXACT,
             top_k=self.declaration.top_k,
         )
 
@@ -207,10 +318,12 @@ class _Planner:
         if channels not in (1, 3):
             self._refuse("3 channels, or 1 for gray", f"{channels} in dims {list(self.target.dims)}")
         color = self.declaration.color or (Color.GRAY if channels == 1 else Color.RGB)
-        if (color is Color.GRAY) != (channels == 1):
+        if (color in (Color.GRAY, Color.DEPTH)) != (channels == 1):
             self._refuse(
-                f"image_color {'gray' if channels == 1 else 'rgb or bgr'} for {channels} channels", color.value
+                f"image_color {'gray or depth' if channels == 1 else 'rgb or bgr'} for {channels} channels", color.value
             )
+        if self.declaration.depth_unit and color is not Color.DEPTH:
+            self._refuse("image_depth_unit only together with image_color depth", color.value)
         return color
 
     def _side(self, key: str, declared: int | None, dim: int) -> int:
@@ -223,11 +336,15 @@ class _Planner:
             self._refuse(f"sides from 1 to {MAX_SIDE}", side)
         return side
 
-    def _rule(self, width: int, height: int) -> FitRule:
+    def _rule(self, width: int, height: int, color: Color) -> FitRule:
         resize = self.declaration.resize
         if resize is not None and resize < max(width, height):
             self._refuse(f"image_resize of at least {max(width, height)}, to cut out {width}x{height}", resize)
-        return FitRule(self.declaration.mode, width, height, resize, self.declaration.interpolation)
+        interpolation = self.declaration.interpolation
+        if color is Color.DEPTH and interpolation is Interpolation.AUTO:
+            # Between a near and a far surface there is nothing that a mean could stand for.
+            interpolation = Interpolation.NEAREST
+        return FitRule(self.declaration.mode, width, height, resize, interpolation)
 
     def _per_channel(self, key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
         if len(values) == 1:
@@ -236,33 +353,24 @@ class _Planner:
             self._refuse(f"{key} with one number, or one for each of {channels} channels", f"{len(values)} numbers")
         return values
 
-    def _table(self, channels: int) -> npt.NDArray[np.generic]:
-        """Return what each of 256 values becomes in each channel: computed in double precision, rounded once."""
+    def _byte_values(self, channels: int) -> ByteValues:
         mean = np.array(self._per_channel("image_mean", self.declaration.mean, channels))[:, None]
         stddev = np.array(self._per_channel("image_stddev", self.declaration.stddev, channels))[:, None]
         with np.errstate(over="ignore"):
             values = (np.arange(256.0) * self.declaration.scale - mean) / stddev
-            table = _cast(values, self.target.dtype)
+            table = exact(values, self.target.dtype)
         if table is None:
             self._refuse(
                 f"image_scale, image_mean and image_stddev to give values that {self.target.dtype.value} holds",
                 f"{values.min():g} to {values.max():g}",
             )
-        return table
+        return ByteValues(table)
 
-
-def _cast(values: npt.NDArray[np.float64], dtype: DType) -> npt.NDArray[np.generic] | None:
-    """Return `values` as `dtype`, rounded to nearest (ties to even); None when some do not fit."""
-    if dtype is DType.BF16:
-        bits = values.astype(np.float32).view(np.uint32)
-        # Adding 0x7FFF, and 1 more where the kept part is odd, carries into the upper half just where it must.
-        kept = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-        return kept.astype(np.uint16) if bool((kept & 0x7F80 != 0x7F80).all()) else None
-    if dtype.numpy.kind == "f":
-        narrowed = values.astype(dtype.numpy)
-        return narrowed if bool(np.isfinite(narrowed).all()) else None
-    limits = np.iinfo(str(dtype.numpy))
-    rounded = np.rint(values)
-    if not bool(((rounded >= limits.min) & (rounded <= limits.max)).all()):
-        return None
-    return rounded.astype(dtype.numpy)
+    def _measured_values(self) -> MeasuredValues:
+        (mean,) = self._per_channel("image_mean", self.declaration.mean, 1)
+        (stddev,) = self._per_channel("image_stddev", self.declaration.stddev, 1)
+        scale = self.declaration.scale
+        # With room for a factor of 1000 between units.
+        if max(abs(scale / stddev), abs(mean / stddev)) > float(np.finfo(np.float32).max) / 1000:
+            self._refuse("image_scale, image_mean and image_stddev that FP32 holds", f"{scale:g}, {mean:g}, {stddev:g}")
+        return MeasuredValues(self.target.dtype, scale, mean, stddev, self.declaration.depth_unit)

@@ -37,6 +37,7 @@ def test_every_error_class_maps_to_the_number_of_its_code():
         ("ALREADY_EXISTS", 400, 6),
         ("CANCELLED", 499, 1),
         ("RESOURCE_EXHAUSTED", 429, 8),
+        ("ABORTED", 409, 10),
     ],
 )
 def test_numbers_are_those_that_clients_expect(code, http, grpc):

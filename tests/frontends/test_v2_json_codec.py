@@ -15,7 +15,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.frontends.v2.json_codec import decode_infer, encode_infer, parse_header_length
 from edge_server.frontends.v2.json_text import parse_json, parse_object
-from edge_server.frontends.v2.raw import raw_from_tensor
+from edge_server.protocol.raw import raw_from_tensor
 
 
 class StubPin:

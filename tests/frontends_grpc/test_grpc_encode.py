@@ -18,9 +18,9 @@ from edge_server.frontends.grpc.encode import (
     stream_error_message,
     stream_message,
 )
-from edge_server.frontends.v2.raw import raw_from_tensor
 from edge_server.frontends.v2.regions import RegionRef
 from edge_server.protocol import messages
+from edge_server.protocol.raw import raw_from_tensor
 
 names = st.text(max_size=12)
 values = st.one_of(

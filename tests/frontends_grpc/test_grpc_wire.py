@@ -16,8 +16,9 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc import read
 from edge_server.frontends.grpc.contents import FIELDS, decode_varints, tensor_from_contents
 from edge_server.frontends.grpc.read import InferMessage, InferReader
-from edge_server.frontends.grpc.wire import read_varint, split, varint
+from edge_server.frontends.grpc.wire import split
 from edge_server.protocol import messages
+from edge_server.protocol.wire import read_varint, varint
 
 READER = InferReader()
 

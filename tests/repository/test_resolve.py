@@ -175,7 +175,6 @@ def test_every_field_that_is_acted_on_reaches_the_specification(add_model: Any, 
     ("field", "text"),
     [
         ("response_cache", "response_cache { enable: true }"),
-        ("instance_group.rate_limiter", "instance_group { rate_limiter { priority: 1 } }"),
         ("optimization.cuda", "optimization { cuda { graphs: true } }"),
         ("model_operations", 'model_operations { op_library_filename: "a.so" }'),
         ("model_repository_agents", 'model_repository_agents { agents { name: "checksum" } }'),

@@ -17,6 +17,7 @@ import pytest
 from edge_server.core.model import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.repository import pbtxt
+from edge_server.vision.encodings import ENCODINGS, is_depth
 from edge_server.vision.plan import ImagePlan, image_plan
 
 data = pytest.importorskip("skimage.data")
@@ -95,6 +96,17 @@ def test_other_pictures_are_what_people_say_they_are(plan, session, labels, enco
     picture = encode(getattr(data, name)(), form)
     row = probabilities(session, plan.tensor(picture, model="efficientnet_lite0"))[0]
     assert labels[int(row.argmax())] in expected
+
+
+def test_a_frame_in_any_encoding_of_colour_is_classified_alike(plan, session, labels, expose) -> None:
+    encodings = [name for name in ENCODINGS if not is_depth(name) and name not in ("mono8", "8UC1", "mono16")]
+    batch = np.empty((len(encodings), *plan.row_shape), np.float32)
+    for encoding, row in zip(encodings, batch, strict=True):
+        frame = expose(data.coffee(), encoding, padding=8)
+        plan.write(plan.read_frame(frame, memoryview(frame.data), model="m"), row, model="m")
+    rows = session.run(["probabilities"], {"input": batch})[0]
+    assert {labels[index] for index in rows.argmax(axis=1)} == {"espresso"}
+    assert np.abs(rows - rows[encodings.index("rgb8")]).max() < 0.03
 
 
 def test_rows_of_a_batch_do_not_touch_each_other(plan, session, encode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
@@ -106,3 +107,8 @@ def test_without_opencv_an_image_is_unsupported_and_the_message_says_what_to_ins
     with pytest.raises(Unsupported, match=r"pip install 'edge-server\[vision\]'") as caught:
         decode(encode(noise(4, 4), "PNG"))
     assert caught.value.code is ErrorCode.UNSUPPORTED
+
+
+def test_opencv_starts_no_threads_of_its_own() -> None:
+    code = "from edge_server.vision.decode import opencv; print(opencv().getNumThreads())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"

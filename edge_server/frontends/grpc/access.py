@@ -54,6 +54,11 @@ class Restriction:
         raise Refusal(f"This protocol is restricted, expecting header '{self._key}'", retry_after_s=None)
 
 
+def restriction(category: str, groups: Iterable[RestrictedGroup]) -> Restriction | None:
+    """Return what restricts a category, None where anybody may call."""
+    return next((Restriction(group) for group in groups if category in group.categories), None)
+
+
 def _octets(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import NoReturn
 
 import grpc
@@ -27,6 +28,9 @@ def abort(context: grpc.ServicerContext, error: EdgeServerError) -> NoReturn:
     details = error.message
     if len(details) > _MAX_DETAILS_CHARS:
         details = details[:_MAX_DETAILS_CHARS] + "..."
+    if error.retry_after_s is not None:
+        # gRPC's own name for it, which clients with a retry policy obey.
+        context.set_trailing_metadata((("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))),))
     context.abort(status_code(error), details.encode("utf-8", "replace").decode())
     raise AssertionError("abort returned")
 

@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.wire import split
-from edge_server.frontends.v2.raw import byte_size_mismatch, element_count, tensor_from_raw
 from edge_server.protocol.messages import message_class
+from edge_server.protocol.raw import byte_size_mismatch, element_count, tensor_from_raw
 
 FIELDS: dict[DType, int] = {
     DType.BOOL: 1,

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from edge_server.core.message import Parameter, Response
 from edge_server.errors import ServingFault
-from edge_server.frontends.grpc.wire import delimited, delimited_head, number_field, text, varint
-from edge_server.frontends.v2.raw import raw_from_tensor
 from edge_server.frontends.v2.regions import RegionRef
+from edge_server.protocol.raw import raw_from_tensor
+from edge_server.protocol.wire import delimited, delimited_head, number_field, text, varint
 
 FINAL_KEY = "triton_final_response"
 MAX_MESSAGE_BYTES = 2**31 - 1

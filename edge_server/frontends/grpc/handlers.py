@@ -6,7 +6,8 @@ All handlers take and return bytes, so that nothing is parsed before the boundar
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import EdgeServerError, InvalidRequest, Throttled
-from edge_server.frontends.grpc.access import Restriction, restrictions
+from edge_server.frontends.grpc.access import Restriction, restriction, restrictions
 from edge_server.frontends.grpc.boundary import abort, known
 from edge_server.frontends.grpc.control import ControlRpcs
 from edge_server.frontends.grpc.discovery import Reflection, health_check
@@ -31,10 +32,24 @@ UnaryAnswer = Callable[[bytes, grpc.ServicerContext], "bytes | EdgeServerError"]
 StreamAnswers = Callable[["Iterator[bytes]", grpc.ServicerContext], "Iterator[bytes]"]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamService:
+    """A service of bidirectional streams that another front end answers: its full name, and each RPC's answers.
+
+    Its messages are described in protocol/descriptors.binpb; `category` is what it can be restricted by.
+    """
+
+    name: str
+    answers: Mapping[str, StreamAnswers]
+    category: str = "inference"
+
+
 class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no types
     """Finds the handler of a call. `max_streams` bounds how many calls of unlimited length run at once."""
 
-    def __init__(self, service: InferenceService, config: GrpcConfig, max_streams: int) -> None:
+    def __init__(
+        self, service: InferenceService, config: GrpcConfig, max_streams: int, guests: Sequence[StreamService] = ()
+    ) -> None:
         self._service = service
         self._config = config
         self._reader = InferReader()
@@ -47,7 +62,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
         self._by_path: dict[str, grpc.RpcMethodHandler] = {}
         self._add_inference()
         self._add_health()
-        self._add_reflection()
+        for guest in guests:
+            self._add_guest(guest)
+        self._add_reflection([guest.name for guest in guests])
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._by_path.get(handler_call_details.method)
@@ -67,7 +84,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             if method.name == "ModelInfer":
                 self._add_unary(method, unary.answer)
             elif method.name == "ModelStreamInfer":
-                self._add_stream(method, self._infer_on_stream)
+                self._add_stream(method, self._infer_on_stream, self._restrictions.get(method.name))
             else:
                 self._add_unary(method, _parsed(method, control[method.name]))
 
@@ -76,23 +93,26 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             if method.name == "Check":
                 self._add_unary(method, _parsed(method, health_check(self._service.is_ready)))
 
-    def _add_reflection(self) -> None:
-        offered = (messages.GRPC_SERVICE, messages.HEALTH_SERVICE, *messages.REFLECTION_SERVICES)
+    def _add_guest(self, guest: StreamService) -> None:
+        guard = restriction(guest.category, self._config.restricted)
+        for method in messages.service_methods(guest.name):
+            self._add_stream(method, guest.answers[method.name], guard)
+
+    def _add_reflection(self, guests: Sequence[str]) -> None:
+        offered = (messages.GRPC_SERVICE, *guests, messages.HEALTH_SERVICE, *messages.REFLECTION_SERVICES)
         for name in messages.REFLECTION_SERVICES:
             for method in messages.service_methods(name):
-                self._add_stream(method, Reflection(name, offered).answers)
+                self._add_stream(method, Reflection(name, offered).answers, None)
 
     def _add_unary(self, method: Method, answer: UnaryAnswer) -> None:
         behavior = _guarded(answer, self._restrictions.get(method.name))
         self._by_path[method.path] = grpc.unary_unary_rpc_method_handler(behavior)
 
-    def _add_stream(self, method: Method, answers: StreamAnswers) -> None:
-        restriction = self._restrictions.get(method.name)
-
+    def _add_stream(self, method: Method, answers: StreamAnswers, guard: Restriction | None) -> None:
         def behavior(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             try:
-                if restriction is not None:
-                    restriction.check(context)
+                if guard is not None:
+                    guard.check(context)
                 self._count_stream()
                 try:
                     yield from answers(requests, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 REAL_ERRORS_KEY = "triton_grpc_error"
 """Metadata: when "true", the first error ends a stream with its status instead of travelling in a message."""
+
+_NO_DEADLINE_S = 1e8
 
 
 class Waiter:
@@ -66,6 +69,7 @@ class UnaryInfer:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         headers = forwarded_metadata(context, self._header_pattern)
         request = request_of(found, plan, self._service.shared_memory, headers)
+        request.deadline_ns = _sooner(request.deadline_ns, context)
         waiter = Waiter()
         ticket = self._service.submit(request, waiter.take, may_run=True)
         if not waiter.is_done:
@@ -76,6 +80,16 @@ class UnaryInfer:
         assert response is not None
         # Not raised: batch mates share the error, and a traceback on it would pin every one of their requests.
         return response.error or unary_answer(response, plan, self._service)
+
+
+def _sooner(deadline_ns: int, context: grpc.ServicerContext) -> int:
+    """Return the request's own deadline or the call's, whichever comes first; 0 where there is none."""
+    left_s = context.time_remaining()
+    # Without a deadline grpcio tells a moment many years ahead.
+    if left_s is None or left_s > _NO_DEADLINE_S:
+        return deadline_ns
+    of_call_ns = time.monotonic_ns() + int(left_s * 1e9)
+    return min(deadline_ns, of_call_ns) if deadline_ns else of_call_ns
 
 
 def forwarded_metadata(context: grpc.ServicerContext, pattern: re.Pattern[str] | None) -> Mapping[str, Parameter]:

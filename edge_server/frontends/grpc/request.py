@@ -13,9 +13,9 @@ from edge_server.frontends.grpc.contents import tensor_from_contents
 from edge_server.frontends.grpc.read import InferMessage
 from edge_server.frontends.v2.outputs import RequestedOutput
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
-from edge_server.frontends.v2.raw import element_count, tensor_from_raw
 from edge_server.frontends.v2.regions import Pins, RegionRef, Regions
 from edge_server.frontends.v2.version import parse_version
+from edge_server.protocol.raw import element_count, tensor_from_raw
 
 EMPTY_FINAL_KEY = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
@@ -96,6 +96,7 @@ def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> N
     request.parameters = parameters.custom
     request.priority = parameters.priority
     request.timeout_us = parameters.timeout_us
+    request.deadline_ns = parameters.deadline_ns
     request.sequence = parameters.sequence
 
 

@@ -9,6 +9,7 @@ of 2 GiB needs room for two such copies for a moment.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import grpc
 from edge_server.config import GrpcConfig
 from edge_server.errors import ServingFault
 from edge_server.frontends.grpc.encode import MAX_MESSAGE_BYTES
-from edge_server.frontends.grpc.handlers import Handlers
+from edge_server.frontends.grpc.handlers import Handlers, StreamService
 from edge_server.frontends.grpc.pool import HandlerPool
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 
 class GrpcFrontend:
-    """Serves Triton's GRPCInferenceService, health checking and reflection. `start` once, then `stop` once."""
+    """Serves Triton's GRPCInferenceService, health checking, reflection and the `guests`. `start` once, then `stop`
+    once."""
 
-    def __init__(self, service: InferenceService, config: GrpcConfig) -> None:
+    def __init__(self, service: InferenceService, config: GrpcConfig, guests: Sequence[StreamService] = ()) -> None:
         self._config = config
-        self._handlers = Handlers(service, config, MAX_STREAMS)
+        self._handlers = Handlers(service, config, MAX_STREAMS, guests)
         self._pool = HandlerPool("grpc")
         self._server: grpc.Server | None = None
 

@@ -6,12 +6,13 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
 from edge_server.config import HttpConfig, RestrictedGroup
+from edge_server.core.view import FrameStreamReport
 from edge_server.errors import EdgeServerError, ServingFault
 from edge_server.frontends.http.control import ControlEndpoints
 from edge_server.frontends.http.events import EventEndpoints
@@ -34,9 +35,16 @@ _MAX_WORKER_THREADS = 4
 class HttpFrontend:
     """Serves KServe v2 with Triton's extensions over HTTP. `start` and `stop` run on the loop that serves."""
 
-    def __init__(self, service: InferenceService, config: HttpConfig) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        config: HttpConfig,
+        *,
+        streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+    ) -> None:
         self._service = service
         self._config = config
+        self._streams = streams
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
         }
@@ -58,7 +66,7 @@ class HttpFrontend:
             ControlEndpoints(self._service, limit, self._blocking),
             InferenceEndpoints(self._service, config, homecoming, self._workers),
             self._events,
-            OperatorEndpoints(self._service, limit, self._blocking, is_guarded=is_guarded),
+            OperatorEndpoints(self._service, limit, self._blocking, is_guarded=is_guarded, streams=self._streams),
         )
         return await self._listener.open(config.address, config.port, reuses_port=config.reuses_port, tls=tls)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from edge_server.core.view import FrameStreamReport
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.body import read_body
 from edge_server.frontends.http.query import parse_query
@@ -36,8 +37,17 @@ class OperatorEndpoints:
     shows: unlike load and unload they work in every control mode, so nobody asked for them by choosing one.
     """
 
-    def __init__(self, service: InferenceService, limit: int, blocking: Executor, *, is_guarded: bool) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        limit: int,
+        blocking: Executor,
+        *,
+        is_guarded: bool,
+        streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+    ) -> None:
         self._service = service
+        self._streams = streams
         self._limit = limit
         self._blocking = blocking
         self._is_guarded = is_guarded
@@ -46,6 +56,9 @@ class OperatorEndpoints:
         name = parse_query(request.raw_path, ("model",)).get("model")
         reports = await self._run(partial(self._service.versions, name))
         return json_reply({"versions": shapes.version_reports(reports, self._service.pins())})
+
+    async def frame_streams(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return json_reply({"streams": shapes.frame_streams(self._streams())})
 
     async def rollback(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
         if not self._may_order(request):

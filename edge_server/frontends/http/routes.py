@@ -56,6 +56,7 @@ def build_router(
     # Ours too: what happened, what there is, and going back to an earlier version.
     add("model-repository", ("/edge/v1/events",), GET=events.events)
     add("model-repository", ("/edge/v1/versions",), GET=operator.versions)
+    add("statistics", ("/edge/v1/streams",), GET=operator.frame_streams)
     add("model-repository", ("/edge/v1/models/{model}/rollback",), POST=operator.rollback)
     add("model-repository", ("/edge/v1/models/{model}/unpin",), POST=operator.unpin)
     return router

@@ -16,7 +16,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_data import json_from_tensor, tensor_from_json
 from edge_server.frontends.v2.json_text import json_type, parse_object
 from edge_server.frontends.v2.parameters import split_parameters
-from edge_server.frontends.v2.raw import Buffer
+from edge_server.protocol.raw import Buffer
 
 
 def decode_generate(
@@ -44,6 +44,7 @@ def decode_generate(
         parameters={**(extra or {}), **parameters.custom},
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
+        deadline_ns=parameters.deadline_ns,
         sequence=parameters.sequence,
     )
 

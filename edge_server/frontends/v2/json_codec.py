@@ -26,8 +26,8 @@ from edge_server.frontends.v2.parameters import (
     requested_output,
     split_parameters,
 )
-from edge_server.frontends.v2.raw import Buffer, raw_from_tensor, tensor_from_raw
 from edge_server.frontends.v2.regions import Pins, Regions
+from edge_server.protocol.raw import Buffer, raw_from_tensor, tensor_from_raw
 
 Json: TypeAlias = dict[str, object]
 
@@ -125,6 +125,7 @@ class _InferBody:
             parameters={**extra, **parameters.custom} if extra else parameters.custom,
             priority=parameters.priority,
             timeout_us=parameters.timeout_us,
+            deadline_ns=parameters.deadline_ns,
             sequence=parameters.sequence,
             release=input_pins.release if input_pins else None,
         )

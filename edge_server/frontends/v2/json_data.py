@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_text import json_type
-from edge_server.frontends.v2.raw import element_count
+from edge_server.protocol.raw import element_count
 
 _FLOATS = (DType.FP32, DType.FP64)
 _WITHOUT_JSON = (DType.FP16, DType.BF16)

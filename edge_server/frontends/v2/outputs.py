@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.raw import raw_from_tensor, raw_size
 from edge_server.frontends.v2.regions import RegionRef, Regions
+from edge_server.protocol.raw import raw_from_tensor, raw_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ right).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,11 @@ from edge_server.frontends.v2.regions import RegionRef
 
 RESERVED_PREFIX = "triton_"
 
+DEADLINE_KEY = "edge_deadline_ms"
+"""Our own: milliseconds from now after which an answer is of no use. Triton's `timeout` bounds the wait only."""
+
+_MAX_DEADLINE_MS = 86_400_000
+
 _UINT64_END = 2**64
 _INT64_START, _INT64_END = -(2**63), 2**63
 _MAX_SEQUENCE_ID_BYTES = 128
@@ -24,13 +30,14 @@ _MAX_SEQUENCE_ID_BYTES = 128
 @dataclass(frozen=True, slots=True)
 class RequestParameters:
     """A request's parameters, told apart. `binary_output` is HTTP's default for outputs that do not say; `custom`
-    are those that the model sees, allowed reserved ones included."""
+    are those that the model sees, allowed reserved ones included. `deadline_ns` is of time.monotonic_ns, 0 for none."""
 
     sequence: SequenceStep | None
     priority: int
     timeout_us: int
     binary_output: bool
     custom: dict[str, Parameter]
+    deadline_ns: int = 0
 
 
 def split_parameters(raw: Mapping[str, object], *, allow: Collection[str] = ()) -> RequestParameters:
@@ -53,10 +60,13 @@ def split_parameters(raw: Mapping[str, object], *, allow: Collection[str] = ()) 
         timeout_us=_integer(raw, "timeout", 0, _UINT64_END),
         binary_output=_boolean(raw, "binary_data_output"),
         custom=custom,
+        deadline_ns=_deadline(raw),
     )
 
 
-_KNOWN = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"))
+_KNOWN = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", DEADLINE_KEY)
+)
 
 
 def custom_value(key: str, value: object) -> Parameter:
@@ -130,6 +140,17 @@ def _integer(raw: Mapping[str, object], key: str, start: int, end: int) -> int:
     if not start <= value < end:
         raise InvalidRequest(f"value of parameter '{key}' is out of range, expected {start} to {end - 1}")
     return value
+
+
+def _deadline(raw: Mapping[str, object]) -> int:
+    value = raw.get(DEADLINE_KEY)
+    if value is None and DEADLINE_KEY not in raw:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong_type(DEADLINE_KEY, "a number", value)
+    if not 0 < value <= _MAX_DEADLINE_MS:
+        raise InvalidRequest(f"value of parameter '{DEADLINE_KEY}' is out of range, expected 0 to {_MAX_DEADLINE_MS}")
+    return time.monotonic_ns() + int(value * 1e6)
 
 
 def _boolean(raw: Mapping[str, object], key: str) -> bool:

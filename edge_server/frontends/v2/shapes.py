@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.view import (
+    FrameStreamReport,
     IndexEntry,
     InstanceReport,
     ModelMetadata,
@@ -94,6 +95,29 @@ def pin_report(report: PinReport) -> Json:
         "survives_restart": report.survives_restart,
         "problem": report.problem,
     }
+
+
+def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
+    return [
+        {
+            "stream_id": report.stream_id,
+            "model": report.model,
+            "version": report.version,
+            "client": report.client,
+            "priority": report.priority,
+            "weight": round(report.weight, 6),
+            "open_s": round(report.open_s, 3),
+            "fps_in": round(report.fps_in, 2),
+            "fps_out": round(report.fps_out, 2),
+            "received": report.counts.received,
+            "answered": report.counts.answered,
+            "waiting": report.waiting_count,
+            "dropped": {reason.name: count for reason, count in report.counts.dropped.items()},
+            "age_p50_ms": round(report.age_p50_ms, 3),
+            "age_p99_ms": round(report.age_p99_ms, 3),
+        }
+        for report in reports
+    ]
 
 
 def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:

@@ -1,0 +1,125 @@
+"""`edge-server ros replay`: a recording through a model, into a recording of the results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server.cli.ros import add_model_options
+from edge_server.core.frame import Returns
+from edge_server.ros.recording import Recording, RecordingWriter
+from edge_server.ros.replay import Replay, ReplayParameters, ReplaySummary
+from edge_server.ros.types import MessageTypes
+
+_BAR_CELLS = 30
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Replay a recording; 0 when every frame was answered well or dropped as its rate has it, 1 when not."""
+    options = _parser().parse_args(arguments)
+    returns = Returns(
+        top_k=options.top_k if "classes" in options.returns else 0,
+        has_detections="detections" in options.returns,
+        has_mask="mask" in options.returns,
+        has_annotated_jpeg="annotated" in options.returns,
+    )
+    parameters = ReplayParameters(
+        model_name=options.model,
+        model_version=options.model_version,
+        address=options.address,
+        rate=options.rate,
+        returns=returns,
+        namespace=options.namespace.rstrip("/"),
+        stream_id=options.stream_id,
+        class_id_is_number=options.class_numbers,
+        patience_s=options.patience,
+    )
+    output = options.output or Path(f"{options.recording.name.removesuffix('.mcap')}_{options.model}.mcap")
+    types = MessageTypes()
+    with Recording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
+        topic, count = recording.choose(options.topic)
+        with ProgressBar(count) as progress:
+            summary = Replay(parameters, writer, progress.show).run(recording.frames(topic))
+    print(summary_in_words(summary, f"{options.recording} {topic}"))
+    for name, written in writer.counts.items():
+        print(f"  {written} message(s) on {name} in {output}")
+    if summary.first_error:
+        print(f"edge-server ros replay: {summary.first_error}", file=sys.stderr)
+    is_well = summary.answered == summary.sent if parameters.is_lossless else summary.failed == 0
+    return 0 if is_well else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server ros replay",
+        description="Send the pictures of a recording (MCAP, rosbag2 folder, .db3, ROS 1 .bag) to a running server, "
+        "and write what its model finds into a new recording, each under the stamp and the time of its frame.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("recording", type=Path, help="file or folder to read")
+    add_model_options(parser)
+    parser.add_argument("--topic", default="", help="topic of the pictures; needed when there is more than one")
+    parser.add_argument(
+        "--output", type=Path, help="file.mcap or a folder to write; without one, named after recording and model"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="1: as fast as recorded, frames may drop. 0: as fast as answered, all"
+    )
+    parser.add_argument(
+        "--return",
+        dest="returns",
+        action="append",
+        default=[],
+        choices=("detections", "classes", "mask", "annotated"),
+        help="what to ask for, repeatable; without it, what the model declares",
+    )
+    parser.add_argument("--top-k", type=int, default=5, metavar="N", help="classes in a classification")
+    parser.add_argument("--namespace", default="/edge_server", help="the topics of the results are below it")
+    parser.add_argument("--patience", type=float, default=30.0, metavar="SECONDS", help="how long to try a server")
+    return parser
+
+
+def summary_in_words(summary: ReplaySummary, subject: str) -> str:
+    """Return one line that accounts for every frame."""
+    rate = summary.sent / summary.seconds if summary.seconds else 0.0
+    words = [
+        f"{subject}: {summary.sent} frame(s) in {summary.seconds:.1f} s ({rate:.1f}/s), {summary.answered} answered"
+    ]
+    if summary.failed:
+        words.append(f"{summary.failed} failed")
+    words += [f"{count} dropped ({reason})" for reason, count in summary.dropped.items()]
+    if summary.repeated:
+        words.append(f"{summary.repeated} sent again")
+    return ", ".join(words)
+
+
+class ProgressBar:
+    """A bar on the terminal, on standard error; nothing where that is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._is_shown = sys.stderr.isatty()
+        self._began = self._drawn = time.monotonic()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            print(file=sys.stderr)
+
+    def show(self, done: int) -> None:
+        """Draw how many of the frames are done, ten times a second at most."""
+        now = time.monotonic()
+        if self._is_shown and (now - self._drawn > 0.1 or done == self._total):
+            self._drawn = now
+            print(f"\r{bar(done, self._total)} {done / max(now - self._began, 1e-9):.1f}/s ", end="", file=sys.stderr)
+
+
+def bar(done: int, total: int) -> str:
+    """Return "[####....] 4/8"."""
+    filled = _BAR_CELLS * min(done, total) // max(total, 1)
+    return f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {done}/{total}"

@@ -1,0 +1,33 @@
+"""Which kind of source an argument names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edge_server.cli.sources.folder import Folder
+from edge_server.cli.sources.pattern import DEFAULT_SIZE, Pattern
+from edge_server.cli.sources.source import Source, SourceError
+from edge_server.cli.sources.video import Camera, VideoFile
+
+
+def open_source(text: str, *, fps: float = 0.0, size: tuple[int, int] | None = None) -> Source:
+    """Open "pattern", a folder of pictures, a camera such as /dev/video0, or a video file.
+
+    `fps` and `size` are wishes to a camera; `size` is also that of the pattern, `(width, height)`. Raises SourceError
+    for what is none of these, Unsupported where OpenCV is needed and missing.
+    """
+    if text == "pattern":
+        return Pattern(size or DEFAULT_SIZE)
+    path = Path(text)
+    if re.fullmatch(r"/dev/.+", text):
+        return Camera(path, fps, size)
+    if size is not None:
+        raise SourceError(f"--size is for 'pattern' and cameras; the pictures of {text} have the size that they have")
+    if path.is_dir():
+        return Folder(path)
+    if not path.exists():
+        raise SourceError(
+            f"{text}: expected a video file, a folder of pictures, /dev/videoN or 'pattern'; there is none"
+        )
+    return VideoFile(path)

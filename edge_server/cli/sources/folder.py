@@ -1,0 +1,52 @@
+"""A folder of pictures, sent as the files they are: the server decodes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edge_server.cli.sources.source import Shot, SourceError
+
+FORMATS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
+"""Ending of a file -> its format in a CompressedImage."""
+
+
+class Folder:
+    """The JPEG and PNG files of one folder, by name, with numbers in names counted as numbers."""
+
+    is_live = False
+    fps = 0.0
+
+    def __init__(self, path: Path) -> None:
+        try:
+            found = [item for item in path.iterdir() if item.suffix.lower() in FORMATS and item.is_file()]
+        except OSError as error:
+            raise SourceError(f"{path}: the folder cannot be read: {error.strerror}") from error
+        if not found:
+            raise SourceError(f"{path}: expected pictures ({', '.join(FORMATS)}), found none")
+        self._paths = sorted(found, key=natural_order)
+        self._next = 0
+        self.length = len(found)
+        self.title = f"{path} with {len(found)} picture{'s' if len(found) > 1 else ''}"
+
+    def read(self) -> Shot | None:
+        if self._next == len(self._paths):
+            return None
+        path = self._paths[self._next]
+        self._next += 1
+        try:
+            return Shot(file=path.read_bytes(), format=FORMATS[path.suffix.lower()], name=path.name)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def close(self) -> None:
+        """Holds nothing open."""
+
+
+def natural_order(path: Path) -> list[tuple[int, int, str]]:
+    """Return a key that puts frame2 before frame10."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return [(0, int(part), part) if index % 2 else (1, 0, part.lower()) for index, part in enumerate(parts)]

@@ -1,0 +1,97 @@
+"""A moving test picture that needs no file, no camera and no OpenCV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.cli.sources.source import Shot
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+DEFAULT_SIZE = (640, 480)
+_BARS = ((192, 192, 192), (0, 192, 192), (192, 192, 0), (0, 192, 0), (192, 0, 192), (0, 0, 192), (192, 0, 0))
+"""Colour bars from left to right, BGR: gray, yellow, cyan, green, magenta, red, blue, all at three quarters."""
+_STEP = 4
+"""Pixels that the bars move from one picture to the next."""
+_DIGITS = (
+    "01110 10001 10011 10101 11001 10001 01110",
+    "00100 01100 00100 00100 00100 00100 01110",
+    "01110 10001 00001 00110 01000 10000 11111",
+    "01110 10001 00001 00110 00001 10001 01110",
+    "00010 00110 01010 10010 11111 00010 00010",
+    "11111 10000 11110 00001 00001 10001 01110",
+    "00110 01000 10000 11110 10001 10001 01110",
+    "11111 00001 00010 00100 01000 01000 01000",
+    "01110 10001 10001 01110 10001 10001 01110",
+    "01110 10001 10001 01111 00001 00010 01100",
+)
+"""Each digit on 5x7 dots, row by row."""
+
+
+class Pattern:
+    """Colour bars that wander to the left above a gray ramp, a square that bounces, and the number of the picture.
+
+    Has no end. Equal numbers give equal pictures.
+    """
+
+    fps = 0.0
+    length = 0
+    is_live = False
+
+    def __init__(self, size: tuple[int, int] = DEFAULT_SIZE) -> None:
+        """Draw the background; `size` is `(width, height)`."""
+        self._width, self._height = size
+        self._background = _background(self._width, self._height)
+        self._dots = [np.array([[dot == "1" for dot in row] for row in digit.split()]) for digit in _DIGITS]
+        self._next = 0
+        self.title = f"test pattern {self._width}x{self._height}"
+
+    def read(self) -> Shot | None:
+        number, self._next = self._next, self._next + 1
+        return Shot(self.draw(number))
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def close(self) -> None:
+        """Holds nothing open."""
+
+    def draw(self, number: int) -> npt.NDArray[np.uint8]:
+        """Return picture `number` in an array of its own."""
+        left = number * _STEP % self._width
+        pixels: npt.NDArray[np.uint8] = self._background[:, left : left + self._width].copy()
+        side = max(min(self._width, self._height) // 8, 1)
+        x, y = _bounce(number * 5, self._width - side), _bounce(number * 3, self._height - side)
+        pixels[y : y + side, x : x + side] = 255
+        self._write(pixels, number)
+        return pixels
+
+    def _write(self, pixels: npt.NDArray[np.uint8], number: int) -> None:
+        """Write the number white on black into the lower left corner, as far as it fits: above, results are drawn."""
+        gap = np.zeros((7, 1), bool)
+        text = np.concatenate([part for digit in str(number) for part in (gap, self._dots[int(digit)])] + [gap], axis=1)
+        scale = max(self._height // 120, 1)
+        sign = np.pad(text, ((1, 1), (0, 0))).repeat(scale, 0).repeat(scale, 1).astype(np.uint8) * 255
+        sign = sign[: self._height, : self._width]
+        pixels[self._height - sign.shape[0] :, : sign.shape[1]] = sign[:, :, None]
+
+
+def _background(width: int, height: int) -> npt.NDArray[np.uint8]:
+    """Return a picture twice as wide as asked for, so that every one of its positions is a plain slice."""
+    columns = np.arange(width)
+    bars = np.array(_BARS, np.uint8)[columns * len(_BARS) // width]
+    ramp = np.repeat((columns * 255 // max(width - 1, 1)).astype(np.uint8)[:, None], 3, axis=1)
+    picture = np.empty((height, width, 3), np.uint8)
+    picture[: height * 3 // 4], picture[height * 3 // 4 :] = bars, ramp
+    return np.concatenate([picture, picture], axis=1)
+
+
+def _bounce(distance: int, room: int) -> int:
+    """Return where something is that goes to and fro between 0 and `room`."""
+    if room <= 0:
+        return 0
+    position = distance % (2 * room)
+    return min(position, 2 * room - position)

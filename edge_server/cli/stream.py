@@ -1,0 +1,258 @@
+"""`edge-server stream`: send a video, pictures, a camera or a test pattern through a model, and watch the figures."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edge_server.cli.sources.choose import open_source
+from edge_server.cli.sources.pack import FILES, RAW
+from edge_server.cli.sources.source import Source
+from edge_server.cli.streaming.camera import Camera, Wish
+from edge_server.cli.streaming.feed import Feeding
+from edge_server.cli.streaming.lines import JsonLines
+from edge_server.cli.streaming.output import WritingThread, open_writer
+from edge_server.cli.streaming.run import Run, Setting
+from edge_server.cli.streaming.screen import Screen
+from edge_server.client import Delivery, Returns, Tls
+from edge_server.errors import EdgeServerError, InvalidRequest
+
+DEFAULT_FPS = 30.0
+DEFAULT_TOP_K = 5
+MOST_STREAMS = 64
+_RETURNS = ("classes", "detections", "mask", "tensors")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Stream until the source ends or Ctrl-C; 0 when every frame is accounted for and no answer was an error."""
+    options = _parser().parse_args(arguments)
+    source = open_source(options.source, fps=options.fps or 0.0, size=options.size)
+    try:
+        fps = _rate(options.fps, source)
+        wish = _wish(options, keeps_all=fps == 0 and not source.is_live)
+        writers = _open_writers(options, fps or source.fps or DEFAULT_FPS)
+    except EdgeServerError:
+        source.close()
+        raise
+    lines = JsonLines(sys.stdout) if options.json else None
+    base = options.name or "camera"
+    # A stream that opens under the id of another one ends that: two runs are two cameras unless told otherwise.
+    unique = "" if options.name else f"-{secrets.token_hex(4)}"
+    cameras = []
+    for number, writer in enumerate(writers):
+        name = base if options.streams == 1 else f"{base}-{number}"
+        cameras.append(Camera(name, name + unique, wish, writer, lines))
+    feeding = Feeding(fps, options.encoding, options.frames, options.seconds, options.loop)
+    setting = Setting(options.model, options.address, source, feeding)
+    return _run(setting, cameras, lines)
+
+
+def _run(setting: Setting, cameras: Sequence[Camera], lines: JsonLines | None) -> int:
+    output = sys.stdout if lines is None else sys.stderr
+    screen = Screen(output)
+    live = Run(setting, cameras, screen, lines)
+    before = {number: signal.signal(number, lambda *_: live.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = live.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if screen.is_broken or (lines is not None and lines.is_broken):
+        # The interpreter's own flush at the end must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _rate(asked: float | None, source: Source) -> float:
+    """Return pictures a second: as asked for, else the source's own."""
+    if asked is not None:
+        return asked
+    return source.fps or (0.0 if source.is_live else DEFAULT_FPS)
+
+
+def _open_writers(options: argparse.Namespace, fps: float) -> list[WritingThread | None]:
+    if options.output is None:
+        return [None] * options.streams
+    writers = [open_writer(options.output, fps, number, options.streams) for number in range(options.streams)]
+    return [WritingThread(writer) for writer in writers]
+
+
+def _wish(options: argparse.Namespace, *, keeps_all: bool) -> Wish:
+    wanted, tensors = options.returns or (), tuple(options.tensor)
+    if "tensors" in wanted and not tensors:
+        tensors = ("*",)
+    top_k = options.top_k if options.top_k is not None else DEFAULT_TOP_K if "classes" in wanted else 0
+    returns = Returns(
+        tensors=tensors,
+        top_k=top_k,
+        has_detections="detections" in wanted,
+        has_mask="mask" in wanted,
+        has_annotated_jpeg=options.output is not None,
+    )
+    delivery = Delivery(
+        depth=options.depth,
+        max_age_ms=options.max_age_ms,
+        deadline_ms=options.deadline_ms,
+        max_fps=options.max_fps,
+        weight=options.weight,
+        priority=options.priority,
+    )
+    headers = tuple(options.header)
+    return Wish(options.address, options.model, options.version, returns, delivery, keeps_all, _tls(options), headers)
+
+
+def _tls(options: argparse.Namespace) -> Tls | None:
+    if not (options.tls or options.tls_root or options.tls_cert):
+        return None
+    tls = Tls(options.tls_root or "", options.tls_cert or "", options.tls_key or "")
+    try:
+        tls.credentials()
+    except OSError as error:
+        raise InvalidRequest(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return tls
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server stream",
+        description="Send the pictures of a source through a model of a running server, as a camera would: the newest "
+        "picture wins, and what is overtaken is dropped and counted. Shows rates, ages and drops meanwhile. AGE is the "
+        "time from handing a picture over until its result is back. Exit code 0: every picture was answered or "
+        "dropped, and no answer was an error.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, help="name of the model")
+    parser.add_argument("--version", type=_count, default=0, metavar="N", help="its version; default: the newest")
+    parser.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC")
+    _add_source(parser.add_argument_group("source"))
+    _add_results(parser.add_argument_group("results"))
+    _add_delivery(parser.add_argument_group("delivery"))
+    _add_connection(parser.add_argument_group("connection"))
+    return parser
+
+
+def _add_source(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--source",
+        required=True,
+        metavar="WHAT",
+        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0), or 'pattern': a moving test "
+        "picture with its number in it",
+    )
+    group.add_argument(
+        "--fps",
+        type=_number(0, 1000),
+        help="pictures a second; default: the rate of the video or the camera, else 30. 0: as fast as the server takes "
+        "them, none dropped for want of room",
+    )
+    group.add_argument("--size", type=_size, metavar="WxH", help="size of the pattern (640x480), wish to a camera")
+    group.add_argument("--loop", action="store_true", help="begin again at the end")
+    group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
+    group.add_argument("--seconds", type=_number(0), default=0.0, metavar="S", help="end after S seconds")
+    group.add_argument(
+        "--encoding",
+        choices=[*RAW, *FILES],
+        default="",
+        help="send the pictures so; default: files of a folder as they are, everything else bgr8",
+    )
+    group.add_argument("--streams", type=_number_of_streams, default=1, metavar="N", help="N cameras, all alike")
+    group.add_argument("--name", help="stream id and frame_id, with a number where there are several; default: a new one")
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--returns",
+        type=_words,
+        metavar="WHAT,...",
+        help=f"any of {', '.join(_RETURNS)}; default: what the model declares",
+    )
+    group.add_argument("--tensor", action="append", default=[], metavar="NAME", help="return this output. Repeatable.")
+    group.add_argument("--top-k", type=_count, metavar="K", help="return the K best classes")
+    group.add_argument(
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="write the answered pictures with the results drawn in: a video (.mp4, .avi, .mkv, .mov) or a folder",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="print a JSON object for each result and each drop, and one with the summary; the table goes to stderr",
+    )
+
+
+def _add_delivery(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--depth", type=_count, default=1, metavar="N", help="pictures that wait at most; default: 1")
+    group.add_argument("--max-age-ms", type=_count, default=0, metavar="MS", help="drop what waited longer")
+    group.add_argument("--deadline-ms", type=_count, default=0, metavar="MS", help="drop what cannot be ready by then")
+    group.add_argument("--max-fps", type=_number(0), default=0.0, metavar="FPS", help="take no more than that")
+    group.add_argument("--priority", type=_count, default=0, metavar="N", help="1 goes before 2, the normal one")
+    group.add_argument("--weight", type=_number(0), default=1.0, metavar="W", help="share beside streams alike")
+
+
+def _add_connection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        type=_header,
+        metavar="KEY=VALUE",
+        help="metadata to send along: the key of a restricted API. Repeatable.",
+    )
+    group.add_argument("--tls", action="store_true", help="encrypt, and trust whom this machine trusts")
+    group.add_argument("--tls-root", type=Path, metavar="FILE", help="encrypt, and trust this certificate (PEM)")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of this client (PEM)")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in words:
+        if word not in _RETURNS:
+            raise argparse.ArgumentTypeError(f"expected {', '.join(_RETURNS)}, got '{word}'")
+    return words
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise argparse.ArgumentTypeError(f"expected a number of 0 or more, got '{text}'")
+    return int(text)
+
+
+def _number_of_streams(text: str) -> int:
+    if not 1 <= (number := _count(text)) <= MOST_STREAMS:
+        raise argparse.ArgumentTypeError(f"expected 1 to {MOST_STREAMS}, got '{text}'")
+    return number
+
+
+def _number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and least <= number <= most):
+            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got '{text}'")
+        return number
+
+    return read
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, separator, height = text.lower().partition("x")
+    if not separator or not (1 <= _count(width) <= 16384 and 1 <= _count(height) <= 16384):
+        raise argparse.ArgumentTypeError(f"expected a size such as 640x480, got '{text}'")
+    return int(width), int(height)
+
+
+def _header(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
+    return key.lower(), value

@@ -1,0 +1,179 @@
+"""The live table: figures of streams as lines that fit a terminal. Pure."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edge_server.cli.streaming.tally import Figures
+from edge_server.cli.streaming.words import drops_in_words
+
+_GAP = "  "
+_CUT = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`worth`: columns of the least worth go first where the terminal is too narrow for all."""
+
+    head: str
+    worth: int
+    cell: Callable[[Figures], str]
+
+
+def _ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{seconds * 1000:.1f}" if seconds < 0.1 else f"{seconds * 1000:.0f}"
+
+
+COLUMNS = (
+    Column("STREAM", 10, lambda row: row.name),
+    Column("FPS IN", 8, lambda row: f"{row.fps_in:.1f}"),
+    Column("FPS OUT", 9, lambda row: f"{row.fps_out:.1f}"),
+    Column("AGE P50 MS", 7, lambda row: _ms(row.age_p50_s)),
+    Column("P99", 6, lambda row: _ms(row.age_p99_s)),
+    Column("MAX", 2, lambda row: _ms(row.age_largest_s)),
+    Column("SERVER P50", 1, lambda row: _ms(row.server_p50_s)),
+    Column("OFFERED", 4, lambda row: str(row.offered)),
+    Column("ANSWERED", 5, lambda row: str(row.answered)),
+    Column("FAILED", 2, lambda row: str(row.failed)),
+    Column("DROPPED", 5, lambda row: str(row.dropped)),
+    Column("LOST", 3, lambda row: str(row.lost)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything that one drawing shows. `rows` hold a total of `rows` last where there are several streams.
+
+    `done` of `length` pictures; `length` 0 where no end is known.
+    """
+
+    title: str
+    rows: Sequence[Figures]
+    latest: Sequence[tuple[str, str]]
+    governor: str = ""
+    notes: Sequence[str] = ()
+    done: int = 0
+    length: int = 0
+    passed_s: float = 0.0
+    eta_s: float = math.nan
+
+
+def draw(view: View, width: int, height: int) -> list[str]:
+    """Return the lines of the table, none wider than `width` cells, at most `height` of them."""
+    rows, latest = list(view.rows), list(view.latest)
+    has_total = len(rows) > 1
+    fixed = 4 + len(view.notes) + bool(view.governor)
+    room = max(height - fixed - has_total, 2)
+    streams = rows[:-1] if has_total else rows
+    if len(streams) + len(latest) > room:
+        shown = max(room - min(len(latest), 1), 1)
+        hidden = len(streams) - shown
+        streams, latest = streams[:shown], latest[:1]
+    else:
+        hidden = 0
+    lines = [view.title, *table([*streams, *rows[-1:]] if has_total else streams, width)]
+    if hidden > 0:
+        lines.insert(-1, f"... and {hidden} more streams, in the total")
+    lines.append(f"drops: {drops_in_words(rows[-1].here, rows[-1].there)}")
+    lines += [f"{name}: {text}" if has_total else f"latest: {text}" for name, text in latest]
+    if view.governor:
+        lines.append(f"governor: {view.governor}")
+    lines += view.notes
+    lines.append(progress(view, width))
+    return [clip(line, width) for line in lines][-max(height, 1) :]
+
+
+def table(rows: Sequence[Figures], width: int) -> list[str]:
+    """Return head and rows, without the columns of least worth where `width` is too small for all."""
+    cells = [[clean(column.cell(row)) for row in rows] for column in COLUMNS]
+    widths = [max(cell_width(text) for text in (column.head, *cells[at])) for at, column in enumerate(COLUMNS)]
+    kept = list(range(len(COLUMNS)))
+    while len(kept) > 1 and sum(widths[at] + len(_GAP) for at in kept) - len(_GAP) > width:
+        kept.remove(min(kept, key=lambda at: (COLUMNS[at].worth, -at)))
+    lines = [_GAP.join(_aligned(COLUMNS[at].head, widths[at], at) for at in kept)]
+    lines += [
+        _GAP.join(_aligned(cells[at][number], widths[at], at) for at in kept).rstrip() for number in range(len(rows))
+    ]
+    return lines
+
+
+def _aligned(text: str, width: int, column: int) -> str:
+    room = " " * (width - cell_width(text))
+    return text + room if column == 0 else room + text
+
+
+def progress(view: View, width: int) -> str:
+    """Return a bar where the length is known, the time passed where it is not."""
+    if not view.length:
+        return f"{_clock(view.passed_s)}, {view.done} pictures; Ctrl-C ends it"
+    share = min(view.done / view.length, 1.0)
+    told = f" {view.done}/{view.length} {share:4.0%}"
+    if math.isfinite(view.eta_s):
+        told += f", {_clock(view.eta_s)} left"
+    room = min(width - len(told) - 2, 60)
+    if room < 4:
+        return told.strip()
+    full = int(share * room)
+    return f"[{'#' * full}{'.' * (room - full)}]{told}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def plain_line(figures: Figures, latest: str, passed_s: float) -> str:
+    """Return one line for a log: a stream as it stands."""
+    told = (
+        f"{passed_s:6.1f} s  {figures.name}  in {figures.fps_in:.1f} fps  out {figures.fps_out:.1f} fps  "
+        f"age p50 {_ms(figures.age_p50_s)} p99 {_ms(figures.age_p99_s)} ms  "
+        f"dropped {figures.dropped} ({drops_in_words(figures.here, figures.there)})"
+    )
+    told += f"  lost {figures.lost}" if figures.lost else ""
+    told += f"  failed {figures.failed}" if figures.failed else ""
+    return clean(told + (f"  {latest}" if latest else ""))
+
+
+def summary(rows: Sequence[Figures]) -> list[str]:
+    """Return the figures of the whole run: a table, and the balance of every frame."""
+    last = rows[-1]
+    lines = [line.rstrip() for line in table(rows, 1 << 30)]
+    lines.append(
+        f"offered {last.offered} = answered {last.answered} + dropped {last.dropped} + lost {last.lost}"
+        + (f" + waiting {last.waiting}" if last.waiting else "")
+        + (f"; {last.failed} of the answers are errors" if last.failed else "")
+    )
+    lines.append(f"drops: {drops_in_words(last.here, last.there)}")
+    return lines
+
+
+def clean(text: str) -> str:
+    """Return text in which nothing can steer the terminal: labels and messages come from elsewhere."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def cell_width(text: str) -> int:
+    """Return how many cells of a terminal a text takes: two for wide characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def clip(text: str, width: int) -> str:
+    """Return the text cleaned, and cut to at most `width` cells."""
+    text = clean(text)
+    if cell_width(text) <= width:
+        return text
+    kept, used = [], 0
+    for char in text:
+        used += cell_width(char)
+        if used > width - 1:
+            break
+        kept.append(char)
+    return "".join(kept) + _CUT if width > 0 else ""

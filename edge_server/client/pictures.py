@@ -1,0 +1,114 @@
+"""What a camera hands over, as a Frame: arrays, raw bytes, JPEG and PNG files, regions of shared memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_server.core.frame import Buffer, Frame, FrameHeader, RegionSlice
+from edge_server.errors import InvalidRequest
+
+Image: TypeAlias = "npt.NDArray[Any] | bytes | bytearray | memoryview | RegionSlice"
+Stamp: TypeAlias = "float | tuple[int, int]"
+
+_NS = 1_000_000_000
+_MAGIC = ((b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"))
+_ENCODINGS = {
+    ("uint8", 1): "mono8",
+    ("uint8", 3): "bgr8",
+    ("uint8", 4): "bgra8",
+    ("uint16", 1): "mono16",
+    ("float32", 1): "32FC1",
+}
+"""Element type and channels -> the encoding of an array that comes without one; colours as OpenCV has them."""
+
+
+def header_of(stamp: Stamp | None, frame_id: str, seq: int) -> FrameHeader:
+    """Return a header. `stamp`: seconds, or (seconds, nanoseconds) where a float is too coarse; None is now."""
+    if stamp is None:
+        sec, nanosec = divmod(time.time_ns(), _NS)
+    elif isinstance(stamp, tuple):
+        sec, nanosec = stamp
+    else:
+        sec, nanosec = divmod(round(stamp * _NS), _NS)
+    return FrameHeader(sec, nanosec, frame_id, seq)
+
+
+def frame_of(
+    image: Image,
+    header: FrameHeader,
+    *,
+    height: int = 0,
+    width: int = 0,
+    encoding: str = "",
+    step: int = 0,
+    is_bigendian: bool = False,
+    format: str = "",
+    age_us: int = 0,
+    copies: bool = True,
+) -> Frame:
+    """Return a frame of `image`.
+
+    An array tells its height, width, step and byte order itself; without `encoding` it is bgr8, bgra8, mono8, mono16
+    or 32FC1. Bytes that begin as JPEG or PNG do are such a file; other bytes, and regions, need `encoding`, `height`
+    and `width`, or `format`. `copies`: what can still be changed by the caller is copied; immutable bytes never are.
+    Raises InvalidRequest when the picture is none, or more must be said about it.
+    """
+    if isinstance(image, np.ndarray):
+        return _from_array(image, header, encoding, age_us, copies)
+    if isinstance(image, RegionSlice):
+        data: Buffer = b""
+        region: RegionSlice | None = image
+    else:
+        data, region = _bytes(image, copies), None
+        if not format and not encoding:
+            format = _sniff(data)
+    if not format and not (encoding and height and width):
+        raise InvalidRequest(
+            "a picture that is neither an array nor a JPEG or PNG file needs its encoding, height and width (or its "
+            f"format), got encoding '{encoding}', height {height}, width {width}"
+        )
+    return Frame(header, height, width, encoding, step, is_bigendian, format, region, age_us, data)
+
+
+def _from_array(image: npt.NDArray[Any], header: FrameHeader, encoding: str, age_us: int, copies: bool) -> Frame:
+    channels = 1 if image.ndim == 2 else image.shape[-1]
+    if image.ndim not in (2, 3) or image.size == 0:
+        raise InvalidRequest(f"a picture must have the shape (height, width) or (height, width, channels), "
+                             f"got {image.shape}")  # fmt: skip
+    encoding = encoding or _ENCODINGS.get((image.dtype.newbyteorder("=").name, channels), "")
+    if not encoding:
+        raise InvalidRequest(f"a picture of {image.dtype} with {channels} channels needs its encoding")
+    order = image.dtype.byteorder
+    is_bigendian = order == ">" or (order == "=" and not _IS_LITTLE)
+    packed = np.ascontiguousarray(image)
+    data: Buffer = packed.tobytes() if copies and np.may_share_memory(packed, image) else _view(packed)
+    step = packed.strides[0]
+    return Frame(header, image.shape[0], image.shape[1], encoding, step, is_bigendian, age_us=age_us, data=data)
+
+
+_IS_LITTLE = np.dtype("<u2") == np.dtype("=u2")
+
+
+def _view(packed: npt.NDArray[Any]) -> memoryview:
+    return packed.reshape(-1).view(np.uint8).data
+
+
+def _bytes(image: Buffer, copies: bool) -> Buffer:
+    if isinstance(image, bytes):
+        return image
+    try:
+        view = memoryview(image)
+    except TypeError:
+        raise InvalidRequest(
+            f"a picture must be an array, bytes, a RegionSlice or a Frame, got {type(image).__name__}"
+        ) from None
+    return view.tobytes() if copies or not view.c_contiguous else view.cast("B")
+
+
+def _sniff(data: Buffer) -> str:
+    begin = bytes(data[:8])
+    return next((name for magic, name in _MAGIC if begin.startswith(magic)), "")

@@ -1,0 +1,6 @@
+"""The frame stream: camera frames in, perception out, the newest first.
+
+Imports core, config, telemetry, vision, the service and protocol.frame_codec; no gRPC: frontends/grpc lends it a call.
+A frame enters through `rpc`, waits in the mailbox of its `stream`, is chosen, as late as possible, by a worker of its
+model's `lane`, is fitted, run and read by the lane's `engine`, and leaves through its stream, in order.
+"""

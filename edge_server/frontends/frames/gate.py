@@ -1,0 +1,29 @@
+"""What the frame streams ask the governor."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edge_server.core.view import GovernorState
+
+
+class FrameGate(Protocol):
+    """Says how much the box may do. Both are called by many threads, for each frame, and must return at once."""
+
+    def state(self) -> GovernorState:
+        """Return what every result tells its client of heat, power and memory."""
+
+    def refuse_frame(self, priority: int) -> str | None:
+        """Return in plain words why a frame of that priority (1 goes first) is not to be run now; None: run it."""
+
+
+class NoGate:
+    """No governor: everything may run."""
+
+    _STATE = GovernorState()
+
+    def state(self) -> GovernorState:
+        return self._STATE
+
+    def refuse_frame(self, priority: int) -> str | None:
+        return None

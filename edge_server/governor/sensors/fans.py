@@ -1,0 +1,36 @@
+"""Fans, as hwmon shows them. They are looked at and never driven."""
+
+from __future__ import annotations
+
+from edge_server.governor.readings import Fan
+from edge_server.governor.sensors.files import Files, source
+
+_FULL = 255
+"""Of a pulse width (Documentation/hwmon/sysfs-interface.rst)."""
+
+
+def jetson_fans(files: Files) -> tuple[Fan, ...]:
+    """Return the fan of a Jetson: one monitor drives it, another one counts its turns."""
+    duty, rpm, from_ = None, None, ""
+    for name, folder in files.hwmons():
+        if name in ("pwmfan", "pwm-fan"):
+            width = files.maybe_number(f"{folder}/pwm1")
+            duty = None if width is None else min(1.0, max(0, width) / _FULL)
+            from_ = source(f"{folder}/pwm1")
+        elif name in ("pwm_tach", "pwm-tach", "tachometer"):
+            turns = files.maybe_number(f"{folder}/rpm")
+            rpm = turns if turns is not None else files.maybe_number(f"{folder}/fan1_input")
+            from_ = from_ or source(f"{folder}/rpm")
+    return () if duty is None and rpm is None else (Fan("fan", duty, rpm, from_),)
+
+
+def hwmon_fans(files: Files) -> tuple[Fan, ...]:
+    """Return every fan that turns are counted of."""
+    fans = []
+    for name, folder in files.hwmons():
+        for entry in files.names(folder, r"fan\d+_input"):
+            rpm = files.maybe_number(f"{folder}/{entry}")
+            label = files.maybe_text(f"{folder}/{entry.replace('input', 'label')}") or entry.removesuffix("_input")
+            if rpm is not None:
+                fans.append(Fan(f"{name} {label}", None, rpm, source(f"{folder}/{entry}")))
+    return tuple(fans)

@@ -1,0 +1,141 @@
+"""Files of sysfs and procfs under a root folder: small texts that may be gone, or not readable now, at any moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_MOST_BYTES = 1 << 20
+FIND_AGAIN_S = 4.0
+"""How long found places, and what does not change in them, are believed. A driver that comes up later is found then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Why a file has no value, in plain words. `is_passing`: the kernel said to try again."""
+
+    reason: str
+    is_passing: bool = False
+
+
+class Files:
+    """Reads files below `root`. Paths are given without the root, and with a leading slash, as people know them."""
+
+    def __init__(self, root: str | Path = "/", *, read: Callable[[Path], bytes] | None = None) -> None:
+        self._root = Path(root)
+        self._read = read or read_once
+
+    def text(self, path: str) -> str | Absent:
+        """Return the file's text without white space and NUL at its ends."""
+        try:
+            return self._read(self._at(path)).decode("utf-8", "replace").strip(" \t\r\n\0")
+        except OSError as error:
+            return Absent(_why(path, error), error.errno == errno.EAGAIN)
+
+    def number(self, path: str) -> int | Absent:
+        """Return the integer that the file holds."""
+        text = self.text(path)
+        if isinstance(text, Absent):
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            return Absent(f"{path}: expected a whole number, given '{text[:40]}'")
+
+    def maybe_text(self, path: str) -> str | None:
+        text = self.text(path)
+        return None if isinstance(text, Absent) else text
+
+    def maybe_number(self, path: str) -> int | None:
+        number = self.number(path)
+        return None if isinstance(number, Absent) else number
+
+    def exists(self, path: str) -> bool:
+        return self._at(path).exists()
+
+    def names(self, folder: str, pattern: str = "") -> list[str]:
+        """Return the names in a folder whose whole name matches, numbers in order; none for a folder that is absent."""
+        try:
+            names = os.listdir(self._at(folder))
+        except OSError:
+            return []
+        return sorted((name for name in names if not pattern or re.fullmatch(pattern, name)), key=_in_order)
+
+    def lines(self, path: str) -> Iterator[str]:
+        """Yield the lines of a file that may be large; none when it cannot be read."""
+        try:
+            with self._at(path).open("r", encoding="utf-8", errors="replace") as file:
+                yield from file
+        except OSError:
+            return
+
+    def hwmons(self) -> Iterator[tuple[str, str]]:
+        """Yield (name, folder) of each hardware monitor. Their numbers change from boot to boot; names do not."""
+        for entry in self.names("/sys/class/hwmon", r"hwmon\d+"):
+            folder = f"/sys/class/hwmon/{entry}"
+            name = self.maybe_text(f"{folder}/name")
+            if name:
+                yield name, folder
+
+    def _at(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+
+def read_once(path: Path) -> bytes:
+    """Return what a file holds, up to a mebibyte. Never waits: a pipe without data gives EAGAIN, as sysfs does for a
+    sensor that is switched off."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        parts = []
+        left = _MOST_BYTES
+        while left and (part := os.read(descriptor, min(left, 65536))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(slots=True)
+class Found(Generic[T]):
+    """Places that were found, looked for again after FIND_AGAIN_S, or at once while there are none."""
+
+    find: Callable[[], list[T]]
+    _items: list[T] = field(default_factory=list)
+    _found_s: float = 0.0
+
+    def items(self, now_s: float) -> list[T]:
+        if not self._items or not 0 <= now_s - self._found_s < FIND_AGAIN_S:
+            self._items = self.find()
+            self._found_s = now_s
+        return self._items
+
+    def forget(self) -> None:
+        """Look again the next time: what was found is not as it was."""
+        self._items = []
+
+
+def source(path: str) -> str:
+    return f"sysfs:{path}"
+
+
+def _why(path: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"{path} is not there"
+    if isinstance(error, PermissionError):
+        return f"{path} may not be read by this user"
+    if error.errno == errno.EAGAIN:
+        return f"{path}: switched off for now (the kernel says to try again)"
+    return f"{path}: {error.strerror or error}"
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Sort "zone10" behind "zone2"."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

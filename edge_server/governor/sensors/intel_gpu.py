@@ -1,0 +1,118 @@
+"""Intel's GPUs under the drivers i915 and xe: clocks, why they are held back, and the energy of cards.
+
+Integrated ones have no power of their own: it is a part of the package's. Cards have a hardware monitor
+(Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_server.governor.readings import EnergyCounter, Gpu, Rail, Slowdown
+from edge_server.governor.sensors.counters import EnergyMeter
+from edge_server.governor.sensors.files import Absent, Files, Found, source
+
+_DRM = "/sys/class/drm"
+
+_CAUSES = {
+    "thermal": Slowdown.THERMAL,
+    "prochot": Slowdown.THERMAL,
+    "ratl": Slowdown.THERMAL,
+    "vr_thermalert": Slowdown.THERMAL,
+    "pl1": Slowdown.POWER_CAP,
+    "pl2": Slowdown.POWER_CAP,
+    "pl4": Slowdown.POWER_CAP,
+    "vr_tdc": Slowdown.OVER_CURRENT,
+}
+"""What follows `throttle_reason_` or `reason_`; "status" only says that there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """`monitor` is the folder of its hardware monitor, "" for an integrated GPU."""
+
+    key: str
+    driver: str
+    current: str
+    highest: str
+    reasons: tuple[tuple[str, str], ...]
+    monitor: str
+
+
+class IntelGpus:
+    """Every GPU of Intel's that has one of these drivers."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._cards: Found[_Card] = Found(self._find)
+        self._meters: dict[str, EnergyMeter] = {}
+
+    def read(self, now_s: float) -> tuple[tuple[Gpu, ...], tuple[Rail, ...], tuple[EnergyCounter, ...]]:
+        gpus, rails, counters = [], [], []
+        for card in self._cards.items(now_s):
+            if card.monitor:
+                rail, counter = self._energy(card, now_s)
+                rails.append(rail)
+                counters += [counter] if counter is not None else []
+            gpus.append(self._gpu(card))
+        return tuple(gpus), tuple(rails), tuple(counters)
+
+    def _gpu(self, card: _Card) -> Gpu:
+        clock_mhz = self._files.number(card.current)
+        highest_mhz = self._files.maybe_number(card.highest)
+        reasons = frozenset(reason for reason, path in card.reasons if self._files.maybe_number(path))
+        if isinstance(clock_mhz, Absent):
+            self._cards.forget()
+        return Gpu(
+            card.key,
+            name=f"Intel GPU ({card.driver})",
+            is_integrated=not card.monitor,
+            clock_hz=None if isinstance(clock_mhz, Absent) else clock_mhz * 1_000_000,
+            highest_clock_hz=None if highest_mhz is None else highest_mhz * 1_000_000,
+            reasons=reasons if card.reasons else None,
+            slowed_by=frozenset(_CAUSES[reason] for reason in reasons),
+            sources={"clock_hz": source(card.current)},
+            missing={"clock_hz": clock_mhz.reason} if isinstance(clock_mhz, Absent) else {},
+        )
+
+    def _energy(self, card: _Card, now_s: float) -> tuple[Rail, EnergyCounter | None]:
+        path = f"{card.monitor}/energy1_input"
+        limit_uw = self._files.maybe_number(f"{card.monitor}/power1_max")
+        limit_mw = limit_uw // 1000 if limit_uw else None
+        count = self._files.number(path)
+        if isinstance(count, Absent):
+            return Rail(card.key, None, False, limit_mw, source=source(path), problem=count.reason), None
+        energy_uj, power_uw = self._meters.setdefault(card.key, EnergyMeter()).feed(count, now_s)
+        problem = "" if power_uw is not None else f"{path}: power follows from two readings"
+        power_mw = None if power_uw is None else round(power_uw / 1000)
+        rail = Rail(card.key, power_mw, True, limit_mw, source=source(path), problem=problem)
+        return rail, EnergyCounter(card.key, energy_uj // 1000, True, source(path))
+
+    def _find(self) -> list[_Card]:
+        cards = []
+        for entry in self._files.names(_DRM, r"card\d+"):
+            i915 = f"{_DRM}/{entry}/gt/gt0"
+            xe = f"{_DRM}/{entry}/device/tile0/gt0/freq0"
+            if self._files.exists(f"{i915}/rps_cur_freq_mhz"):
+                cards.append(self._card(entry, "i915", i915, "rps_cur_freq_mhz", "rps_RP0_freq_mhz"))
+            elif self._files.exists(f"{xe}/cur_freq"):
+                cards.append(self._card(entry, "xe", xe, "cur_freq", "rp0_freq"))
+        return cards
+
+    def _card(self, key: str, driver: str, folder: str, current: str, highest: str) -> _Card:
+        where, prefix = (folder, "throttle_reason_") if driver == "i915" else (f"{folder}/throttle", "reason_")
+        reasons = [
+            (entry.removeprefix(prefix), f"{where}/{entry}")
+            for entry in self._files.names(where, rf"{prefix}({'|'.join(_CAUSES)})")
+        ]
+        return _Card(
+            key, driver, f"{folder}/{current}", f"{folder}/{highest}", tuple(reasons), self._monitor(key, driver)
+        )
+
+    def _monitor(self, key: str, driver: str) -> str:
+        above = f"{_DRM}/{key}/device/hwmon"
+        for entry in self._files.names(above, r"hwmon\d+"):
+            folder = f"{above}/{entry}"
+            if self._files.maybe_text(f"{folder}/name") == driver and self._files.exists(f"{folder}/energy1_input"):
+                return folder
+        return ""

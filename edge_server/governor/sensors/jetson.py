@@ -1,0 +1,115 @@
+"""What a Jetson says it is: board, chip, release of its software, power mode. Read from files, without its tools."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edge_server.governor.readings import PowerMode
+from edge_server.governor.sensors.files import Files
+
+_JETPACKS: tuple[tuple[str, str], ...] = (
+    ("35.2.1", "5.1"),
+    ("35.3.1", "5.1.1"),
+    ("35.4.1", "5.1.2"),
+    ("35.5", "5.1.3"),
+    ("35.6.0", "5.1.4"),
+    ("35.6.1", "5.1.5"),
+    ("35.6.2", "5.1.5"),
+    ("35.6.3", "5.1.5"),
+    ("35.6.4", "5.1.6"),
+    ("36.3", "6.0"),
+    ("36.4.0", "6.1"),
+    ("36.4.2", "6.1"),
+    ("36.4.3", "6.2"),
+    ("36.4.4", "6.2.1"),
+    ("36.4.7", "6.2.1"),
+    ("36.5", "6.2.2"),
+    ("38.2", "7.0"),
+    ("38.4", "7.1"),
+    ("39.2.0", "7.2"),
+    ("39.2.1", "7.2.1"),
+)
+"""Release of Linux for Tegra -> JetPack, after NVIDIA's archive. A shorter one stands for all that begin with it."""
+
+_STATUS = "/var/lib/nvpmodel/status"
+_MODES = "/etc/nvpmodel.conf"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`soc` is the chip's name in the device tree, tegra234 for Orin; None on anything but a Jetson."""
+
+    board: str | None
+    soc: str | None
+    l4t: str | None
+    jetpack: str | None
+
+
+def read_identity(files: Files) -> Identity:
+    board = files.maybe_text("/proc/device-tree/model") or None
+    compatible = (files.maybe_text("/proc/device-tree/compatible") or "").split("\0")
+    soc = next((name.removeprefix("nvidia,") for name in compatible if name.startswith("nvidia,tegra")), None)
+    if soc is None:
+        return Identity(board, None, None, None)
+    l4t = _release(files.maybe_text("/etc/nv_tegra_release") or "") or _package_release(files)
+    return Identity(board, soc, l4t, None if l4t is None else jetpack(l4t))
+
+
+def jetpack(l4t: str) -> str | None:
+    """Return the JetPack of a release such as 36.4.3; one that is not known goes by the next older of its branch."""
+    wanted = _numbers(l4t)
+    known = ((_numbers(release), name) for release, name in _JETPACKS)
+    older = [(numbers, name) for numbers, name in known if numbers[:2] == wanted[:2] and numbers <= wanted]
+    return max(older)[1] if older else None
+
+
+def read_power_mode(files: Files) -> PowerMode | str:
+    """Return the power mode in force, or why it is not known."""
+    status = files.maybe_text(_STATUS)
+    if status is None:
+        return f"{_STATUS} is not there: nvpmodel has not run"
+    found = re.search(r"pmode:(\d+)", status)
+    if found is None:
+        return f"{_STATUS}: expected 'pmode:' and a number, given '{status[:40]}'"
+    number = int(found[1])
+    configuration = files.maybe_text(_MODES)
+    if configuration is None:
+        return f"{_MODES} is not there: power mode {number} has no name"
+    mode = _mode(configuration, number)
+    return mode or f"{_MODES} has no power mode {number}"
+
+
+def _mode(configuration: str, number: int) -> PowerMode | None:
+    for section in re.split(r"(?m)^\s*(?=<)", configuration):
+        head = re.match(r"<\s*POWER_MODEL\s+([^>]*)>", section)
+        if head is None:
+            continue
+        # The attributes come in any order.
+        values = dict(re.findall(r"(\w+)\s*=\s*(\S+)", head[1]))
+        if values.get("ID", "").isdigit() and int(values["ID"]) == number:
+            cap = re.search(r"(?m)^\s*GPU\s+MAX_FREQ\s+(\d+)", section)
+            return PowerMode(number, values.get("NAME", ""), int(cap[1]) if cap else None)
+    return None
+
+
+def _release(text: str) -> str | None:
+    """Return 36.4.3 for "# R36 (release), REVISION: 4.3, ..."."""
+    found = re.search(r"\bR(\d+)\b.*?\bREVISION:\s*([\d.]+)", text)
+    return f"{found[1]}.{found[2].strip('.')}" if found else None
+
+
+def _package_release(files: Files) -> str | None:
+    """Return the release of the package nvidia-l4t-core; images without the release file have it in dpkg's list."""
+    is_core = False
+    for line in files.lines("/var/lib/dpkg/status"):
+        if line.startswith("Package:"):
+            is_core = line.split()[1:] == ["nvidia-l4t-core"]
+        elif is_core and line.startswith("Version:"):
+            found = re.match(r"Version:\s*([\d.]+)", line)
+            return found[1] if found else None
+    return None
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".") if part.isdigit())

@@ -1,0 +1,130 @@
+"""A Jetson's power monitors: INA3221 and INA238 behind hwmon (Documentation/hwmon/{ina3221,ina238}.rst).
+
+An INA3221 has no power, only voltage (mV) and current (mA) of its channels 1 to 3. What it shows beyond those are sums
+and shunt voltages of the same channels; counted too, they would double the power. Which rails make up the module
+depends on the board, and is told by their labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edge_server.governor.readings import Rail
+from edge_server.governor.sensors.files import Absent, Files, Found, source
+
+_CHANNELS = (1, 2, 3)
+
+TOTALS: tuple[tuple[str, ...], ...] = (
+    ("VIN",),
+    ("VDD_IN",),
+    ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),
+    ("VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"),
+)
+"""Rails that together are all power of a board: Thor with an INA238; Orin Nano and NX; AGX Orin; Thor without INA238.
+
+The first row whose rails are all there holds. The rails of AGX Orin's second monitor lie behind VIN_SYS_5V0.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """`power` is the path of a power in microwatts; "" where it follows from `voltage` and `current`."""
+
+    name: str
+    folder: str
+    number: int
+    power: str = ""
+    warn_ma: int | None = None
+    critical_ma: int | None = None
+
+    @property
+    def voltage(self) -> str:
+        return f"{self.folder}/in{self.number}_input"
+
+    @property
+    def current(self) -> str:
+        return f"{self.folder}/curr{self.number}_input"
+
+
+class JetsonRails:
+    """The rails of the board, each with its own fate."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._channels: Found[_Channel] = Found(self._find)
+
+    def read(self, now_s: float) -> tuple[Rail, ...]:
+        rails = [self._rail(channel) for channel in self._channels.items(now_s)]
+        if any(rail.power_mw is None for rail in rails):
+            self._channels.forget()
+        counted = _counted([rail.name for rail in rails])
+        return tuple(replace(rail, is_counted=rail.name in counted) for rail in rails)
+
+    def _find(self) -> list[_Channel]:
+        channels: list[_Channel] = []
+        for name, folder in self._files.hwmons():
+            if name == "ina3221":
+                channels += self._channels_of(folder)
+            elif name == "ina238":
+                label = self._files.maybe_text(f"{folder}/label") or "VIN"
+                channels.append(_Channel(label, folder, 1, f"{folder}/power1_input"))
+        return channels
+
+    def _channels_of(self, folder: str) -> list[_Channel]:
+        found = []
+        for number in _CHANNELS:
+            label = self._files.maybe_text(f"{folder}/in{number}_label")
+            if not label or label == "NC" or label.startswith("sum of"):
+                continue
+            warn_ma = self._files.maybe_number(f"{folder}/curr{number}_max")
+            critical_ma = self._files.maybe_number(f"{folder}/curr{number}_crit")
+            found.append(_Channel(label, folder, number, "", warn_ma, critical_ma))
+        return found
+
+    def _rail(self, channel: _Channel) -> Rail:
+        if channel.power:
+            return self._measured(channel)
+        voltage_mv, current_ma = self._files.number(channel.voltage), self._files.number(channel.current)
+        rail = Rail(
+            channel.name,
+            None,
+            False,
+            warn_ma=channel.warn_ma,
+            critical_ma=channel.critical_ma,
+            is_alarmed=self._is_alarmed(channel),
+            source=source(channel.current),
+        )
+        for value in (voltage_mv, current_ma):
+            if isinstance(value, Absent):
+                return replace(rail, problem=value.reason)
+        assert isinstance(voltage_mv, int)
+        assert isinstance(current_ma, int)
+        # A rail that is switched off reads a little below zero at times.
+        power_mw = max(0, voltage_mv * current_ma // 1000)
+        return replace(rail, power_mw=power_mw, voltage_mv=voltage_mv, current_ma=current_ma)
+
+    def _measured(self, channel: _Channel) -> Rail:
+        power_uw = self._files.number(channel.power)
+        if isinstance(power_uw, Absent):
+            return Rail(channel.name, None, False, source=source(channel.power), problem=power_uw.reason)
+        return Rail(
+            channel.name,
+            max(0, power_uw // 1000),
+            False,
+            voltage_mv=self._files.maybe_number(channel.voltage),
+            current_ma=self._files.maybe_number(channel.current),
+            source=source(channel.power),
+        )
+
+    def _is_alarmed(self, channel: _Channel) -> bool | None:
+        flags = [
+            self._files.maybe_number(f"{channel.folder}/curr{channel.number}_{kind}_alarm") for kind in ("max", "crit")
+        ]
+        known = [flag for flag in flags if flag is not None]
+        return any(known) if known else None
+
+
+def _counted(names: Sequence[str]) -> frozenset[str]:
+    """Return which of a board's rails make up its total; none for a board that is not known."""
+    return next((frozenset(total) for total in TOTALS if set(total) <= set(names)), frozenset())

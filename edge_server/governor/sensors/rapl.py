@@ -1,0 +1,84 @@
+"""RAPL: energy counters of processor packages and their memory, by Intel and AMD.
+
+`energy_uj` counts microjoules and wraps after `max_energy_range_uj`. Since it could be used to spy on other programs
+(PLATYPUS), only root may read it; whoever runs this server may be let in by a udev or tmpfiles rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_server.governor.readings import EnergyCounter, Rail
+from edge_server.governor.sensors.counters import EnergyMeter
+from edge_server.governor.sensors.files import Absent, Files, Found, source
+
+_POWERCAP = "/sys/class/powercap"
+_LONGEST_S = 30.0
+"""A package's counter may wrap within a minute or so; after a longer silence power is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Domain:
+    """`is_counted`: packages, and memory, which lies beside them. Cores and graphics lie inside; psys, where there is
+    one, around all."""
+
+    name: str
+    folder: str
+    is_counted: bool
+    range_uj: int | None
+    limit_mw: int | None
+
+
+class Rapl:
+    """The power domains, as rails and as energy counters."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._domains: Found[_Domain] = Found(self._find)
+        self._meters: dict[str, EnergyMeter] = {}
+
+    def read(self, now_s: float) -> tuple[tuple[Rail, ...], tuple[EnergyCounter, ...]]:
+        rails, counters = [], []
+        for domain in self._domains.items(now_s):
+            path = f"{domain.folder}/energy_uj"
+            count = self._files.number(path)
+            if isinstance(count, Absent):
+                # Not counted: what may never be read would make the power of all the rest unknown.
+                rails.append(Rail(domain.name, None, False, domain.limit_mw, source=source(path), problem=count.reason))
+                continue
+            meter = self._meters.setdefault(domain.name, EnergyMeter(domain.range_uj))
+            energy_uj, power_uw = meter.feed(count, now_s, _LONGEST_S)
+            problem = "" if power_uw is not None else f"{path}: power follows from two readings"
+            power_mw = None if power_uw is None else round(power_uw / 1000)
+            rails.append(
+                Rail(domain.name, power_mw, domain.is_counted, domain.limit_mw, source=source(path), problem=problem)
+            )
+            counters.append(EnergyCounter(domain.name, energy_uj // 1000, domain.is_counted, source(path)))
+        return tuple(rails), tuple(counters)
+
+    def _find(self) -> list[_Domain]:
+        domains = []
+        for entry in self._files.names(_POWERCAP, r"intel-rapl:\d+(:\d+)?"):
+            folder = f"{_POWERCAP}/{entry}"
+            kind = self._files.maybe_text(f"{folder}/name")
+            if kind:
+                package = self._files.maybe_text(f"{_POWERCAP}/{entry.rpartition(':')[0]}/name")
+                is_inside = entry.count(":") > 1
+                domains.append(
+                    _Domain(
+                        f"{package} {kind}" if is_inside and package else kind,
+                        folder,
+                        kind == "dram" if is_inside else kind.startswith("package"),
+                        self._files.maybe_number(f"{folder}/max_energy_range_uj"),
+                        self._limit_mw(folder),
+                    )
+                )
+        return domains
+
+    def _limit_mw(self, folder: str) -> int | None:
+        """Return the limit over the longest time, which is what holds in the long run."""
+        for entry in self._files.names(folder, r"constraint_\d+_name"):
+            if self._files.maybe_text(f"{folder}/{entry}") == "long_term":
+                limit_uw = self._files.maybe_number(f"{folder}/{entry.removesuffix('name')}power_limit_uw")
+                return limit_uw // 1000 if limit_uw else None
+        return None

@@ -1,0 +1,181 @@
+"""A Jetson from its files: JetPack 5 to 7 on Orin, JetPack 7 on Thor. Neither root nor jtop nor tegrastats is needed.
+
+Preferred to NVML on these boards, also where NVML answers: it reports zeros and made-up processes for Orin's GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edge_server.governor.readings import BoxReading, Clock, EventCounter, Gpu, PowerMode, Slowdown, Zone
+from edge_server.governor.sensors.clocks import Clocks, gpu_devfreq
+from edge_server.governor.sensors.counters import EventRate, Smooth
+from edge_server.governor.sensors.fans import jetson_fans
+from edge_server.governor.sensors.files import Absent, Files, Found, source
+from edge_server.governor.sensors.jetson import Identity, read_identity, read_power_mode
+from edge_server.governor.sensors.rails import JetsonRails
+from edge_server.governor.sensors.thermal import CoolingDevices, ThermalZones
+
+_LOADS = (
+    "/sys/devices/platform/gpu.0/load",
+    "/sys/devices/gpu.0/load",
+    "/sys/devices/platform/bus@0/17000000.gpu/load",
+    "/sys/devices/platform/17000000.gpu/load",
+    "/sys/devices/platform/17000000.ga10b/load",
+)
+"""Where the GPU's load is, in thousandths: JetPack 6 and 7, JetPack 5, kernels without the alias."""
+
+_LOAD_SMOOTHING_S = 2.0
+"""The load is that of a short moment; several of them make sense."""
+
+_OVER_CURRENT = {"oc1": Slowdown.UNDER_VOLTAGE, "oc2": Slowdown.OVER_CURRENT, "oc3": Slowdown.OVER_CURRENT}
+"""Alarms of the power monitor: supply voltage too low, average power too high, momentary power too high."""
+
+_IDENTITY_AGAIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    name: str
+    path: str
+
+
+class TegraSensor:
+    """Reads a Jetson; on any other box it tells the board's name and nothing else."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._identity: Identity | None = None
+        self._identity_s = 0.0
+        self._mode: Found[PowerMode | str] = Found(lambda: [read_power_mode(files)])
+        self._zones = ThermalZones(files, zone_name)
+        self._coolers = CoolingDevices(files)
+        self._rails = JetsonRails(files)
+        self._clocks = Clocks(files)
+        self._counters: Found[_Counter] = Found(self._find_counters)
+        self._rates: dict[str, EventRate] = {}
+        self._load: Found[str] = Found(self._find_load)
+        self._smooth = Smooth(_LOAD_SMOOTHING_S)
+
+    def read(self, now_s: float) -> BoxReading:
+        identity = self._who(now_s)
+        if identity.soc is None:
+            return BoxReading(now_s, board=identity.board)
+        zones = self._zones.read(now_s)
+        clocks = self._clocks.read(now_s)
+        mode = self._mode.items(now_s)[0]
+        reading = BoxReading(
+            now_s,
+            board=identity.board,
+            soc=identity.soc,
+            l4t=identity.l4t,
+            jetpack=identity.jetpack,
+            power_mode=mode if isinstance(mode, PowerMode) else None,
+            zones=zones,
+            coolers=self._coolers.read(now_s),
+            rails=self._rails.read(now_s),
+            clocks=clocks,
+            over_current=self._over_current(now_s),
+            fans=jetson_fans(self._files),
+            gpus=(self._gpu(zones, clocks, now_s),),
+        )
+        return _with_limit(replace(reading, missing=_missing(reading, "" if isinstance(mode, PowerMode) else mode)))
+
+    def close(self) -> None:
+        pass
+
+    def _who(self, now_s: float) -> Identity:
+        """Return the identity, which is asked for again as long as it is not complete."""
+        known = self._identity
+        if known is None or (known.l4t is None and not 0 <= now_s - self._identity_s < _IDENTITY_AGAIN_S):
+            self._identity, self._identity_s = read_identity(self._files), now_s
+        assert self._identity is not None
+        return self._identity
+
+    def _gpu(self, zones: tuple[Zone, ...], clocks: tuple[Clock, ...], now_s: float) -> Gpu:
+        clock = next((item for item in clocks if item.name == "gpu"), None)
+        zone = next((item for item in zones if item.name == "gpu"), None)
+        paths = self._load.items(now_s)
+        load = self._files.number(paths[0]) if paths else Absent("no load file of the GPU is to be found (yet)")
+        missing: dict[str, str] = {}
+        sources: dict[str, str] = {}
+        utilization = None
+        if isinstance(load, Absent):
+            self._load.forget()
+            missing["utilization"] = load.reason
+        else:
+            utilization = self._smooth.feed(min(1.0, max(0, load) / 1000), now_s)
+            sources["utilization"] = source(paths[0])
+        if zone is not None:
+            sources["temperature_c"] = zone.source
+        if clock is not None:
+            sources["clock_hz"] = clock.source
+        return Gpu(
+            "gpu0",
+            is_integrated=True,
+            utilization=utilization,
+            temperature_c=None if zone is None else zone.temperature_c,
+            clock_hz=None if clock is None else clock.current_hz,
+            highest_clock_hz=None if clock is None else clock.highest_hz,
+            sources=sources,
+            missing=missing,
+        )
+
+    def _find_load(self) -> list[str]:
+        folder = gpu_devfreq(self._files)
+        places = [*_LOADS, *([f"{folder}/device/load"] if folder else [])]
+        return [path for path in places if self._files.exists(path)][:1]
+
+    def _over_current(self, now_s: float) -> tuple[EventCounter, ...]:
+        counters = []
+        for counter in self._counters.items(now_s):
+            count = self._files.number(counter.path)
+            if isinstance(count, Absent):
+                self._counters.forget()
+                continue
+            rate, sustained = self._rates.setdefault(counter.name, EventRate()).feed(count, now_s)
+            slowdown = _OVER_CURRENT[counter.name]
+            counters.append(EventCounter(counter.name, slowdown, count, rate, sustained, source(counter.path)))
+        return tuple(counters)
+
+    def _find_counters(self) -> list[_Counter]:
+        return [
+            _Counter(entry.partition("_")[0], f"{folder}/{entry}")
+            for name, folder in self._files.hwmons()
+            if name == "soctherm_oc"
+            for entry in self._files.names(folder, r"oc[123]_event_cnt")
+        ]
+
+
+def _missing(reading: BoxReading, mode_problem: str) -> dict[str, str]:
+    """Return why parts of a Jetson's reading are not known."""
+    missing = {
+        name: f"no {name.replace('_', '-')} to be found under /sys (yet)"
+        for name in ("zones", "coolers", "rails", "clocks", "over_current", "fans")
+        if not getattr(reading, name)
+    }
+    if mode_problem:
+        missing["power_mode"] = mode_problem
+    if reading.l4t is None:
+        missing["l4t"] = "neither /etc/nv_tegra_release nor the package nvidia-l4t-core tells the release"
+    return missing
+
+
+def _with_limit(reading: BoxReading) -> BoxReading:
+    """Return the reading with the power limit that its power mode's name promises."""
+    mode = reading.power_mode
+    if mode is None:
+        return reading
+    if mode.watts is None:
+        why = f"power mode {mode.name} names no watts"
+        return replace(reading, missing={**reading.missing, "power_limit_mw": why})
+    sources = {**reading.sources, "power_limit_mw": source("/etc/nvpmodel.conf")}
+    return replace(reading, power_limit_mw=mode.watts * 1000, sources=sources)
+
+
+def zone_name(kind: str) -> str | None:
+    """Return "cpu" for cpu-thermal and CPU-therm. The PMIC's zone is a constant 100 °C, the fan's an estimate."""
+    name, dash, ending = kind.lower().rpartition("-")
+    if not dash or ending not in ("therm", "thermal") or name.startswith(("pmic", "thermal-fan")):
+        return None
+    return name

@@ -1,0 +1,74 @@
+"""Protobuf's wire format, the pure part: numbers, tags and lengths. Format: protobuf.dev/programming-guides/encoding.
+
+For what is written or read by hand, because generated classes would copy large payloads or cost an import.
+"""
+
+from __future__ import annotations
+
+VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
+"""Wire types, the lowest three bits of a tag. 3 and 4 are groups, which no message here uses."""
+
+_MAX_VARINT_BYTES = 10
+_SHORT = tuple(bytes((number,)) for number in range(0x80))
+
+
+def read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    """Return the number at `position` and where it ends. Raises IndexError beyond the end, ValueError over 64 bits."""
+    octet = view[position]
+    if octet < 0x80:
+        return octet, position + 1
+    number = octet & 0x7F
+    for index in range(1, _MAX_VARINT_BYTES):
+        octet = view[position + index]
+        number |= (octet & 0x7F) << 7 * index
+        if octet < 0x80:
+            if number >> 64:
+                break
+            return number, position + index + 1
+    raise ValueError("a number of more than 64 bits")
+
+
+def skip(view: memoryview, kind: int, position: int) -> int:
+    """Return where a value of wire type `kind` at `position` ends, perhaps beyond the end of `view`.
+
+    Not for DELIMITED. Raises as `read_varint`, and ValueError for groups and unknown wire types.
+    """
+    if kind == VARINT:
+        return read_varint(view, position)[1]
+    if kind == FIXED64:
+        return position + 8
+    if kind == FIXED32:
+        return position + 4
+    raise ValueError(f"wire type {kind}")
+
+
+def varint(number: int) -> bytes:
+    """Return `number`, 0 to 2**64 - 1, as protobuf writes it."""
+    if number < 0x80:
+        return _SHORT[number]
+    octets = bytearray()
+    while number >= 0x80:
+        octets.append(number & 0x7F | 0x80)
+        number >>= 7
+    octets.append(number)
+    return bytes(octets)
+
+
+def delimited(field: int, payload: bytes) -> bytes:
+    """Return a whole length-delimited field: tag, length, payload."""
+    return varint(field << 3 | DELIMITED) + varint(len(payload)) + payload
+
+
+def delimited_head(field: int, size: int) -> bytes:
+    """Return tag and length of a length-delimited field whose payload of `size` bytes is sent separately."""
+    return varint(field << 3 | DELIMITED) + varint(size)
+
+
+def number_field(field: int, number: int) -> bytes:
+    """Return a whole varint field. Negative numbers travel as their 64-bit two's complement (int32, int64)."""
+    return varint(field << 3 | VARINT) + varint(number & 0xFFFF_FFFF_FFFF_FFFF)
+
+
+def text(value: str) -> bytes:
+    """Return `value` as UTF-8; lone surrogates, which UTF-8 cannot say, become question marks."""
+    return value.encode("utf-8", "replace")

@@ -1,0 +1,350 @@
+"""A bridge from a camera topic to perception topics: a ROS transport on one side, a frame stream on the other.
+
+Knows no ROS library: a transport is whatever keeps the small protocol below. Frames go from the transport's thread
+straight to the stream, which drops the oldest when the server is busy; results are published from a thread of their
+own. Topics may be silent, publishers may come and go, and the server may restart: the bridge goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edge_server.client import Counters, FrameStream, StreamError
+from edge_server.core.frame import Delivery, Frame, FrameResult, Returns, StreamOpened
+from edge_server.errors import ErrorCode, InvalidRequest
+from edge_server.ros.messages import (
+    MessageKind,
+    OutgoingMessage,
+    annotated_message,
+    classification_message,
+    detections_message,
+    frame_of,
+    mask_message,
+)
+
+TRANSPORTS = {"dds": "edge_server.ros.dds", "rclpy": "edge_server.ros.rclpy_transport", "ros1": "edge_server.ros.ros1"}
+"""Transport -> its module, which has `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport` and
+raises Unsupported with what to install or to source when its libraries are not there."""
+
+QOS_PROFILES = ("DEFAULT", "SENSOR_DATA")
+REPORT_INTERVAL_S = 5.0
+_SPIN_S = 0.2
+_GONE_S = 2.0
+_REMEMBERED_FRAMES = 1024
+_MAX_AGE_US = 2**32 - 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """Quality of service, as Isaac ROS writes it in parameters.
+
+    "DEFAULT" is reliable, "SENSOR_DATA" best effort; both are volatile and keep the last `depth` messages. A reliable
+    reader hears nothing of a best-effort writer, so images are read best effort unless told otherwise.
+    """
+
+    profile: str = "DEFAULT"
+    depth: int = 10
+
+    def __post_init__(self) -> None:
+        if self.profile not in QOS_PROFILES:
+            raise InvalidRequest(f"a quality of service is one of {', '.join(QOS_PROFILES)}, got '{self.profile}'")
+        if not 1 <= self.depth <= 10_000:
+            raise InvalidRequest(f"a queue size is 1 to 10000, got {self.depth}")
+
+    @property
+    def is_reliable(self) -> bool:
+        return self.profile == "DEFAULT"
+
+
+class Transport(Protocol):
+    """One way to speak ROS. Topic names are ROS names ("/camera/image_raw")."""
+
+    def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
+        """Call back with each message of a topic, one at a time: an object that `messages.frame_of` takes, whose memory
+        stays as it is for as long as anyone holds it."""
+
+    def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
+        """Offer a topic, so that others find it before the first message."""
+
+    def publish(self, topic: str, message: OutgoingMessage) -> None:
+        """Publish on a topic that was advertised for `message.kind`. May be called from any thread."""
+
+    def spin(self, timeout_s: float) -> bool:
+        """Let callbacks come for about `timeout_s`, on this or other threads; False once the transport has ended."""
+
+    def close(self) -> None:
+        """End all subscriptions and topics. Called once, after the last `spin` and `publish`."""
+
+
+class FrameSink(Protocol):
+    """What the bridge needs of `edge_server.client.FrameStream`."""
+
+    def send(self, frame: Frame, /) -> None: ...
+
+    def results(self) -> Iterator[FrameResult]: ...
+
+    def counters(self) -> Counters: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeParameters:
+    """What a bridge is told. Names follow Isaac ROS's inference nodes where they have one for it.
+
+    A topic that is "" is not published. `detections_topic` carries vision_msgs/Detection2DArray,
+    `classification_topic` vision_msgs/Classification with the best `top_k`, `annotated_topic` sensor_msgs/
+    CompressedImage, `mask_topic` sensor_msgs/Image of class numbers. `image_is_compressed` subscribes to
+    CompressedImage. `class_id_is_number` writes class numbers where there are labels too, as Isaac ROS does.
+    `stamp_tells_age` takes the wall clock less the stamp for a frame's age, for cameras that share this clock.
+    """
+
+    model_name: str
+    model_version: int = 0
+    image_topic: str = "/image"
+    image_is_compressed: bool = False
+    detections_topic: str = ""
+    classification_topic: str = ""
+    annotated_topic: str = ""
+    mask_topic: str = ""
+    input_qos: str = "SENSOR_DATA"
+    output_qos: str = "DEFAULT"
+    input_queue_size: int = 1
+    output_queue_size: int = 10
+    stream_id: str = ""
+    top_k: int = 5
+    jpeg_quality: int = 0
+    class_id_is_number: bool = False
+    stamp_tells_age: bool = False
+    delivery: Delivery = field(default_factory=Delivery)
+
+    def __post_init__(self) -> None:
+        if not any((self.detections_topic, self.classification_topic, self.annotated_topic, self.mask_topic)):
+            raise InvalidRequest(
+                "a bridge needs at least one topic to publish: detections, classification, annotated image or mask"
+            )
+
+    def open_stream(self, address: str) -> FrameStream:
+        """Return the stream to a server's gRPC port; it connects when its results are taken."""
+        return FrameStream(
+            address,
+            self.model_name,
+            version=self.model_version,
+            stream_id=self.stream_id or f"ros:{self.image_topic}:{self.model_name}",
+            returns=Returns(
+                top_k=self.top_k if self.classification_topic else 0,
+                has_detections=bool(self.detections_topic),
+                has_mask=bool(self.mask_topic),
+                has_annotated_jpeg=bool(self.annotated_topic),
+                jpeg_quality=self.jpeg_quality,
+            ),
+            delivery=self.delivery,
+            client=f"ros bridge of {self.image_topic}",
+            on_broken=lambda error: log.warning("%s; trying again", error),
+            on_opened=lambda opened: log.info("%s goes to %s", self.image_topic, describe_server(opened)),
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened since the last report."""
+
+    received: int = 0
+    answered: int = 0
+    refused: int = 0
+    failed: int = 0
+    last_error: str = ""
+    latencies_s: list[float] = field(default_factory=list)
+
+
+class Bridge:
+    """Joins one transport to one stream. `run` blocks; `stop` may be called from any thread or signal handler."""
+
+    def __init__(self, parameters: BridgeParameters, transport: Transport, stream: FrameSink) -> None:
+        self.parameters = parameters
+        self._transport = transport
+        self._stream = stream
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._tally = Tally()
+        self._sent_at: OrderedDict[int, float] = OrderedDict()
+        self._seq = 0
+        self._missing = ""
+        self._counted = Counters()
+        self._failure: Exception | None = None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Bridge until stopped, or until the transport or the stream ends for good; then close both.
+
+        Raises what ended it when that was neither `stop` nor the end of the transport.
+        """
+        reader = threading.Thread(target=self._publish_results, name="ros-results", daemon=True)
+        try:
+            self._connect()
+            reader.start()
+            reported_at = time.monotonic()
+            while not self._stopping.is_set() and self._transport.spin(_SPIN_S):
+                now = time.monotonic()
+                if now - reported_at >= REPORT_INTERVAL_S:
+                    self._report(now - reported_at)
+                    reported_at = now
+        finally:
+            self._stopping.set()
+            self._stream.close()
+            if reader.ident is not None:
+                reader.join()
+            self._transport.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _connect(self) -> None:
+        given = self.parameters
+        qos = Qos(given.output_qos, given.output_queue_size)
+        for topic, kind in self._outputs():
+            self._transport.advertise(topic, kind, qos)
+        kind = MessageKind.COMPRESSED_IMAGE if given.image_is_compressed else MessageKind.IMAGE
+        self._transport.subscribe(given.image_topic, kind, Qos(given.input_qos, given.input_queue_size), self._receive)
+
+    def _outputs(self) -> list[tuple[str, MessageKind]]:
+        given = self.parameters
+        topics = (
+            (given.detections_topic, MessageKind.DETECTIONS),
+            (given.classification_topic, MessageKind.CLASSIFICATION),
+            (given.annotated_topic, MessageKind.COMPRESSED_IMAGE),
+            (given.mask_topic, MessageKind.IMAGE),
+        )
+        return [(topic, kind) for topic, kind in topics if topic]
+
+    def _receive(self, message: Any) -> None:
+        """Send one message on. A message that is no picture is counted, never the end of the bridge."""
+        with self._lock:
+            self._seq += 1
+            seq = self._seq
+        try:
+            frame = frame_of(message, seq=seq)
+        except InvalidRequest as error:
+            with self._lock:
+                self._tally.refused += 1
+                self._tally.last_error = error.message
+            return
+        if self.parameters.stamp_tells_age:
+            frame.age_us = age_us(frame)
+        with self._lock:
+            self._tally.received += 1
+            self._sent_at[seq] = time.monotonic()
+            while len(self._sent_at) > _REMEMBERED_FRAMES:
+                self._sent_at.popitem(last=False)
+        try:
+            self._stream.send(frame)
+        except ValueError:
+            # Some transports call back while the bridge is being closed, and so is the stream then.
+            if not self._stopping.is_set():
+                raise
+
+    def _publish_results(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    for result in self._stream.results():
+                        self._publish(result)
+                    return
+                except StreamError as error:
+                    if error.code is not ErrorCode.NOT_FOUND:
+                        raise
+                    self._wait_for_model(error)
+        except Exception as error:  # noqa: BLE001 - handed over to the thread that called run
+            if not self._stopping.is_set():
+                self._failure = error
+                self._stopping.set()
+
+    def _wait_for_model(self, error: StreamError) -> None:
+        """Wait a moment for a model that is not there: at the start of a robot, or between two deployments."""
+        if error.message != self._missing:
+            self._missing = error.message
+            log.warning("%s; asking again every %g s", error, _GONE_S)
+        self._stopping.wait(_GONE_S)
+
+    def _publish(self, result: FrameResult) -> None:
+        self._count(result)
+        if result.error_code:
+            return
+        given, numbers = self.parameters, self.parameters.class_id_is_number
+        if given.detections_topic:
+            self._transport.publish(given.detections_topic, detections_message(result, has_numbers=numbers))
+        if given.classification_topic:
+            self._transport.publish(given.classification_topic, classification_message(result, has_numbers=numbers))
+        annotated, mask = annotated_message(result), mask_message(result)
+        if given.annotated_topic and annotated is not None:
+            self._transport.publish(given.annotated_topic, annotated)
+        if given.mask_topic and mask is not None:
+            self._transport.publish(given.mask_topic, mask)
+
+    def _count(self, result: FrameResult) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if result.error_code:
+                self._tally.failed += 1
+                self._tally.last_error = f"{result.error_code}: {result.error}"
+                return
+            self._missing = ""
+            self._tally.answered += 1
+            sent_at = self._sent_at.pop(result.header.seq, None)
+            if sent_at is not None:
+                self._tally.latencies_s.append(now - sent_at)
+
+    def _report(self, seconds: float) -> None:
+        counters = self._stream.counters()
+        with self._lock:
+            tally, self._tally = self._tally, Tally()
+            before, self._counted = self._counted, counters
+        log.info("%s", describe(self.parameters.image_topic, tally, drops_between(before, counters), seconds))
+        if tally.last_error:
+            failed = tally.failed + tally.refused
+            log.warning("%s: %d frame(s) failed, the last: %s", self.parameters.image_topic, failed, tally.last_error)
+
+
+def describe_server(opened: StreamOpened) -> str:
+    """Return "yunet version 2 on openvino 2024.4"."""
+    return f"{opened.model} version {opened.version} on {opened.runtime}"
+
+
+def drops_between(before: Counters, now: Counters) -> dict[str, int]:
+    """Return how many frames got no result between two counts, by reason."""
+    drops = {
+        reason.name.lower().replace("_", " "): count - before.dropped.get(reason, 0)
+        for reason, count in now.dropped.items()
+    }
+    drops["overtaken before sending"] = now.dropped_here - before.dropped_here
+    drops["lost with a connection"] = now.lost - before.lost
+    return {reason: count for reason, count in drops.items() if count > 0}
+
+
+def describe(topic: str, tally: Tally, drops: Mapping[str, int], seconds: float) -> str:
+    """Return one line for the log: rates in and out, drops by reason, time from message to result."""
+    if not tally.received and not tally.answered:
+        return f"{topic}: no images in the last {seconds:.0f} s"
+    words = [f"{topic}: in {tally.received / seconds:.1f}/s, out {tally.answered / seconds:.1f}/s"]
+    if drops:
+        words.append("dropped " + ", ".join(f"{count} {reason}" for reason, count in drops.items()))
+    if tally.latencies_s:
+        ordered = sorted(tally.latencies_s)
+        p50, p99 = (ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000 for share in (0.5, 0.99))
+        words.append(f"latency p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    return "; ".join(words)
+
+
+def age_us(frame: Frame) -> int:
+    """Return how old a frame's stamp is by this machine's wall clock; 0 for stamps of the future."""
+    elapsed_ns = time.time_ns() - (frame.header.sec * 1_000_000_000 + frame.header.nanosec)
+    return max(0, min(elapsed_ns // 1000, _MAX_AGE_US))

@@ -1,0 +1,62 @@
+"""Scores of classes to the best few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.core.frame import ClassScore
+from edge_server.core.model import ModelSpec
+from edge_server.vision.heads.activation import activate
+from edge_server.vision.heads.declaration import Activation, ClassDeclaration
+from edge_server.vision.heads.outputs import Slot, named_output
+from edge_server.vision.heads.selection import best
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPlan:
+    """How one output becomes the best classes."""
+
+    slot: Slot
+    activation: Activation
+    labels: tuple[str, ...]
+
+    def read(
+        self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, top_k: int, *, model: str
+    ) -> tuple[ClassScore, ...]:
+        """Return the `top_k` best classes, best first, the lower index first among equals. Scores that are no finite
+        numbers are left out."""
+        scores = activate(self.slot.values(outputs, row, model=model).ravel(), self.activation, axis=0)
+        chosen = best(scores, -np.inf, top_k)
+        return tuple(
+            ClassScore(index, score, self.labels[index] if index < len(self.labels) else "")
+            for index, score in zip(chosen.tolist(), scores[chosen].tolist(), strict=True)
+        )
+
+
+def class_plan(spec: ModelSpec, declaration: ClassDeclaration) -> ClassPlan | None:
+    """Return how classes are read, None when nothing says out of which output and nothing has to.
+
+    Raises BadModelConfig when there is no such output.
+    """
+    labelled = [output for output in spec.outputs if output.labels]
+    if not declaration.is_certain and len(labelled) != 1 and len(spec.outputs) != 1:
+        return None
+    output = named_output(spec, "class_output", declaration.output)
+    return ClassPlan(Slot(output.name, output.dtype, 1), declaration.activation, output.labels)
+
+
+def implied_class_plan(spec: ModelSpec) -> ClassPlan | None:
+    """Return the plan of a model that declares nothing but labels on a single output of one dimension, else None."""
+    labelled = [output for output in spec.outputs if output.labels]
+    if len(labelled) != 1:
+        return None
+    output = labelled[0]
+    is_vector = sum(dim != 1 for dim in output.dims) == 1 and output.dtype.numpy.kind in "fiu"
+    return ClassPlan(Slot(output.name, output.dtype, 1), Activation.NONE, output.labels) if is_vector else None

@@ -1,0 +1,130 @@
+"""Candidates of a head to detections in the frame: sound numbers, suppression, coordinates, names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.core.frame import Detection, Keypoint
+from edge_server.core.model import ModelSpec
+from edge_server.errors import BackendError, BadModelConfig
+from edge_server.vision.fit import Fit
+from edge_server.vision.heads.candidates import Candidates, Head, NetworkSize
+from edge_server.vision.heads.choice import choose_parts, make_head
+from edge_server.vision.heads.declaration import TRAITS, DetectionDeclaration
+from edge_server.vision.heads.nms import suppress
+from edge_server.vision.heads.outputs import Slot, check_number, frame_dims
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+FARTHEST = 1e6
+"""Positions are cut off at this many pixels on either side of the frame's corner, so that areas stay exact enough."""
+
+LARGEST_CLASS = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionPlan:
+    """How a model's outputs become detections. Immutable, usable from any thread."""
+
+    head: Head
+    slots: tuple[Slot, ...]
+    declaration: DetectionDeclaration
+    labels: tuple[str, ...]
+
+    def read(
+        self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, fit: Fit, *, model: str
+    ) -> tuple[Detection, ...]:
+        """Return what was found, best first, boxes cut to the frame; what lies wholly outside it is left out.
+
+        Raises BackendError for outputs of other shapes than the head reads.
+        """
+        parts = [slot.values(outputs, row, model=model) for slot in self.slots]
+        problem = self.head.problem([part.shape for part in parts])
+        if problem is not None:
+            raise BackendError(_mismatch(model, self.declaration, self.slots, problem, [part.shape for part in parts]))
+        found = in_frame(self.head.candidates(parts, self.declaration.score_threshold), fit)
+        if TRAITS[self.declaration.head].needs_nms and self.declaration.iou_threshold < 1:
+            classes = None if self.declaration.is_class_agnostic else found.classes
+            found = _taken(found, suppress(found.boxes, classes, self.declaration.iou_threshold))
+        return self._named(_taken(found, np.arange(min(len(found.scores), self.declaration.most))), fit)
+
+    def _named(self, found: Candidates, fit: Fit) -> tuple[Detection, ...]:
+        limits = (fit.width, fit.height, fit.width, fit.height)
+        boxes = np.clip(found.boxes, 0, limits).tolist()
+        points: list[list[list[float]]] = [[]] * len(boxes) if found.keypoints is None else found.keypoints.tolist()
+        return tuple(
+            Detection(box[0], box[1], box[2], box[3], score, index, self._label(index), _keypoints(around))
+            for box, score, index, around in zip(
+                boxes, found.scores.tolist(), found.classes.tolist(), points, strict=True
+            )
+        )
+
+    def _label(self, index: int) -> str:
+        return self.labels[index] if index < len(self.labels) else ""
+
+
+def _keypoints(points: list[list[float]]) -> tuple[Keypoint, ...]:
+    return tuple(Keypoint(x, y, score) for x, y, score in points)
+
+
+def in_frame(found: Candidates, fit: Fit) -> Candidates:
+    """Return the finds with sound numbers and some area within the frame, positions brought to it, boxes uncut."""
+    is_sound = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
+    is_sound &= (found.classes >= 0) & (found.classes <= LARGEST_CLASS)
+    if found.keypoints is not None:
+        is_sound &= np.isfinite(found.keypoints).all(axis=(1, 2))
+    found = _taken(found, np.flatnonzero(is_sound))
+    boxes = np.empty_like(found.boxes)
+    boxes[:, 0::2], boxes[:, 1::2] = _to_frame(found.boxes[:, 0::2], found.boxes[:, 1::2], fit)
+    keypoints = found.keypoints
+    if keypoints is not None:
+        x, y = _to_frame(keypoints[..., 0], keypoints[..., 1], fit)
+        keypoints = np.stack((x, y, keypoints[..., 2]), axis=-1)
+    x_min, y_min, x_max, y_max = np.clip(boxes, 0, (fit.width, fit.height, fit.width, fit.height)).T
+    moved = Candidates(boxes, found.scores, found.classes, keypoints)
+    return _taken(moved, np.flatnonzero((x_max > x_min) & (y_max > y_min)))
+
+
+def _to_frame(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], fit: Fit
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    x, y = fit.to_original(x, y)
+    return np.clip(x, -FARTHEST, FARTHEST), np.clip(y, -FARTHEST, FARTHEST)
+
+
+def _taken(found: Candidates, rows: npt.NDArray[np.intp]) -> Candidates:
+    keypoints = None if found.keypoints is None else found.keypoints[rows]
+    return Candidates(found.boxes[rows], found.scores[rows], found.classes[rows], keypoints)
+
+
+def detection_plan(spec: ModelSpec, declaration: DetectionDeclaration, size: NetworkSize) -> DetectionPlan:
+    """Return how that model's outputs become detections; `size` is that of its input.
+
+    Raises BadModelConfig for outputs that the declared head cannot be read from.
+    """
+    outputs = choose_parts(spec, declaration)
+    for output in outputs:
+        check_number(spec, output)
+    head = make_head(declaration, size, len(outputs))
+    slots = tuple(Slot(output.name, output.dtype, rank) for output, rank in zip(outputs, head.ranks, strict=True))
+    shapes = [frame_dims(spec, output, rank) for output, rank in zip(outputs, head.ranks, strict=True)]
+    problem = head.problem(shapes)
+    if problem is not None:
+        raise BadModelConfig(_mismatch(spec.name, declaration, slots, problem, shapes))
+    return DetectionPlan(head, slots, declaration, outputs[head.class_part].labels)
+
+
+def _mismatch(
+    model: str,
+    declaration: DetectionDeclaration,
+    slots: tuple[Slot, ...],
+    expected: str,
+    shapes: list[tuple[int, ...]],
+) -> str:
+    given = ", ".join(f"'{slot.name}' {list(shape)}" for slot, shape in zip(slots, shapes, strict=True))
+    return f"model '{model}', detection_head {declaration.head.value}: expected {expected}, given {given}"

@@ -1,0 +1,27 @@
+"""Cells of the grids that a network lays over its input, in the order of its rows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.vision.heads.candidates import NetworkSize
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def cell_count(size: NetworkSize, stride: int) -> int:
+    """Return how many cells of `stride` pixels cover the input, the last of a row maybe partly."""
+    return -(-size.width // stride) * -(-size.height // stride)
+
+
+@lru_cache(maxsize=64)
+def cells(size: NetworkSize, stride: int) -> npt.NDArray[np.float64]:
+    """Return column and row of each cell (cells, 2), row by row. Read-only, and kept for the next frame."""
+    rows, columns = np.mgrid[0 : -(-size.height // stride), 0 : -(-size.width // stride)]
+    found = np.stack((columns.ravel(), rows.ravel()), axis=1).astype(np.float64)
+    found.flags.writeable = False
+    return found

@@ -1,0 +1,38 @@
+"""Non-maximum suppression: of boxes that overlap much, the one with the best score stays.
+
+The loop is OpenCV's: 0.4 ms for 200 boxes that all stay, where one in numpy, a step a box, took 4 to 8 ms, and it
+lets other threads run. Ranks stand in for scores and the classes are moved apart here, because OpenCV compares scores
+as FP32, and its own way of moving classes apart mixes them up where boxes begin left of the frame.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.vision.decode import opencv
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def suppress(
+    boxes: npt.NDArray[np.float64], classes: npt.NDArray[np.int64] | None, iou_threshold: float
+) -> npt.NDArray[np.intp]:
+    """Return the indices of the boxes that stay, in order. `boxes` (K, 4) are finite corners, best first.
+
+    Greedy: a box goes when its intersection over union with a box that stays is above `iou_threshold`; boxes of
+    different `classes` leave each other alone, unless that is None. The time grows with K times the boxes that stay:
+    about 20 ms for 2048.
+    """
+    if len(boxes) < 2:
+        return np.arange(len(boxes))
+    shapes = boxes.copy()
+    shapes[:, 2:] -= shapes[:, :2]
+    if classes is not None:
+        numbers = np.unique(classes, return_inverse=True)[1]
+        shapes[:, 0] += numbers * (boxes[:, 2].max() - boxes[:, 0].min() + 1)
+    ranks = np.arange(len(boxes), 0, -1).astype(np.float32)
+    stays = opencv().dnn.NMSBoxes(shapes, ranks, 0.0, iou_threshold)
+    return np.asarray(stays, np.intp).ravel()

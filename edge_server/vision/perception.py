@@ -1,0 +1,155 @@
+"""Output tensors to perception: classes, detections and a mask in the coordinates of the frame as it was taken.
+
+`heads.declaration` documents the keys; here they meet the model's outputs, once a model version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_server.core.frame import ClassScore, Detection, Mask, Returns
+from edge_server.core.model import ModelSpec
+from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.vision.declaration import MAX_TOP_K
+from edge_server.vision.fit import Fit
+from edge_server.vision.heads.candidates import NetworkSize
+from edge_server.vision.heads.classes import ClassPlan, class_plan, implied_class_plan
+from edge_server.vision.heads.declaration import read_declaration
+from edge_server.vision.heads.detections import DetectionPlan, detection_plan
+from edge_server.vision.heads.masks import MaskPlan, mask_plan
+from edge_server.vision.plan import image_plan
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+DEFAULT_TOP_K = 5
+"""How many classes answer where neither the stream nor `image_top_k` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Perception:
+    """What was seen in one frame; empty or None where it was not asked for."""
+
+    classes: tuple[ClassScore, ...] = ()
+    detections: tuple[Detection, ...] = ()
+    mask: Mask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PerceptionPlan:
+    """How the outputs of one model become perception. Immutable, usable from any thread. None: not declared.
+
+    `top_k` is how many classes answer where a stream does not say.
+    """
+
+    classes: ClassPlan | None
+    detections: DetectionPlan | None
+    mask: MaskPlan | None
+    top_k: int
+
+    @property
+    def what(self) -> Returns:
+        """What the model declares: the answer to a stream that asks for nothing in particular."""
+        return Returns(
+            top_k=0 if self.classes is None else self.top_k,
+            has_detections=self.detections is not None,
+            has_mask=self.mask is not None,
+        )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes, of what is declared first: detections, mask, classes."""
+        declared = (plan.labels for plan in (self.detections, self.mask, self.classes) if plan is not None)
+        return next((labels for labels in declared if labels), ())
+
+    def settle(self, returns: Returns, *, model: str) -> Returns:
+        """Return what to answer to a stream's wish: see `Returns`.
+
+        A wish for an annotated picture alone draws what is declared. Raises InvalidRequest, with what the
+        configuration lacks, for classes, detections or a mask that the model does not declare.
+        """
+        wishes_nothing = not (returns.tensors or returns.top_k or returns.has_detections or returns.has_mask)
+        if wishes_nothing:
+            what = self.what
+            return replace(returns, top_k=what.top_k, has_detections=what.has_detections, has_mask=what.has_mask)
+        for is_wished, plan, noun, key in (
+            (returns.top_k, self.classes, "classes", "image_top_k' or 'class_output"),
+            (returns.has_detections, self.detections, "detections", "detection_head"),
+            (returns.has_mask, self.mask, "a mask", "mask_output"),
+        ):
+            if is_wished and plan is None:
+                raise InvalidRequest(
+                    f"model '{model}' cannot answer with {noun}: its configuration has no parameter '{key}'"
+                )
+        return returns
+
+    def output_names(self, returns: Returns) -> tuple[str, ...]:
+        """Return the outputs that `read` needs for a settled wish, beside the tensors that it names."""
+        names: dict[str, None] = {}
+        if returns.top_k and self.classes is not None:
+            names[self.classes.slot.name] = None
+        if returns.has_detections and self.detections is not None:
+            names.update((slot.name, None) for slot in self.detections.slots)
+        if returns.has_mask and self.mask is not None:
+            names[self.mask.slot.name] = None
+        return tuple(names)
+
+    def read(
+        self,
+        outputs: Mapping[str, npt.NDArray[Any]],
+        row: int | None,
+        fit: Fit,
+        returns: Returns,
+        *,
+        model: str,
+    ) -> Perception:
+        """Return what a settled wish asks for, out of one row of a batch. `fit` is where the frame lay in the input.
+
+        `row` None: the model does not batch, and the outputs are of this frame alone. Raises BackendError for outputs
+        of other shapes than declared. Reads the outputs only; nothing of the answer refers to them.
+        """
+        top_k = min(returns.top_k, MAX_TOP_K)
+        # A network may put out anything: what overflows or is no number is looked for, and dropped, where it matters.
+        with np.errstate(all="ignore"):
+            return Perception(
+                self.classes.read(outputs, row, top_k, model=model) if self.classes and top_k else (),
+                self.detections.read(outputs, row, fit, model=model)
+                if self.detections and returns.has_detections
+                else (),
+                self.mask.read(outputs, row, fit, model=model) if self.mask and returns.has_mask else None,
+            )
+
+
+def perception_plan(spec: ModelSpec) -> PerceptionPlan | None:
+    """Return how that model's outputs become perception, or None when its configuration declares nothing about them.
+
+    Make it once a version. Raises BadModelConfig when the declaration is wrong in itself or does not suit the outputs.
+    """
+    declared = read_declaration(spec.name, spec.parameters)
+    classes = None if declared.classes is None else class_plan(spec, declared.classes)
+    detections = mask = None
+    if declared.detections is not None:
+        detections = detection_plan(spec, declared.detections, _network_size(spec, "detection_head"))
+    if declared.mask is not None:
+        mask = mask_plan(spec, declared.mask, _network_size(spec, "mask_output"))
+    if (classes, detections, mask) == (None, None, None):
+        classes = implied_class_plan(spec)
+        if classes is None:
+            return None
+    images = image_plan(spec)
+    stated = None if images is None else images.top_k
+    return PerceptionPlan(classes, detections, mask, stated or DEFAULT_TOP_K)
+
+
+def _network_size(spec: ModelSpec, key: str) -> NetworkSize:
+    images = image_plan(spec)
+    if images is None:
+        raise BadModelConfig(
+            f"model '{spec.name}', parameter '{key}': expected parameters 'image_...' or 'network_image_...' beside "
+            "it, which say how a frame becomes the input, given none"
+        )
+    return NetworkSize(images.rule.width, images.rule.height)

@@ -1,0 +1,69 @@
+"""A picture on its way from a camera to a network: pixels, and what their numbers mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.vision.decode import opencv
+from edge_server.vision.fit import Color
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """Pixels `(height, width, 3)`, or `(height, width)` for gray and depth; often a view of the received bytes.
+
+    Colour and gray are uint8 or uint16, depth is any number type, native in byte order. Rows may be padded; pixels of
+    a row are not. `frame_size` is the `(width, height)` of the frame where a decoder already made the picture smaller.
+    """
+
+    pixels: npt.NDArray[np.generic] = field(repr=False)
+    color: Color
+    frame_size: tuple[int, int] | None = None
+
+    @property
+    def width(self) -> int:
+        """Width of the frame, in pixels."""
+        return self.frame_size[0] if self.frame_size else self.pixels.shape[1]
+
+    @property
+    def height(self) -> int:
+        """Height of the frame, in pixels."""
+        return self.frame_size[1] if self.frame_size else self.pixels.shape[0]
+
+    def eight_bits(self) -> npt.NDArray[np.uint8]:
+        """Return colour or gray with 8 bits a channel: the upper half of 16, or the pixels themselves."""
+        if self.pixels.dtype == np.uint8:
+            return self.pixels.view(np.uint8)
+        halves = np.asarray(self.pixels, "<u2").view(np.uint8)
+        upper = halves.reshape(*self.pixels.shape, 2)[..., 1]
+        return np.ascontiguousarray(upper)
+
+    def bgr(self) -> npt.NDArray[np.uint8]:
+        """Return `(height, width, 3)` to look at, not to write to: the pixels themselves where they are just that.
+
+        Depth is shown as gray, from its smallest to its largest value; what is no number is black.
+        """
+        cv2 = opencv()
+        pixels = _gray_of_depth(self.pixels) if self.color is Color.DEPTH else self.eight_bits()
+        if self.color is Color.BGR:
+            return pixels
+        code = cv2.COLOR_RGB2BGR if self.color is Color.RGB else cv2.COLOR_GRAY2BGR
+        turned: npt.NDArray[np.uint8] = cv2.cvtColor(pixels, code)
+        return turned
+
+
+def _gray_of_depth(pixels: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    values = pixels.astype(np.float64)
+    is_number = np.isfinite(values)
+    if not is_number.any():
+        return np.zeros(pixels.shape, np.uint8)
+    least, most = values[is_number].min(), values[is_number].max()
+    values[~is_number] = least
+    shown: npt.NDArray[np.uint8] = ((values - least) * (255 / max(most - least, 1e-300))).astype(np.uint8)
+    return shown

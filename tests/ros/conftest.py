@@ -1,0 +1,134 @@
+"""A frame service that answers as it is told, over real gRPC, and DDS that stays on this machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from edge_server.core.frame import (
+    ClassScore,
+    Detection,
+    DropReason,
+    Frame,
+    FrameDropped,
+    FrameResult,
+    Mask,
+    ServerMessage,
+    StreamOpened,
+    StreamRequest,
+)
+from edge_server.protocol.frame_codec import STREAM_PATH, decode_client_message, encode_server_message
+
+
+class ScriptedServer:
+    """Finds in each picture one box whose left edge is the first byte of its data, and a class, mask and picture.
+
+    `drops_each`: of the frames whose `seq` it divides, the first that comes of each is dropped with notice. `is_mute`:
+    frames are taken and never answered. `is_empty`: there is no such model. `error`: every answer is this error.
+    `frames` and `requests` are what came, over all connections.
+    """
+
+    def __init__(self, *, drops_each: int = 0, error: tuple[str, str] = ("", ""), credit: int = 4) -> None:
+        self.drops_each = drops_each
+        self.error = error
+        self.is_mute = self.is_empty = False
+        self.frames: list[Frame] = []
+        self.requests: list[StreamRequest] = []
+        self._credit = credit
+        self._dropped: set[int] = set()
+        self._port = 0
+        self._server: Any = None
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Listen; on the port of before, once it had one."""
+        method = grpc.stream_stream_rpc_method_handler(self._serve)
+        _, service, name = STREAM_PATH.split("/")
+        self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: method})])
+        self._port = self._server.add_insecure_port(self.address)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Cut every connection."""
+        self._server.stop(0).wait(10)
+
+    def _serve(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        request = decode_client_message(next(messages))
+        assert isinstance(request, StreamRequest)
+        self.requests.append(request)
+        if self.is_empty:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model '{request.model}'")
+        allowed = self._credit
+        yield encode_server_message(StreamOpened(request.stream_id, request.model, 1, "script"), allowed)
+        for data in messages:
+            frame = decode_client_message(data)
+            assert isinstance(frame, Frame)
+            self.frames.append(frame)
+            allowed += 1
+            if not self.is_mute:
+                yield encode_server_message(self._answer(request, frame), allowed)
+
+    def _answer(self, request: StreamRequest, frame: Frame) -> ServerMessage:
+        seq = frame.header.seq
+        if self.drops_each and seq % self.drops_each == 0 and seq not in self._dropped:
+            self._dropped.add(seq)
+            return FrameDropped(frame.header, DropReason.GOVERNOR, "too hot")
+        code, text = self.error
+        if code:
+            return FrameResult(frame.header, error_code=code, error=text)
+        left, returns = float(frame.data[0]), request.returns
+        found = Detection(left, 10, left + 20, 40, 0.75, 3, "cup")
+        asks_nothing = returns.top_k == 0 and not (returns.has_mask or returns.has_annotated_jpeg)
+        return FrameResult(
+            frame.header,
+            model=request.model,
+            detections=(found,) if returns.has_detections or asks_nothing else (),
+            classes=(ClassScore(1, 0.5, "indoors"), ClassScore(2, 0.25)) if returns.top_k else (),
+            mask=Mask(2, 2, "mono8", b"\0\1\2\3") if returns.has_mask else None,
+            annotated_jpeg=b"\xff\xd8\xff\xd9" if returns.has_annotated_jpeg else b"",
+        )
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., ScriptedServer]]:
+    """`scripted(**options)` is a frame service on a free port."""
+    servers: list[ScriptedServer] = []
+
+    def start(**options: Any) -> ScriptedServer:
+        servers.append(ScriptedServer(**options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def ros_domain() -> dict[str, str]:
+    """The environment of a ROS domain of this test's own, on the loopback interface."""
+    # Discovery listens on UDP 7400 + 250 * domain and a few above; a domain where that is free is nobody's.
+    for domain in range(20, 100):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(("0.0.0.0", 7400 + 250 * domain + 10))
+            except OSError:
+                continue
+        return {"ROS_DOMAIN_ID": str(domain), "CYCLONEDDS_URI": LOOPBACK}
+    pytest.skip("every ROS domain from 20 to 99 is taken on this machine")
+
+
+LOOPBACK = (
+    "<CycloneDDS><Domain><General><Interfaces><NetworkInterface name='lo' multicast='false'/></Interfaces>"
+    "<AllowMulticast>false</AllowMulticast></General><Discovery><ParticipantIndex>auto</ParticipantIndex>"
+    "<Peers><Peer Address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
+)

@@ -1,0 +1,13 @@
+"""Not ROS 2: the fields of vision_msgs 4 that are published; poses are left out, nobody fills them."""
+
+from sensor_msgs.msg import Header
+from strict_message import message
+
+Point2D = message("Point2D", x="float64", y="float64")
+Pose2D = message("Pose2D", position=Point2D, theta="float64")
+BoundingBox2D = message("BoundingBox2D", center=Pose2D, size_x="float64", size_y="float64")
+ObjectHypothesis = message("ObjectHypothesis", class_id="string", score="float64")
+ObjectHypothesisWithPose = message("ObjectHypothesisWithPose", hypothesis=ObjectHypothesis)
+Detection2D = message("Detection2D", header=Header, results=[ObjectHypothesisWithPose], bbox=BoundingBox2D, id="string")
+Detection2DArray = message("Detection2DArray", header=Header, detections=[Detection2D])
+Classification = message("Classification", header=Header, results=[ObjectHypothesis])
