@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "server", "backends", "client", "ros",
+        "frontends", "server", "backends", "client", "governor", "ros",
     },
     "__main__": {"cli"},
 }  # fmt: skip

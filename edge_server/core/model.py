@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_server.core.composition import BatchInput, BatchOutput, Ensemble, SequenceBatching
 from edge_server.core.tensor import DType
 
 
@@ -169,6 +170,9 @@ class ModelSpec:
 
     `max_batch_size` 0: no batch dimension anywhere. N >= 1: dims exclude a leading dimension of 1..N rows.
     `parameters` are config.pbtxt's `parameters` as plain strings.
+    `ensemble` and `sequence` are None where the model is neither; `batch_inputs` and `batch_outputs` belong to ragged
+    batches. `is_cached`: answers may come from the response cache. `cc_filenames` maps a GPU's compute capability
+    ("8.7") to the file that is made for it.
     `config_json` is the whole configuration, normalised, in Triton's JSON form (proto field names, every primitive
     field printed, 64-bit integers as numbers).
     `notes` are sentences for the log and the index about choices made (a runtime passed over and why, fields that
@@ -190,6 +194,12 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     optimization: Optimization = Optimization()
+    ensemble: Ensemble | None = None
+    sequence: SequenceBatching | None = None
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: tuple[BatchOutput, ...] = ()
+    is_cached: bool = False
+    cc_filenames: Mapping[str, str] = field(default_factory=dict)
     config_json: str = "{}"
     notes: tuple[str, ...] = ()
 

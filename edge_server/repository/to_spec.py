@@ -22,6 +22,7 @@ from edge_server.core.model import (
     WarmupSample,
 )
 from edge_server.core.tensor import DType
+from edge_server.repository import composition
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 
 _DTYPES = {dtype.number: dtype for dtype in DType}
@@ -76,6 +77,12 @@ def to_spec(
         parameters={key: value.string_value for key, value in config.parameters.items()},
         metric_tags=dict(config.metric_tags),
         optimization=_optimization(config.optimization),
+        ensemble=composition.ensemble(config),
+        sequence=composition.sequence_batching(config),
+        batch_inputs=composition.batch_inputs(config),
+        batch_outputs=composition.batch_outputs(config),
+        is_cached=config.response_cache.enable,
+        cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
         notes=(*notes, *_ignored(config)),
     )

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def command(name: str) -> str:
-    """Return the shell command between `<!-- name -->` and `<!-- end -->`."""
-    found = re.search(rf"<!-- {name} -->\s*```sh\n(.*?)\n```\s*<!-- end -->", README, re.DOTALL)
+def command(name: str, language: str = "sh") -> str:
+    """Return the code between `<!-- name -->` and `<!-- end -->`."""
+    found = re.search(rf"<!-- {name} -->\s*```{language}\n(.*?)\n```\s*<!-- end -->", README, re.DOTALL)
     assert found, f"the README has no command marked {name}"
     return found[1]
 
@@ -54,3 +55,19 @@ def test_the_test_command_installs_the_test_flavour_and_runs_them() -> None:
     assert make[:3] == ["python3", "-m", "venv"]
     assert install[-1] == ".[test]"
     assert run[1:3] == ["-m", "pytest"]
+
+
+def test_the_stream_command_and_the_client_example_get_a_result_for_each_frame(serve: Any) -> None:
+    with serve(ROOT / "model_repository") as server:
+        words = shlex.split(command("stream-command"))
+        done = subprocess.run(
+            [Path(sys.executable).with_name("edge-server"), *words[1:], f"--address={server.grpc}"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        example = command("client-example", "python").replace("127.0.0.1:8001", server.grpc)
+        printed = subprocess.run(
+            [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=True
+        )
+    assert re.search(r"offered (\d+) = answered \d+ \+ dropped \d+ \+ lost 0", done.stdout), done.stdout
+    last = printed.stdout.splitlines()[-1].split()
+    assert last[1] == "()", printed.stdout
