@@ -13,13 +13,14 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_server import __version__
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig
 from edge_server.core.lifecycle import ModelWish, ReloadPolicy
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.frames import rpc as frame_rpc
-from edge_server.frontends.frames.gate import NoGate
+from edge_server.frontends.frames.gate import FrameGate, NoGate
 from edge_server.frontends.frames.streams import FrameStreams
 from edge_server.memory.allocator import keep_big_blocks, trim
 from edge_server.memory.pressure import MemoryFloor
@@ -32,6 +33,7 @@ from edge_server.repository.source import RepositorySource
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.watch import Watcher
 from edge_server.service import InferenceService
+from edge_server.serving.gate import OPEN_GATE
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
@@ -43,6 +45,9 @@ from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics
 from edge_server.vision.perception import perception_plan
 from edge_server.vision.plan import image_plan
+
+if TYPE_CHECKING:
+    from edge_server.governor.governor import Governor
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +69,17 @@ class Core:
     events: EventBus
     loads: LoadCounts
     mirrors: Mirrors
+    governor: Governor | None = None
 
     def close(self, timeout_s: float) -> bool:
         """Refuse, drain for at most `timeout_s`, close every model. False when requests had to be failed."""
         self.service.stop_taking()
+        if self.governor is not None:
+            self.governor.room.end()
         is_clean = self.manager.close(timeout_s)
         self.timer.close()
+        if self.governor is not None:
+            self.governor.close()
         self.mirrors.close()
         self.source.close()
         return is_clean
@@ -96,6 +106,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     source = RepositorySource(scanner, options, pins=pins)
     timer = Timer()
     events = EventBus()
+    governor = _governor(config)
     memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
     manager = Manager(
         timer,
@@ -103,7 +114,8 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
         load_threads=repository.load_thread_count,
         announce=events.publish,
         limits=_limits(config),
-        ask_room=memory.refusal,
+        gate=OPEN_GATE if governor is None else governor.gate,
+        ask_room=memory.refusal if governor is None else governor.room.after(memory.refusal),
         limiter=_limiter(config.rate_limit),
     )
     service = InferenceService(
@@ -118,15 +130,25 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
         events=events,
     )
     events.subscribe(lambda event: trim() if event.kind == MODEL_UNLOADED else None)
-    events.subscribe(lambda event: service.variants.look_at(str(event.fields["model"])) if event.kind == MODEL_READY else None)
+    events.subscribe(service.variants.receive)
     loads = LoadCounts(manager.versions)
     events.subscribe(loads.receive)
-    return Core(service, manager, source, timer, events, loads, mirrors)
+    return Core(service, manager, source, timer, events, loads, mirrors, governor)
 
 
 def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
     """Begin to copy remote repositories and wait for what the first wish needs of them. Raises ServingFault."""
     mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
+
+
+def _governor(config: ServerConfig) -> Governor | None:
+    if not config.governor.is_enabled:
+        return None
+    from edge_server.governor.governor import Governor
+
+    state_dir = config.repository.state_dir
+    memory = Path(state_dir) / "clock_cap.json" if state_dir else None
+    return Governor(config.governor, memory, has_gpu_metrics=config.metrics.has_gpu_metrics)
 
 
 def _limiter(config: RateLimitConfig) -> RateLimiter | None:
@@ -178,7 +200,8 @@ class Server:
     def __init__(self, config: ServerConfig, core: Core) -> None:
         self._config = config
         self._core = core
-        self._frames = FrameStreams(core.service, NoGate(), config.frames)
+        gate: FrameGate = NoGate() if core.governor is None else core.governor.gate
+        self._frames = FrameStreams(core.service, gate, config.frames)
         self._stop = asyncio.Event()
         self._addresses: list[str] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -186,6 +209,7 @@ class Server:
     async def run(self) -> int:
         """Open, load, serve, drain, close. Returns the exit code; raises EdgeServerError when a port is taken."""
         self._listen_to_signals()
+        self._start_governor()
         try:
             await self._open_front_ends()
             if not await self._load():
@@ -194,6 +218,23 @@ class Server:
             return 0 if await self._drain() else EXIT_FAILED
         finally:
             await self._close()
+
+    def _start_governor(self) -> None:
+        governor, core = self._core.governor, self._core
+        if governor is None:
+            return
+        from edge_server.governor.sampler import ServerSide
+
+        governor.start(
+            ServerSide(
+                statistics=lambda: core.service.statistics(None, None),
+                refused_frames=self._frames.refused_counts,
+                pairs=core.service.variants.pairs,
+                use_variants=core.service.variants.choose,
+                look_again=core.manager.look_again,
+                announce=core.events.publish,
+            )
+        )
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -218,7 +259,9 @@ class Server:
     async def _open_http(self) -> None:
         from edge_server.frontends.http.frontend import HttpFrontend
 
-        front = HttpFrontend(self._core.service, self._config.http, streams=self._frames.reports)
+        front = HttpFrontend(
+            self._core.service, self._config.http, streams=self._frames.reports, governor=self._core.governor
+        )
         port = await front.start()
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
@@ -246,6 +289,8 @@ class Server:
         )
         metrics.add_source(self._core.loads.families)
         metrics.add_source(self._frames.families)
+        if self._core.governor is not None:
+            metrics.add_source(self._core.governor.families)
         front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port)
         port = await front.start()
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,3 +179,47 @@ def bucket(s3_address: tuple[str, int], wire: Wire, monkeypatch: pytest.MonkeyPa
     client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_address[1]}")
     yield Bucket(client, wire)
     client.close()
+
+
+def _module(name: str, path: Path) -> Any:
+    """Load a helper of the tests that is no package: tests are not imported by name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def boards() -> Any:
+    """The module tests/governor/boards.py."""
+    return _module("governor_boards", Path(__file__).parent / "governor" / "boards.py")
+
+
+@pytest.fixture(scope="session")
+def fake_nvml() -> Any:
+    """The module tests/governor/fake_nvml: GPUs that tell what a test wants, in this process or in another."""
+    return _module("governor_fake_nvml", Path(__file__).parent / "governor" / "fake_nvml" / "__init__.py")
+
+
+@pytest.fixture(scope="session")
+def nvidia_library(fake_nvml: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A libnvidia-ml.so.1 for `FakeNvml.environment`."""
+    library: Path = fake_nvml.build(tmp_path_factory.mktemp("nvidia"))
+    return library
+
+
+@pytest.fixture
+def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Makes a box of files by the name of a board in tests/governor/boards; its `root` is for --sysfs-root."""
+    made = []
+
+    def make(name: str) -> Any:
+        made.append(boards.Board(name, tmp_path / f"board{len(made)}"))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.close()

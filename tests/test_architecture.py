@@ -57,7 +57,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("backends/onnxruntime",),
     "openvino": ("backends/openvino",),
     "tensorrt": ("backends/tensorrt",),
-    "pynvml": ("governor/sensors/nvml.py",),
+    "pynvml": ("governor/sensors/nvml.py", "governor/sensors/nvml_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("vision/",),
     "cryptography": ("repository/trust/signature.py",),

@@ -1,4 +1,5 @@
-"""`edge-server governor simulate`: how ways to deal with heat compare, on a box made of numbers."""
+"""`edge-server governor`: how ways to deal with heat compare on a box made of numbers, and what the law would have said
+to a recorded course of temperatures."""
 
 from __future__ import annotations
 
@@ -11,26 +12,44 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.cli.table import render
-from edge_server.governor.picture import draw
+from edge_server.governor.picture import draw, draw_replay
 from edge_server.governor.plant import PlantConstants
+from edge_server.governor.policy import Tuning
 from edge_server.governor.rates import PriorityClass
+from edge_server.governor.replay import COLUMNS, Stretch, read_trace, replay
 from edge_server.governor.simulate import SCENARIOS, Outcome, Scenario, Strategy, simulate
 
 HEADS = ("WAY", "HOTTEST C", "THROTTLED", "CONTROL", "NORMAL", "BULK", "LATE", "SWITCHES", "J EACH")
+REPLAY_HEADS = ("FROM", "TO", "STATE", "LEAST SHARE", "HOTTEST C", "WHY")
 _MAX_SECONDS = 86_400.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Simulate, print a table and write the picture if asked to. 0 when done, 2 for options that make no sense."""
+    """Simulate or replay, print a table and write the picture if asked to. 0 when done, 2 for options that make no
+    sense."""
     parser = argparse.ArgumentParser(
         prog="edge-server governor",
-        description="Try the governor's law on a simulated box. The table tells, for each way to deal with heat, the "
-        "hottest chip after the first two minutes, the part of the time in which the kernel throttled, and which part "
-        "of the requests of each class was answered before its deadline.",
+        description="Try the governor's law: on a simulated box, or on temperatures that were recorded on a real one.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    action = actions.add_parser("simulate", allow_abbrev=False, help="run scenarios and compare")
+    simulated = _add_simulate(actions)
+    replayed = _add_replay(actions)
+    options = parser.parse_args(arguments)
+    if options.action == "simulate":
+        return _simulate(simulated, options)
+    return _replay(replayed, options)
+
+
+def _add_simulate(actions: Any) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(
+        "simulate",
+        allow_abbrev=False,
+        help="run scenarios and compare ways to deal with heat",
+        description="The table tells, for each way to deal with heat, the hottest chip after the first two minutes, "
+        "the part of the time in which the kernel throttled, which part of the requests of each class was answered before "
+        "its deadline, answers that came late, switches of model, and joules for each answer in time.",
+    )
     action.add_argument("--scenario", choices=[*SCENARIOS, "all"], default="ambient-45", help="default: %(default)s")
     action.add_argument("--seconds", type=float, metavar="S", help="simulated time, default one hour")
     action.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curves of the scenario")
@@ -39,19 +58,90 @@ def run(arguments: Sequence[str]) -> int:
         "--set", action="append", default=[], metavar="NAME=VALUE", help=f"a constant of the box: {_constant_names()}"
     )
     action.add_argument("--json", action="store_true", help="print the sums as JSON")
-    options = parser.parse_args(arguments)
+    return action
+
+
+def _add_replay(actions: Any) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(
+        "replay",
+        allow_abbrev=False,
+        help="what the law would have said to a recorded course of temperatures",
+        description=f"TRACE is a CSV file with a first line of {', '.join(COLUMNS)}; the last two may be absent, and "
+        "an empty cell is a reading that failed. Open loop: what the law says changes nothing in the recording.",
+    )
+    action.add_argument("trace", type=Path, metavar="TRACE.csv")
+    action.add_argument("--trip-c", type=float, metavar="C", help="where the box throttles, if the trace does not tell")
+    action.add_argument("--temperature-limit", type=float, default=0.0, metavar="C", help="as of `edge-server serve`")
+    action.add_argument("--power-budget-watts", type=float, default=0.0, metavar="W", help="as of `edge-server serve`")
+    action.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curves")
+    action.add_argument("--json", action="store_true", help="print the states as JSON")
+    return action
+
+
+def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     names = list(SCENARIOS) if options.scenario == "all" else [options.scenario]
     if options.picture is not None and len(names) > 1:
         parser.error("--picture draws one scenario; name it")
     if options.seconds is not None and not 240.0 <= options.seconds <= _MAX_SECONDS:
         parser.error(f"--seconds must lie between 240 and {_MAX_SECONDS:g}, given {options.seconds:g}")
     constants = _constants(parser, options.set)
+    sums: list[dict[str, object]] = []
     for name in names:
         outcomes = _compare(SCENARIOS[name], options.seconds, constants, options.seed)
-        print(json.dumps([_sums(item) for item in outcomes]) if options.json else _table(name, outcomes), flush=True)
+        sums += [_sums(item) for item in outcomes]
+        if not options.json:
+            print(_table(name, outcomes), flush=True)
         if options.picture is not None:
-            options.picture.write_text(draw(outcomes, constants.trip_c))
+            _write(parser, options.picture, draw(outcomes, constants.trip_c))
+    if options.json:
+        print(json.dumps(sums))
     return 0
+
+
+def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    for name in ("trip_c", "temperature_limit", "power_budget_watts"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < 1e5:
+            parser.error(f"--{name.replace('_', '-')}: expected a number of 0 or more, given {value:g}")
+    try:
+        with options.trace.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
+            samples = read_trace(lines, options.trace.name)
+    except OSError as error:
+        parser.error(f"{options.trace}: {error.strerror}")
+    tuning = Tuning(temperature_limit_c=options.temperature_limit, power_limit_w=options.power_budget_watts)
+    if options.trip_c:
+        tuning = dataclasses.replace(tuning, default_trip_c=options.trip_c)
+    replayed = replay(samples, tuning)
+    if options.picture is not None:
+        _write(parser, options.picture, draw_replay(options.trace.name, replayed))
+    if options.json:
+        print(json.dumps([_stretch(item) for item in replayed.stretches]))
+        return 0
+    print(render(REPLAY_HEADS, [_stretch_row(item) for item in replayed.stretches]))
+    return 0
+
+
+def _write(parser: argparse.ArgumentParser, path: Path, picture: str) -> None:
+    try:
+        path.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        parser.error(f"--picture {path}: {error.strerror}")
+
+
+def _stretch(item: Stretch) -> dict[str, object]:
+    return {
+        "from_s": item.from_s,
+        "to_s": item.to_s,
+        "state": item.level.name,
+        "least_share": round(item.least_share, 3),
+        "hottest_c": item.hottest_c,
+        "detail": item.detail,
+    }
+
+
+def _stretch_row(item: Stretch) -> tuple[str, ...]:
+    hottest = "-" if item.hottest_c is None else f"{item.hottest_c:.1f}"
+    return (f"{item.from_s:.1f}", f"{item.to_s:.1f}", item.level.name, f"{item.least_share:.0%}", hottest, item.detail)
 
 
 def _constant_names() -> str:
@@ -70,9 +160,10 @@ def _constants(parser: argparse.ArgumentParser, pairs: Sequence[str]) -> PlantCo
             given[name] = int(text) if name in whole else float(text)
         except ValueError:
             parser.error(f"--set {name}: expected a number, given '{text}'")
-        if not 0 < given[name] < 1e6:
-            parser.error(f"--set {name}: expected a number above 0, given '{text}'")
-    return dataclasses.replace(PlantConstants(), **given)
+    try:
+        return dataclasses.replace(PlantConstants(), **given)
+    except ValueError as error:
+        parser.error(f"--set: {error}")
 
 
 def _compare(scenario: Scenario, seconds: float | None, constants: PlantConstants, seed: int) -> list[Outcome]:

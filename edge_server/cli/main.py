@@ -19,6 +19,7 @@ COMMANDS = {
     "sign": "list and sign the files of models, for servers that serve nothing unsigned",
     "rollback": "pin a model of a running server to an earlier version, or undo that",
     "stream": "send a video, pictures, a camera or a test pattern through a model, and watch the figures",
+    "governor": "try the law that keeps a box within its heat: on a simulated box, or on recorded temperatures",
     "ros": "bridge camera topics of ROS 1 and ROS 2, or recordings of them, to the models of a running server",
 }
 """Command -> what it does; each is `run(arguments) -> exit code` in the module of its name."""

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any, cast
 
+from edge_server.cli.box import box_lines
 from edge_server.cli.check import describe
 from edge_server.cli.table import render
 from edge_server.core.view import TensorMetadata
@@ -19,6 +20,8 @@ HEADS = (
     "MODEL", "VERSION", "STATE", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS",
     "LOAD MS", "INFER MS", "MEMORY MB", "REQUESTS", "FAILED",
 )  # fmt: skip
+
+STREAM_HEADS = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -50,10 +53,39 @@ def _report(url: str, timeout_s: float) -> int:
     print(f"{server['name']} {server['version']} at {url} is {'ready' if is_ready else 'NOT ready'}")
     if rows:
         print(render(HEADS, rows))
+    streams = _get_if_told(f"{url}/edge/v1/streams", timeout_s)
+    if streams is not None and streams["streams"]:
+        print()
+        print(render(STREAM_HEADS, [_stream_row(stream) for stream in streams["streams"]]))
+    governor = _get_if_told(f"{url}/edge/v1/governor", timeout_s)
+    if governor is not None:
+        print(box_lines(governor))
     for entry in index:
         if entry.get("reason"):
             print(f"{entry['name']} version {entry.get('version', '-')}: {entry['reason']}")
     return 0 if is_ready else 1
+
+
+def _get_if_told(url: str, timeout_s: float) -> dict[str, Any] | None:
+    """Return what the server tells; None where it is of a version that tells nothing of that, or may not be asked."""
+    try:
+        return _get(url, timeout_s)
+    except urllib.error.HTTPError:
+        return None
+
+
+def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
+    """Tell of an open frame stream; each drop with its reason, since the stream's id was first seen."""
+    return (
+        stream["stream_id"],
+        stream["model"],
+        stream["client"],
+        f"{stream['fps_in']:.1f}",
+        f"{stream['fps_out']:.1f}",
+        ", ".join(f"{count} {reason}" for reason, count in stream["dropped"].items() if count) or "0",
+        f"{stream['age_p50_ms']:.1f}",
+        f"{stream['age_p99_ms']:.1f}",
+    )
 
 
 def _row(url: str, timeout_s: float, entry: dict[str, str], report: dict[str, Any] | None) -> tuple[str, ...]:

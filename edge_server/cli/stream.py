@@ -162,7 +162,9 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         help="send the pictures so; default: files of a folder as they are, everything else bgr8",
     )
     group.add_argument("--streams", type=_number_of_streams, default=1, metavar="N", help="N cameras, all alike")
-    group.add_argument("--name", help="stream id and frame_id, with a number where there are several; default: a new one")
+    group.add_argument(
+        "--name", help="stream id and frame_id, with a number where there are several; default: a new one"
+    )
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:

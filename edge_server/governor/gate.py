@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,11 +11,18 @@ from edge_server.core.message import Request
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import GovernorState
 from edge_server.errors import BadModelConfig, Throttled
-from edge_server.governor.policy import Decision, Level
-from edge_server.governor.rates import PriorityClass, WorkMeter
+from edge_server.governor.policy import Cause, Decision, Level
+from edge_server.governor.rates import Charge, PriorityClass, WorkMeter
 
 CLASS_PARAMETER = "priority_class"
 """Key of config.pbtxt's parameters: control, normal or bulk, for requests that state no priority."""
+
+_LEAST_RETRY_S = 0.05
+"""Nobody is told to come back sooner than this."""
+
+_CAUTION = 0.24
+"""The largest part of the store that a frame asks for beyond what its class needs; no more than lies between two
+classes, or a frame of the higher one might go without before one of the lower."""
 
 _LEAST_CHARGE_S = 1e-9
 """Charged where the cost is not known yet; not 0, which means that the gate was not asked."""
@@ -37,22 +45,25 @@ class GovernorGate:
     `is_open` and `share` may be read without a lock: they are replaced, never changed.
     """
 
-    def __init__(self, control_floor_share: float = 0.2, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, control_floor_share: float = 0.2, clock: Callable[[], float] = time.monotonic, seed: int | None = None
+    ) -> None:
         self.is_open = True
         self.share = 1.0
         self._clock = clock
         self._lock = threading.Lock()
         self._meter = WorkMeter(control_floor_share)
         self._decision = Decision()
+        self._random = random.Random(seed)
         self._shed: dict[tuple[PriorityClass, str], int] = {}
 
     def apply(self, decision: Decision, capacity: float) -> None:
         """Let a decision hold from now on. `capacity`: see WorkMeter."""
         with self._lock:
             self._decision = decision
-            self._meter.grant(decision.share, capacity, self._clock(), sheds_bulk=decision.sheds_bulk)
+            self._meter.grant(decision.share, capacity, self._clock(), lowest=_lowest(decision))
             self.share = decision.share
-            self.is_open = decision.share >= 1.0 and not decision.sheds_bulk
+            self.is_open = decision.share >= 1.0 and _lowest(decision) is PriorityClass.BULK
 
     @property
     def decision(self) -> Decision:
@@ -66,52 +77,70 @@ class GovernorGate:
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
         """See serving.gate.Gate."""
         priority = PriorityClass.of_priority(request.priority) if request.priority else priority_class(spec)
-        charged_s = max(cost_s, _LEAST_CHARGE_S)
         with self._lock:
-            wait_s = self._meter.admit(priority, charged_s, self._clock())
-            if wait_s is None:
-                return charged_s
+            now_s = self._clock()
+            charge = self._meter.admit(priority, max(cost_s, _LEAST_CHARGE_S), now_s)
+            if charge is not None:
+                return charge
+            wait_s = self._meter.wait_s(priority, now_s)
             self._count(priority)
             decision = self._decision
         raise Throttled(
             f"model '{spec.name}' takes no more {priority.name.lower()} requests for now: {_reason(decision)}",
-            retry_after_s=max(wait_s, 0.05),
+            retry_after_s=max(wait_s, _LEAST_RETRY_S),
+            state=_told_level(decision).name,
         )
 
     def settle(self, charged_s: float, took_s: float) -> None:
-        """See serving.gate.Gate."""
+        """See serving.gate.Gate. `charged_s` is what `admit` returned: it knows which store it was drawn from."""
+        charge = charged_s if isinstance(charged_s, Charge) else Charge(charged_s, charged_s, is_of_floor=False)
         with self._lock:
-            self._meter.settle(charged_s, took_s)
+            self._meter.settle(charge, took_s)
 
     def refuse_frame(self, priority: int) -> str | None:
-        """Return why a frame of that priority is not begun now, None when it may be. Charges nothing."""
+        """Return why a frame of that priority is not begun now, None when it may be. Charges nothing.
+
+        Frames come in step. Did they all ask for the same, then of two equal streams it might always be the second one
+        that finds the store empty: so each asks for a little more, by chance.
+        """
         if self.is_open:
             return None
         level = PriorityClass.of_priority(priority)
         with self._lock:
-            if self._meter.wait_s(level, self._clock()) is None:
+            if self._meter.wait_s(level, self._clock(), _CAUTION * self._random.random()) == 0.0:
                 return None
             self._count(level)
             return _reason(self._decision)
 
     def shed(self) -> Mapping[tuple[PriorityClass, str], int]:
-        """Return how many requests and frames were refused, by class and state."""
+        """Return how many requests and frames were refused, by class and by what held the share down."""
         with self._lock:
             return dict(self._shed)
 
     def _count(self, priority: PriorityClass) -> None:
-        key = (priority, _cause(self._decision))
+        key = (priority, _cause(self._decision, priority))
         self._shed[key] = self._shed.get(key, 0) + 1
 
 
+def _lowest(decision: Decision) -> PriorityClass:
+    """Return the least important class that gets anything."""
+    if decision.only_control:
+        return PriorityClass.CONTROL
+    return PriorityClass.NORMAL if decision.sheds_bulk else PriorityClass.BULK
+
+
 def _reason(decision: Decision) -> str:
-    level = decision.level if decision.level > Level.NORMAL else Level.WARM
-    return f"the box is {level.name}: {decision.detail}" if decision.detail else f"the box is {level.name}"
+    level = _told_level(decision).name
+    return f"the box is {level}: {decision.detail}" if decision.detail else f"the box is {level}"
 
 
-def _cause(decision: Decision) -> str:
+def _told_level(decision: Decision) -> Level:
+    """Return the state that a refusal names: a box that refuses is not NORMAL."""
+    return max(decision.level, Level.WARM)
+
+
+def _cause(decision: Decision, priority: PriorityClass) -> str:
     """Return the one word under which a refusal is counted."""
-    causes = sorted(cause.value for cause in decision.causes if cause.value != "over_current")
-    if causes:
-        return causes[0]
-    return "power_budget" if decision.power_share < decision.heat_share else "heat"
+    if priority > _lowest(decision):
+        return "critical" if decision.only_control else Cause.MEMORY.value
+    return decision.limited_by or "heat"

@@ -12,12 +12,21 @@ needs; leakage grows with temperature. Work gets done in proportion to busy * f.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+LONGEST_STEP_S = 0.1
+"""Heat is computed in steps of at most this."""
+
+_HOTTEST_LEAKAGE_C = 150.0
+"""Leakage grows no more above this: silicon does not live there, and nothing else bounds a box that runs away."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlantConstants:
-    """Heat capacities in J/K, thermal resistances in K/W, power in W, temperatures in degrees Celsius."""
+    """Heat capacities in J/K, thermal resistances in K/W, power in W, temperatures in degrees Celsius.
+
+    Raises ValueError for a box that cannot be, or whose chip warms too fast to be computed in steps of a tenth.
+    """
 
     chip_j_per_k: float = 8.0
     sink_j_per_k: float = 150.0
@@ -32,6 +41,22 @@ class PlantConstants:
     clock_steps: int = 8
     lowest_clock: float = 0.3
     governor_period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{item.name}: expected a number above 0, given {value:g}")
+        if self.clock_steps < 2 or self.lowest_clock > 1:
+            raise ValueError("expected at least 2 clock_steps, and a lowest_clock of at most 1")
+        if self.critical_c <= self.trip_c:
+            raise ValueError(f"expected critical_c above trip_c, given {self.critical_c:g} and {self.trip_c:g}")
+        fastest_s = self.chip_to_sink_k_per_w * min(self.chip_j_per_k, self.sink_j_per_k)
+        if fastest_s < 10 * LONGEST_STEP_S:
+            raise ValueError(
+                f"chip_to_sink_k_per_w times chip_j_per_k or sink_j_per_k: expected at least {10 * LONGEST_STEP_S:g} s,"
+                f" given {fastest_s:g} s"
+            )
 
 
 @dataclass(slots=True)
@@ -66,10 +91,17 @@ class Plant:
         return self.clock_step > 0
 
     def step(self, busy: float, dt_s: float) -> None:
-        """Let `dt_s` seconds pass (a tenth or less is exact enough) while `busy`, 0 to 1, of the time is computed."""
+        """Let `dt_s` seconds pass while `busy`, 0 to 1, of the time is computed."""
+        while dt_s > LONGEST_STEP_S * 1.001:
+            self._step(busy, LONGEST_STEP_S)
+            dt_s -= LONGEST_STEP_S
+        self._step(busy, dt_s)
+
+    def _step(self, busy: float, dt_s: float) -> None:
         constants = self.constants
         voltage = 0.6 + 0.4 * self.clock
-        leakage_w = constants.leakage_w_at_50 * 2 ** ((self.chip_c - 50.0) / constants.leakage_doubles_every_k)
+        leaking_c = min(self.chip_c, _HOTTEST_LEAKAGE_C)
+        leakage_w = constants.leakage_w_at_50 * 2 ** ((leaking_c - 50.0) / constants.leakage_doubles_every_k)
         self.power_w = constants.idle_w + constants.dynamic_w * busy * self.clock * voltage**2 + leakage_w
         to_sink_w = (self.chip_c - self.sink_c) / constants.chip_to_sink_k_per_w
         to_air_w = (self.sink_c - self.ambient_c) / (constants.sink_to_air_k_per_w * self.fan_factor)

@@ -15,12 +15,17 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from edge_server.governor import words
+from edge_server.governor.controllers import MIN_SHARE, HeatModel, PiController, PowerBudget, clip
+from edge_server.governor.presence import Presence
 
-MIN_SHARE = 0.1
-"""Never less: what is left belongs to control, and a box that computes nothing cannot be asked whether it cooled."""
+_LONGEST_STRIDE_S = 5.0
+"""A step after a longer time (a suspend, a stall) counts as one of this: the controllers would take a giant stride."""
+
+_REST_AFTER_S = 0.75
+"""Pressure on memory is over when it has fallen to this part of its limit."""
 
 
 class Level(enum.IntEnum):
@@ -46,18 +51,20 @@ class Cause(enum.Enum):
     MEMORY = "memory"
 
 
-_HARMLESS = frozenset({Cause.OVER_CURRENT, Cause.POWER_MODE})
-"""Causes that are told, but that doing less would not mend."""
+_SLOWING = frozenset({Cause.THERMAL, Cause.POWER_CAP, Cause.POWER_BRAKE, Cause.UNDER_VOLTAGE})
+"""Causes that doing less would mend. The others are told, no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at the box, reduced to what the law needs. None: not known now.
+    """One look at the box, reduced to what the law needs. None, and any number that cannot be true: not known now.
 
     `trip_c` is where the box begins to slow itself down, `critical_c` where it switches itself off. `margin_c` is what
-    NVIDIA's newer drivers tell instead of both: degrees left before the slow-down. `slowed_by` are the causes for which
-    the box, by its own word, slows itself down at this moment. `expects` are the sensors that have been seen on this
-    box ("temperature", "power"): one that is expected and silent is lost, one never seen is not there.
+    NVIDIA's newer drivers tell instead of both: degrees left before the slow-down. These and `power_limit_w` hold on
+    until another value is told. `slowed_by` are the causes for which the box, by its own word, slows itself down at
+    this moment. `expects` are the sensors that have been seen on this box ("temperature", "power"): one that is
+    expected and silent is lost, one never seen is not there. `silent` are sensors, "zone tj" or "rail VDD_IN", that told
+    something before and do not now, even if another one stands in for them.
     """
 
     temperature_c: float | None = None
@@ -68,6 +75,7 @@ class Observation:
     power_limit_w: float | None = None
     slowed_by: frozenset[Cause] = frozenset()
     expects: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
     memory_pressure_percent: float = 0.0
 
 
@@ -75,13 +83,22 @@ class Observation:
 class Tuning:
     """Constants of the law. The defaults hold for boxes whose heat sink takes minutes to warm and a chip seconds.
 
-    `below_trip_c`: the set-point lies this far below the trip. `default_trip_c` stands in where the box tells none.
-    `power_limit_w` 0: the limit that the box enforces, if it tells one. `horizon_s`: how far ahead the temperature is
-    predicted. `lost_after_s`: silence that makes a sensor lost; then `lost_share` holds.
+    `below_trip_c`: the set-point lies this far below the trip, or at `temperature_limit_c` if that is lower; 0: no
+    limit given. Where the box tells no trip, it is taken to lie `trip_below_critical_c` below the critical temperature,
+    or at `default_trip_c`. `power_limit_w` 0: `power_fraction` of the limit that the box enforces, if it tells one.
+    `horizon_s`: how far ahead the temperature is predicted. `heat_gain` is a share per degree, `power_gain` one per
+    whole budget; for `heat_haste` see PiController. While the box slows itself down, the share falls to `slowed_factor`
+    of itself each second, and for `slowed_hold_s` after that it does not rise; if the temperature gives no reason, the
+    set-point is lowered by `ease_c_per_s`, to `most_eased_c` at most, and comes back by `unease_c_per_s`.
+    `lost_after_s`: silence that makes a sensor lost; then `lost_share` holds. `hot_below_c` and `warm_below_c` are
+    degrees below the set-point; a state is left for a lower one after `level_rest_s` in which that was due, at a
+    temperature `hysteresis_c` lower.
     """
 
     below_trip_c: float = 4.0
+    temperature_limit_c: float = 0.0
     default_trip_c: float = 95.0
+    trip_below_critical_c: float = 6.0
     below_critical_c: float = 3.0
     power_limit_w: float = 0.0
     power_fraction: float = 0.95
@@ -90,6 +107,7 @@ class Tuning:
     slope_smoothing_s: float = 3.0
     heat_gain: float = 0.05
     heat_integral_gain: float = 0.004
+    heat_haste: float = 2.0
     power_gain: float = 0.4
     power_integral_gain: float = 0.15
     power_burst_s: float = 5.0
@@ -97,11 +115,15 @@ class Tuning:
     rise_per_s: float = 0.03
     slowed_factor: float = 0.85
     slowed_hold_s: float = 10.0
+    ease_c_per_s: float = 0.2
+    unease_c_per_s: float = 0.003
+    most_eased_c: float = 10.0
     lost_after_s: float = 3.0
     lost_share: float = 0.5
     warm_below_c: float = 4.0
     hot_below_c: float = 0.5
     hysteresis_c: float = 1.5
+    level_rest_s: float = 10.0
     memory_pressure_limit_percent: float = 40.0
 
 
@@ -109,14 +131,19 @@ class Tuning:
 class Decision:
     """What the law says now. `share` 1.0 means that nothing is held back.
 
-    `predicted_c` and `set_point_c` are None without a temperature. `detail` is the state in plain words, "" when all is
-    well. `may_load` is false while the box is too hot, or too short of memory, for loads and engine builds.
+    `limited_by` is the one word for what holds the share down, "" when nothing does: "heat", "power_budget", or the
+    value of a Cause. `temperature_c` (smoothed), `predicted_c` and `set_point_c` are None without a temperature, and
+    once it is lost. `detail` is the state in plain words, "" when all is well. `may_load` is false while the box is too
+    hot, or too short of memory, for loads and engine builds. `sheds_bulk`: no bulk work at all; `only_control`: nothing
+    but control, the box is about to switch itself off.
     """
 
     level: Level = Level.NORMAL
     share: float = 1.0
     heat_share: float = 1.0
     power_share: float = 1.0
+    limited_by: str = ""
+    temperature_c: float | None = None
     predicted_c: float | None = None
     set_point_c: float | None = None
     power_set_point_w: float | None = None
@@ -125,209 +152,245 @@ class Decision:
     detail: str = ""
     may_load: bool = True
     sheds_bulk: bool = False
+    only_control: bool = False
 
 
 @dataclass(slots=True)
-class _Heat:
-    """Smoothed temperature, its slope, and the controller's integral."""
+class _Limits:
+    """What the box said last of what it bears: that it fails to say so once does not make it bear something else."""
 
-    smooth_c: float | None = None
-    slope_c_per_s: float = 0.0
-    integral: float = 1.0
+    trip_c: float | None = None
+    critical_c: float | None = None
+    power_w: float | None = None
 
-    def feel(self, temperature_c: float, dt_s: float, tuning: Tuning) -> None:
-        if self.smooth_c is None:
-            self.smooth_c = temperature_c
-            return
-        before = self.smooth_c
-        self.smooth_c += _part(dt_s, tuning.smoothing_s) * (temperature_c - before)
-        slope = (self.smooth_c - before) / dt_s
-        self.slope_c_per_s += _part(dt_s, tuning.slope_smoothing_s) * (slope - self.slope_c_per_s)
+    def learn(self, seen: Observation) -> None:
+        self.critical_c = _degrees(seen.critical_c, above=30.0) or self.critical_c
+        self.trip_c = _degrees(seen.trip_c, above=30.0) or self.trip_c
+        self.power_w = _watts(seen.power_limit_w, above=0.1) or self.power_w
 
-    def predicted_c(self, tuning: Tuning) -> float:
-        assert self.smooth_c is not None
-        return self.smooth_c + tuning.horizon_s * max(0.0, self.slope_c_per_s)
+    def trip(self, tuning: Tuning) -> float:
+        if self.trip_c is not None:
+            return self.trip_c
+        return tuning.default_trip_c if self.critical_c is None else self.critical_c - tuning.trip_below_critical_c
 
-    def share(self, error_c: float, dt_s: float, tuning: Tuning) -> float:
-        """Return the share for an error of set-point less prediction, and go on integrating unless that is no use."""
-        wanted = self.integral + tuning.heat_gain * error_c
-        pushes_out = (wanted >= 1.0 and error_c > 0) or (wanted <= MIN_SHARE and error_c < 0)
-        if not pushes_out:
-            self.integral = _clip(self.integral + tuning.heat_integral_gain * error_c * dt_s, MIN_SHARE, 1.0)
-        return _clip(self.integral + tuning.heat_gain * error_c, MIN_SHARE, 1.0)
-
-
-@dataclass(slots=True)
-class _Power:
-    """The budget in joules: `level_j` runs from a debt of one burst to a store of one burst."""
-
-    level_j: float | None = None
-    integral: float = 1.0
-    smooth_w: float | None = None
-
-    def share(self, power_w: float, limit_w: float, dt_s: float, tuning: Tuning) -> float:
-        store_j = limit_w * tuning.power_burst_s
-        level_j = store_j if self.level_j is None else self.level_j
-        self.level_j = _clip(level_j + (limit_w - power_w) * dt_s, -store_j, store_j)
-        smooth_w = power_w if self.smooth_w is None else self.smooth_w
-        self.smooth_w = smooth_w + _part(dt_s, tuning.smoothing_s) * (power_w - smooth_w)
-        # A store may be spent, a debt has to be paid back, over the time of one burst.
-        allowed_w = limit_w + self.level_j / tuning.power_burst_s
-        error = (allowed_w - self.smooth_w) / limit_w
-        wanted = self.integral + tuning.power_gain * error
-        pushes_out = (wanted >= 1.0 and error > 0) or (wanted <= MIN_SHARE and error < 0)
-        if not pushes_out:
-            self.integral = _clip(self.integral + tuning.power_integral_gain * error * dt_s, MIN_SHARE, 1.0)
-        return _clip(self.integral + tuning.power_gain * error, MIN_SHARE, 1.0)
+    def temperature_c(self, seen: Observation, tuning: Tuning) -> float | None:
+        """Return the temperature that was told; where only its distance to the trip was, one that lies that far off."""
+        temperature_c = _degrees(seen.temperature_c)
+        margin_c = _within(seen.margin_c, -100.0, 250.0)
+        if margin_c is not None and temperature_c is not None:
+            self.trip_c = temperature_c + margin_c
+        elif margin_c is not None:
+            return self.trip(tuning) - margin_c
+        return temperature_c
 
 
-@dataclass(slots=True)
 class Law:
     """The law with its memory. `step` is called once or a few times a second, from one thread."""
 
-    tuning: Tuning = Tuning()
-    _heat: _Heat = field(default_factory=_Heat)
-    _power: _Power = field(default_factory=_Power)
-    _then_s: float | None = None
-    _share: float = 1.0
-    _heat_share: float = 1.0
-    _power_share: float = 1.0
-    _level: Level = Level.NORMAL
-    _hold_until_s: float = 0.0
-    _seen_s: dict[str, float] = field(default_factory=dict)
+    def __init__(self, tuning: Tuning = Tuning()) -> None:
+        self.tuning = tuning
+        self._limits = _Limits()
+        self._heat = HeatModel(tuning.smoothing_s, tuning.slope_smoothing_s, tuning.horizon_s)
+        self._heat_pi = PiController(tuning.heat_gain, tuning.heat_integral_gain, tuning.heat_haste)
+        self._power = PowerBudget(
+            PiController(tuning.power_gain, tuning.power_integral_gain), tuning.power_burst_s, tuning.smoothing_s
+        )
+        self._heat_share = 1.0
+        self._power_share = 1.0
+        self._share = 1.0
+        self._limited_by = ""
+        self._level = Level.NORMAL
+        self._lower_since_s: float | None = None
+        self._eased_c = 0.0
+        self._hold_until_s = -math.inf
+        self._presence = Presence(tuning.lost_after_s)
+        self._is_short_of_memory = False
+        self._then_s: float | None = None
 
     def step(self, seen: Observation, now_s: float) -> Decision:
-        """Return what may run from now on. `now_s` never goes back; a step of no time changes nothing but the state."""
-        dt_s = 0.0 if self._then_s is None else max(0.0, now_s - self._then_s)
+        """Return what may run from now on. A step of no time, or back in time, changes nothing but the state."""
+        dt_s = 0.0 if self._then_s is None else clip(now_s - self._then_s, 0.0, _LONGEST_STRIDE_S)
         self._then_s = now_s
-        # After a suspend or a stall the controllers would take one giant stride.
-        dt_s = min(dt_s, 5.0)
-        lost = self._lost(seen, now_s)
-        set_point_c, predicted_c = self._feel_heat(seen, dt_s)
-        limit_w = self._feel_power(seen, dt_s)
-        self._share = self._next_share(seen, lost, dt_s, now_s)
-        level = self._next_level(seen, predicted_c, set_point_c, bool(lost))
-        causes = set(seen.slowed_by)
-        if lost:
-            causes.add(Cause.SENSOR_LOST)
-        is_short_of_memory = seen.memory_pressure_percent > self.tuning.memory_pressure_limit_percent
-        if is_short_of_memory:
-            causes.add(Cause.MEMORY)
+        self._limits.learn(seen)
+        temperature_c = self._limits.temperature_c(seen, self.tuning)
+        power_w = _watts(seen.power_w)
+        told = {"temperature": temperature_c is not None, "power": power_w is not None}
+        lost = frozenset(self._presence.step(frozenset(filter(told.get, told)), seen.expects, seen.silent, now_s))
+        set_point_c = self._steer_by_heat(temperature_c, seen, dt_s, now_s)
+        limit_w = self._steer_by_power(power_w, dt_s)
+        is_blind = _has(lost, "temperature", "zone") or (_has(lost, "power", "rail") and limit_w is not None)
+        is_steered_by_power = limit_w is not None and power_w is not None
+        self._limit(_to_fall_for(seen, is_steered_by_power), is_blind, dt_s, now_s)
+        self._feel_memory(seen.memory_pressure_percent)
+        felt_c, ahead_c = self._heat.smooth_c, self._heat.predicted_c
+        if "temperature" in lost or felt_c is None:
+            set_point_c = felt_c = ahead_c = None
+        heat_level = self._level_of_heat(felt_c, ahead_c, set_point_c)
+        level = self._next_level(heat_level, seen, lost, now_s)
         decision = Decision(
             level=level,
             share=self._share,
             heat_share=self._heat_share,
             power_share=self._power_share,
-            predicted_c=predicted_c,
+            limited_by=self._limited_by,
+            temperature_c=felt_c,
+            predicted_c=ahead_c,
             set_point_c=set_point_c,
             power_set_point_w=limit_w,
-            causes=frozenset(causes),
+            causes=self._causes(seen, lost),
             lost=lost,
-            may_load=level < Level.HOT and not is_short_of_memory,
-            sheds_bulk=is_short_of_memory,
+            may_load=self._may_load(level, heat_level, seen),
+            sheds_bulk=self._is_short_of_memory or level is Level.CRITICAL,
+            only_control=level is Level.CRITICAL,
         )
-        return replace(decision, detail=self._detail(decision))
+        return replace(decision, detail=_detail(decision, self.tuning.lost_share if is_blind else None))
 
-    def _detail(self, decision: Decision) -> str:
-        parts = words.causes({cause.value for cause in decision.causes})
-        if decision.lost:
-            parts.insert(0, words.lost(decision.lost, self.tuning.lost_share))
-        predicted_c, set_point_c = decision.predicted_c, decision.set_point_c
-        if predicted_c is not None and set_point_c is not None and decision.level > Level.NORMAL:
-            parts.append(words.temperature(predicted_c, set_point_c))
-        if decision.power_share < 1.0 and decision.power_set_point_w is not None:
-            parts.append(words.power(decision.power_set_point_w))
-        return "; ".join(parts)
-
-    def _lost(self, seen: Observation, now_s: float) -> frozenset[str]:
-        given = {"temperature": _is_number(seen.temperature_c) or _is_number(seen.margin_c),
-                 "power": _is_number(seen.power_w)}  # fmt: skip
-        for name, is_given in given.items():
-            if is_given or (name in seen.expects and name not in self._seen_s):
-                self._seen_s[name] = now_s
-        return frozenset(name for name, at_s in self._seen_s.items() if now_s - at_s > self.tuning.lost_after_s)
-
-    def _feel_heat(self, seen: Observation, dt_s: float) -> tuple[float | None, float | None]:
-        """Update the heat's share; return set-point and prediction in degrees, None without a temperature."""
+    def _steer_by_heat(self, temperature_c: float | None, seen: Observation, dt_s: float, now_s: float) -> float | None:
+        """Update the heat's share and return the set-point; None as long as no temperature was ever told."""
         tuning = self.tuning
-        temperature_c, trip_c = seen.temperature_c, seen.trip_c
-        if _is_number(seen.margin_c):
-            # Only the distance matters: the trip is put where the margin says, the temperature being what it is.
-            if not _is_number(temperature_c):
-                temperature_c = (trip_c or tuning.default_trip_c) - _is(seen.margin_c)
-            trip_c = _is(temperature_c) + _is(seen.margin_c)
-        if not _is_number(temperature_c):
-            return None, None
-        set_point_c = (trip_c if _is_number(trip_c) and trip_c else tuning.default_trip_c) - tuning.below_trip_c
-        if dt_s > 0 or self._heat.smooth_c is None:
-            self._heat.feel(_is(temperature_c), dt_s, tuning)
-            self._heat_share = self._heat.share(set_point_c - self._heat.predicted_c(tuning), dt_s, tuning)
-        return set_point_c, self._heat.predicted_c(tuning)
+        if temperature_c is not None:
+            self._heat.feel(temperature_c, now_s)
+        ahead_c = self._heat.predicted_c
+        if ahead_c is None:
+            return None
+        trip_c = self._limits.trip(tuning)
+        if Cause.THERMAL not in seen.slowed_by:
+            self._eased_c = max(0.0, self._eased_c - tuning.unease_c_per_s * dt_s)
+        elif ahead_c < trip_c:
+            # The box throttles, but not by this temperature: the sensor tells too little, or another part is hotter.
+            self._eased_c = min(tuning.most_eased_c, self._eased_c + tuning.ease_c_per_s * dt_s)
+        set_point_c = trip_c - tuning.below_trip_c - self._eased_c
+        if tuning.temperature_limit_c > 0:
+            set_point_c = min(set_point_c, tuning.temperature_limit_c)
+        if temperature_c is not None:
+            self._heat_share = self._heat_pi.share(set_point_c - ahead_c, dt_s)
+        return set_point_c
 
-    def _feel_power(self, seen: Observation, dt_s: float) -> float | None:
-        """Update the power's share; return the limit in watts, None where there is none or power is not known."""
-        limits = [seen.power_limit_w * self.tuning.power_fraction] if seen.power_limit_w else []
-        if self.tuning.power_limit_w:
+    def _steer_by_power(self, power_w: float | None, dt_s: float) -> float | None:
+        """Update the power's share and return the budget in watts, None where there is none."""
+        enforced_w = self._limits.power_w
+        limits = [] if enforced_w is None else [enforced_w * self.tuning.power_fraction]
+        if self.tuning.power_limit_w > 0:
             limits.append(self.tuning.power_limit_w)
         if not limits:
-            self._power_share = 1.0
             return None
-        if _is_number(seen.power_w) and dt_s > 0:
-            self._power_share = self._power.share(_is(seen.power_w), min(limits), dt_s, self.tuning)
+        if power_w is not None:
+            self._power_share = self._power.share(power_w, min(limits), dt_s)
         return min(limits)
 
-    def _next_share(self, seen: Observation, lost: frozenset[str], dt_s: float, now_s: float) -> float:
+    def _limit(self, slowing: frozenset[Cause], is_blind: bool, dt_s: float, now_s: float) -> None:
+        """Move the share towards the lowest that anything asks for, no faster than it may move."""
         tuning = self.tuning
-        wanted = min(self._heat_share, self._power_share)
-        if lost:
-            wanted = min(wanted, tuning.lost_share)
-        if seen.slowed_by - _HARMLESS:
-            wanted = min(wanted, self._share * tuning.slowed_factor**dt_s)
+        wishes = [(self._heat_share, "heat"), (self._power_share, "power_budget")]
+        if is_blind:
+            wishes.append((tuning.lost_share, Cause.SENSOR_LOST.value))
+        if slowing:
+            cause = min(slowing, key=list(Cause).index)
+            wishes.append((self._share * tuning.slowed_factor**dt_s, cause.value))
             self._hold_until_s = now_s + tuning.slowed_hold_s
         elif now_s < self._hold_until_s:
-            wanted = min(wanted, self._share)
+            wishes.append((self._share, self._limited_by))
+        wanted, by = min(wishes)
         lowest = max(MIN_SHARE, self._share - tuning.fall_per_s * dt_s)
-        return _clip(wanted, lowest, self._share + tuning.rise_per_s * dt_s)
+        self._share = clip(wanted, lowest, self._share + tuning.rise_per_s * dt_s)
+        if self._share >= 1.0:
+            self._limited_by = ""
+        elif wanted < 1.0 or not self._limited_by:
+            # On its way up the share is still held down by what pressed it.
+            self._limited_by = by
 
-    def _next_level(
-        self, seen: Observation, predicted_c: float | None, set_point_c: float | None, is_lost: bool
-    ) -> Level:
-        level = Level.WARM if is_lost or self._share < 1.0 else Level.NORMAL
-        if predicted_c is not None and set_point_c is not None:
-            level = max(level, self._level_of_heat(predicted_c, set_point_c))
-        if seen.slowed_by - _HARMLESS:
-            level = Level.THROTTLED
-        smooth_c = self._heat.smooth_c
-        if seen.critical_c is not None and smooth_c is not None and predicted_c is not None:
-            eased_c = self.tuning.hysteresis_c if self._level is Level.CRITICAL else 0.0
-            if smooth_c > seen.critical_c - self.tuning.below_critical_c - eased_c:
-                level = Level.CRITICAL
-        self._level = level
-        return level
+    def _feel_memory(self, pressure_percent: float) -> None:
+        limit_percent = self.tuning.memory_pressure_limit_percent
+        if pressure_percent > limit_percent:
+            self._is_short_of_memory = True
+        elif pressure_percent <= limit_percent * _REST_AFTER_S:
+            self._is_short_of_memory = False
 
-    def _level_of_heat(self, predicted_c: float, set_point_c: float) -> Level:
-        """A state is left a little lower than it is entered, so that noise does not make it flicker."""
+    def _causes(self, seen: Observation, lost: frozenset[str]) -> frozenset[Cause]:
+        causes = set(seen.slowed_by)
+        if lost:
+            causes.add(Cause.SENSOR_LOST)
+        if self._is_short_of_memory:
+            causes.add(Cause.MEMORY)
+        return frozenset(causes)
+
+    def _may_load(self, level: Level, heat_level: Level, seen: Observation) -> bool:
+        """A GPU at its power cap is at work, not in trouble: it may load."""
+        is_in_trouble = bool(seen.slowed_by & (_SLOWING - {Cause.POWER_CAP}))
+        is_hot = max(heat_level, level if level is not Level.THROTTLED else Level.NORMAL) >= Level.HOT
+        return not (is_in_trouble or is_hot or self._is_short_of_memory)
+
+    def _next_level(self, heat_level: Level, seen: Observation, lost: frozenset[str], now_s: float) -> Level:
+        """A worse state holds at once, a better one after it has been due for a while."""
+        level = heat_level
+        if lost or self._share < 1.0 or self._is_short_of_memory:
+            level = max(level, Level.WARM)
+        if seen.slowed_by & _SLOWING:
+            level = max(level, Level.THROTTLED)
+        if level >= self._level:
+            self._lower_since_s = None
+            self._level = level
+        elif self._lower_since_s is None:
+            self._lower_since_s = now_s
+        elif now_s - self._lower_since_s >= self.tuning.level_rest_s:
+            self._lower_since_s = None
+            self._level = level
+        return self._level
+
+    def _level_of_heat(self, felt_c: float | None, ahead_c: float | None, set_point_c: float | None) -> Level:
+        """A state is left at a temperature a little lower than the one at which it is entered."""
+        if felt_c is None or ahead_c is None or set_point_c is None:
+            return Level.NORMAL
         tuning = self.tuning
-        hot_c = set_point_c - (tuning.hot_below_c + tuning.hysteresis_c * (self._level >= Level.HOT))
-        warm_c = set_point_c - (tuning.warm_below_c + tuning.hysteresis_c * (self._level >= Level.WARM))
-        if predicted_c > hot_c:
+
+        def eased(level: Level) -> float:
+            return tuning.hysteresis_c if self._level >= level else 0.0
+
+        critical_c = self._limits.critical_c
+        if critical_c is not None and felt_c > critical_c - tuning.below_critical_c - eased(Level.CRITICAL):
+            return Level.CRITICAL
+        if ahead_c > set_point_c - tuning.hot_below_c - eased(Level.HOT):
             return Level.HOT
-        return Level.WARM if predicted_c > warm_c else Level.NORMAL
+        return Level.WARM if ahead_c > set_point_c - tuning.warm_below_c - eased(Level.WARM) else Level.NORMAL
 
 
-def _part(dt_s: float, over_s: float) -> float:
-    """Return how much of a new value an exponential average of that time constant takes in."""
-    return 1.0 - math.exp(-dt_s / over_s)
+def _to_fall_for(seen: Observation, is_steered_by_power: bool) -> frozenset[Cause]:
+    """Return the causes that the share has to fall for. A box at its power cap is steered by its watts, if those are
+    known: falling for the flag as well would make it swing."""
+    slowing = seen.slowed_by & _SLOWING
+    return slowing - {Cause.POWER_CAP} if is_steered_by_power else slowing
 
 
-def _clip(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high)
+def _detail(decision: Decision, blind_share: float | None) -> str:
+    causes = {cause.value for cause in decision.causes}
+    parts = words.causes(causes - words.HARMLESS)
+    if decision.lost:
+        parts.insert(0, words.lost(decision.lost, blind_share))
+    temperature_c, set_point_c = decision.temperature_c, decision.set_point_c
+    is_warm = decision.level is Level.WARM and decision.limited_by in ("", "heat")
+    is_about_heat = decision.level >= Level.HOT or is_warm
+    if temperature_c is not None and set_point_c is not None and is_about_heat:
+        parts.append(words.temperature(temperature_c, set_point_c))
+    if decision.limited_by == "power_budget" and decision.power_set_point_w is not None:
+        parts.append(words.power(decision.power_set_point_w))
+    if decision.share < 1.0 and decision.limited_by not in {"heat", "power_budget", *causes}:
+        parts.append(words.easing())
+    return "; ".join([*parts, *words.causes(causes & words.HARMLESS)])
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _has(lost: frozenset[str], kind: str, sensor: str) -> bool:
+    """Return whether a kind of reading as a whole, or one sensor of it, is lost."""
+    return any(name == kind or name.startswith(f"{sensor} ") for name in lost)
 
 
-def _is(value: float | None) -> float:
-    assert value is not None
-    return value
+def _within(value: float | None, low: float, high: float) -> float | None:
+    return value if value is not None and low <= value <= high else None
+
+
+def _degrees(value: float | None, above: float = -60.0) -> float | None:
+    """Return a temperature that a working box may have, else None: gated sensors tell -256, broken ones anything."""
+    return _within(value, above, 200.0)
+
+
+def _watts(value: float | None, above: float = 0.0) -> float | None:
+    return _within(value, above, 1e5)

@@ -18,6 +18,9 @@ _BURST_S = 0.5
 _LEAST_BURST_S = 0.1
 """... and at least, in seconds of computing."""
 
+_ROUNDING_S = 1e-6
+"""Who comes back after exactly the time that it was told is let in, whatever the clock's last digits."""
+
 
 class PriorityClass(enum.IntEnum):
     """How much work matters. The value is the order in which it goes: control before normal before bulk."""
@@ -38,11 +41,31 @@ _RESERVE = {PriorityClass.CONTROL: 0.0, PriorityClass.NORMAL: 0.25, PriorityClas
 """The part of the store that a class leaves to those above it."""
 
 
+class Charge(float):
+    """Seconds that were charged for work, to be settled once it is known how long it took."""
+
+    __slots__ = ("is_of_floor", "of_store_s")
+
+    is_of_floor: bool
+    """Drawn from the store that is control's own."""
+
+    of_store_s: float
+    """What the store of all three lost; of control's own draw, no more than its debt allowed."""
+
+    def __new__(cls, cost_s: float, of_store_s: float, *, is_of_floor: bool) -> Charge:
+        charge = super().__new__(cls, cost_s)
+        charge.of_store_s = of_store_s
+        charge.is_of_floor = is_of_floor
+        return charge
+
+
 class WorkMeter:
     """Grants computing time. Not safe from several threads.
 
     `floor_share`: what control may use, whatever the law says, as a part of `capacity`. Capacity is how many seconds
-    of computing the box does in a second at most: 1 for one instance that uses all of it.
+    of computing the box does in a second at most: 1 for one instance that uses all of it. What control draws from its
+    floor counts as used up in the store of all, so that in the long run no more than the granted share is worked; only
+    where the share is less than the floor, and control uses all of it, is more done.
     """
 
     def __init__(self, floor_share: float = 0.2) -> None:
@@ -52,57 +75,84 @@ class WorkMeter:
         self._level_s = self.burst_s
         self._floor_level_s = self._floor_burst_s
         self._then_s: float | None = None
-        self._sheds_bulk = False
+        self._lowest = PriorityClass.BULK
 
     @property
     def burst_s(self) -> float:
+        """What the store of all holds at most; its debt by control's floor is at most four times as much."""
         return max(_LEAST_BURST_S, _BURST_S * self._rate)
 
     @property
-    def _floor_burst_s(self) -> float:
-        return max(_LEAST_BURST_S, _BURST_S * self._floor_share * self._capacity)
+    def _floor_rate(self) -> float:
+        return self._floor_share * self._capacity
 
-    def grant(self, share: float, capacity: float, now_s: float, *, sheds_bulk: bool = False) -> None:
-        """Set what the law allows from now on."""
+    @property
+    def _floor_burst_s(self) -> float:
+        return max(_LEAST_BURST_S, _BURST_S * self._floor_rate) if self._floor_rate > 0 else 0.0
+
+    def grant(self, share: float, capacity: float, now_s: float, *, lowest: PriorityClass = PriorityClass.BULK) -> None:
+        """Set what the law allows from now on. Classes below `lowest` get nothing."""
         self._fill(now_s)
         self._capacity = capacity
         self._rate = share * capacity
-        self._sheds_bulk = sheds_bulk
+        self._lowest = lowest
         self._level_s = min(self._level_s, self.burst_s)
+        self._floor_level_s = min(self._floor_level_s, self._floor_burst_s)
 
-    def admit(self, priority: PriorityClass, cost_s: float, now_s: float) -> float | None:
-        """Charge `cost_s` and return None, or return after how many seconds it is worth asking again.
+    def admit(self, priority: PriorityClass, cost_s: float, now_s: float) -> Charge | None:
+        """Charge `cost_s`; None: not now, `wait_s` tells when.
 
         The cost may be more than the store holds: it is then paid back before anything else runs.
         """
-        wait_s = self.wait_s(priority, now_s)
-        if wait_s is not None:
-            return wait_s
-        if self._level_s > _RESERVE[priority] * self.burst_s:
-            self._level_s -= cost_s
-        else:
-            self._floor_level_s -= cost_s
-            # The debt that the floor makes is bounded: it must not shut the others out for minutes.
-            self._level_s = min(self._level_s, max(self._level_s - cost_s, -4 * self.burst_s))
-        return None
-
-    def wait_s(self, priority: PriorityClass, now_s: float) -> float | None:
-        """Return as `admit` does, but charge nothing."""
         self._fill(now_s)
-        needed_s = _RESERVE[priority] * self.burst_s
-        if priority is PriorityClass.BULK and self._sheds_bulk:
-            return MAX_WAIT_S
-        if self._level_s > needed_s or (priority is PriorityClass.CONTROL and self._floor_level_s > 0):
+        if self._store_serves(priority):
+            self._level_s -= cost_s
+            return Charge(cost_s, cost_s, is_of_floor=False)
+        if not self._floor_serves(priority):
             return None
-        return min(MAX_WAIT_S, (needed_s - self._level_s) / self._rate) if self._rate > 0 else MAX_WAIT_S
+        # The debt that the floor makes is bounded: it must not shut the others out for minutes.
+        of_store_s = min(cost_s, max(0.0, self._level_s - self._least_level_s))
+        self._level_s -= of_store_s
+        self._floor_level_s -= cost_s
+        return Charge(cost_s, of_store_s, is_of_floor=True)
 
-    def settle(self, charged_s: float, took_s: float) -> None:
-        """Put right what `admit` charged, once it is known how long the work took; 0 when it never ran."""
-        self._level_s = min(self._level_s + charged_s - took_s, self.burst_s)
+    def wait_s(self, priority: PriorityClass, now_s: float, caution: float = 0.0) -> float:
+        """Return in how many seconds, MAX_WAIT_S at most, work of that class is let in if nobody else comes; 0: now.
+
+        `caution` is a part of the store that has to be there besides what the class always leaves to others.
+        """
+        self._fill(now_s)
+        if priority > self._lowest:
+            return MAX_WAIT_S
+        if self._store_serves(priority, caution) or self._floor_serves(priority):
+            return 0.0
+        missing_s = (_RESERVE[priority] + caution) * self.burst_s - self._level_s
+        waits = [missing_s / self._rate] if self._rate > 0 else []
+        if priority is PriorityClass.CONTROL and self._floor_rate > 0:
+            waits.append(-self._floor_level_s / self._floor_rate)
+        return min(MAX_WAIT_S, *waits, MAX_WAIT_S)
+
+    def settle(self, charge: Charge, took_s: float) -> None:
+        """Put right what `admit` charged; `took_s` 0 when the work never ran."""
+        level_s = self._level_s + charge.of_store_s - took_s
+        if charge.is_of_floor:
+            self._floor_level_s = min(self._floor_level_s + charge - took_s, self._floor_burst_s)
+            level_s = max(level_s, min(self._level_s, self._least_level_s))
+        self._level_s = min(level_s, self.burst_s)
+
+    @property
+    def _least_level_s(self) -> float:
+        return -4 * self.burst_s
+
+    def _store_serves(self, priority: PriorityClass, caution: float = 0.0) -> bool:
+        needed_s = (_RESERVE[priority] + caution) * self.burst_s
+        return priority <= self._lowest and self._level_s >= needed_s - _ROUNDING_S
+
+    def _floor_serves(self, priority: PriorityClass) -> bool:
+        return priority is PriorityClass.CONTROL and self._floor_rate > 0 and self._floor_level_s >= -_ROUNDING_S
 
     def _fill(self, now_s: float) -> None:
         dt_s = 0.0 if self._then_s is None else max(0.0, now_s - self._then_s)
         self._then_s = now_s
         self._level_s = min(self._level_s + self._rate * dt_s, self.burst_s)
-        floor_rate = self._floor_share * self._capacity
-        self._floor_level_s = min(self._floor_level_s + floor_rate * dt_s, self._floor_burst_s)
+        self._floor_level_s = min(self._floor_level_s + self._floor_rate * dt_s, self._floor_burst_s)

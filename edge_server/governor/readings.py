@@ -187,8 +187,8 @@ class MemoryState:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `key` joins what two sensors tell of the same one: "gpu0" is NVIDIA's first, or a Jetson's only one, and
-    "card0" another maker's. `utilization`: 0 to 1, smoothed where it jumps.
+    """One GPU. `key` joins what two sensors tell of the same one: "gpu0" is NVIDIA's first card, "igpu" NVIDIA's that
+    is built in with a processor, "card0" another maker's. `utilization`: 0 to 1, smoothed where it jumps.
 
     `is_integrated`: it shares the machine's memory, and heat and power are the box's. `is_lost`: it fell off the bus,
     or needs a reset; nothing else is known of it then. `reasons` are the driver's words, in snake case, for why its
@@ -228,7 +228,8 @@ class BoxReading:
 
     `at_s` is of a monotonic clock. `power_mw` is what the counted rails draw together and `power_limit_mw` what is
     enforced for just these. `throttles` counts what a processor did against heat, `over_current` what the board's
-    power monitor did. `sources` and `missing` are keyed by the names of these fields, and "nvml" for all of NVML.
+    power monitor did. `silent` names what told something before and does not now: "zone tj", "rail VDD_IN", "alert
+    cpu-throttle-alert", "alarm oc1". `sources` and `missing` are keyed by the names of these fields, and "nvml" for all of NVML.
     """
 
     at_s: float
@@ -250,6 +251,7 @@ class BoxReading:
     fans: tuple[Fan, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     memory: MemoryState = MemoryState()
+    silent: frozenset[str] = frozenset()
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,7 +1,8 @@
 """Try the law on the plant: the same work, the same weather, several ways to deal with heat, side by side.
 
 Everything is computed, nothing waits: an hour takes a few seconds. The work is three classes of requests with
-deadlines for one model on one executor; what is compared is how hot it gets, who is served in time, and at what cost.
+deadlines for one model on one executor, which takes control before normal before bulk in every case. What is compared
+is how hot it gets, who is served in time, and at what cost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from edge_server.governor.rates import PriorityClass, WorkMeter
 from edge_server.governor.variants import VariantRule
 
 _TICK_S = 0.01
+_MOST_WAITING = 100
+"""Requests that wait at most, of all classes; the queue takes no more, whatever is done against heat."""
+_PLANT_PERIOD_S = 0.1
 _LAW_PERIOD_S = 0.5
 _SETTLING_S = 120.0
 """What happens before this is the start, and is left out of the largest temperature and the time throttled."""
@@ -57,7 +61,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Weather and mishaps. `sense` turns the true temperature into what the sensor tells, None for no answer."""
+    """Weather and mishaps, by seconds since the start.
+
+    `sense(true_c, now_s, random)` turns the true temperature into what the sensor tells, None for no answer.
+    """
 
     name: str
     duration_s: float = 3600.0
@@ -99,19 +106,21 @@ SCENARIOS: dict[str, Scenario] = {
 
 @dataclass(slots=True)
 class Trace:
-    """What happened, a point every law period: times in seconds, degrees, watts, shares, served a second by class."""
+    """What happened, a point every law period. `clock` is a part of the highest; `on_time` are counts by class."""
 
     time_s: list[float] = field(default_factory=list)
     chip_c: list[float] = field(default_factory=list)
+    ambient_c: list[float] = field(default_factory=list)
     power_w: list[float] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
+    clock: list[float] = field(default_factory=list)
     level: list[Level] = field(default_factory=list)
     on_time: dict[PriorityClass, list[int]] = field(default_factory=lambda: {item: [] for item in PriorityClass})
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The sums of one run. Rates are a second; `late` were computed for nothing."""
+    """The sums of one run. `late` are answers that came after their deadline: computed for nothing."""
 
     scenario: str
     strategy: Strategy
@@ -140,7 +149,6 @@ class _Job:
     load: ClassLoad
     arrived_s: float
     left_s: float
-    cost_s: float
 
 
 class _Run:
@@ -157,7 +165,8 @@ class _Run:
         self._law = Law(Tuning())
         self._meter = WorkMeter()
         self._variant = VariantRule()
-        self._queues: dict[PriorityClass, deque[_Job]] = {load.priority: deque() for load in workload.classes}
+        by_importance = sorted(load.priority for load in workload.classes)
+        self._queues: dict[PriorityClass, deque[_Job]] = {priority: deque() for priority in by_importance}
         self._due_s = {load.priority: 0.0 for load in workload.classes}
         self._running: _Job | None = None
         self._is_off = False
@@ -173,21 +182,28 @@ class _Run:
 
     def run(self) -> Outcome:
         ticks = round(self._scenario.duration_s / _TICK_S)
-        per_law = round(_LAW_PERIOD_S / _TICK_S)
+        per_plant, per_law = round(_PLANT_PERIOD_S / _TICK_S), round(_LAW_PERIOD_S / _TICK_S)
+        busy_s = 0.0
         for tick in range(ticks):
             now_s = tick * _TICK_S
-            self._plant.ambient_c = self._scenario.ambient_c(now_s)
-            self._plant.fan_factor = self._scenario.fan_factor(now_s)
             if tick % per_law == 0:
                 self._decide(now_s)
             self._arrive(now_s)
-            self._plant.step(self._work(now_s) / _TICK_S, _TICK_S)
-            if now_s > _SETTLING_S:
-                self.outcome.hottest_c = max(self.outcome.hottest_c, self._plant.chip_c)
-                self.outcome.throttled_s += _TICK_S * self._plant.is_throttled
+            busy_s += self._work(now_s)
+            if (tick + 1) % per_plant == 0:
+                self._heat(busy_s, now_s)
+                busy_s = 0.0
         self.outcome.energy_j = self._plant.energy_j
         self.outcome.switches = self._variant.switch_count
         return self.outcome
+
+    def _heat(self, busy_s: float, now_s: float) -> None:
+        plant, outcome = self._plant, self.outcome
+        plant.ambient_c, plant.fan_factor = self._scenario.ambient_c(now_s), self._scenario.fan_factor(now_s)
+        plant.step(busy_s / _PLANT_PERIOD_S, _PLANT_PERIOD_S)
+        if now_s > _SETTLING_S:
+            outcome.hottest_c = max(outcome.hottest_c, plant.chip_c)
+            outcome.throttled_s += _PLANT_PERIOD_S * plant.is_throttled
 
     def _decide(self, now_s: float) -> None:
         sensed = self._scenario.sense(self._plant.chip_c, now_s, self._random)
@@ -199,6 +215,8 @@ class _Run:
         trace = self.outcome.trace
         trace.time_s.append(now_s)
         trace.chip_c.append(self._plant.chip_c)
+        trace.ambient_c.append(self._plant.ambient_c)
+        trace.clock.append(self._plant.clock)
         trace.power_w.append(self._plant.power_w)
         trace.share.append(0.0 if self._is_off else self._share)
         trace.level.append(self._level)
@@ -229,12 +247,12 @@ class _Run:
     def _offer(self, load: ClassLoad, now_s: float) -> None:
         self.outcome.offered[load.priority] += 1
         cost_s = self._workload.light_s if self._variant.is_light else self._workload.heavy_s
-        if self._is_off:
+        if self._is_off or sum(map(len, self._queues.values())) >= _MOST_WAITING:
             return
         is_held_back = self._is_governed and self._share < 1.0
-        if is_held_back and self._meter.admit(load.priority, cost_s, now_s) is not None:
+        if is_held_back and self._meter.admit(load.priority, cost_s, now_s) is None:
             return
-        self._queues[load.priority].append(_Job(load, now_s, cost_s, cost_s))
+        self._queues[load.priority].append(_Job(load, now_s, cost_s))
 
     def _work(self, now_s: float) -> float:
         """Compute for one tick, and return how much of it was busy."""
@@ -253,13 +271,12 @@ class _Run:
         return spent_s
 
     def _next(self, now_s: float) -> _Job | None:
-        if self._strategy is Strategy.KERNEL_ONLY:
-            waiting = [queue for queue in self._queues.values() if queue]
-            return min(waiting, key=lambda queue: queue[0].arrived_s).popleft() if waiting else None
+        drops_hopeless = self._strategy is not Strategy.KERNEL_ONLY
         for queue in self._queues.values():
             while queue:
                 job = queue.popleft()
-                if now_s + job.cost_s / self._plant.clock <= job.arrived_s + job.load.deadline_s:
+                ends_s = now_s + job.left_s / self._plant.clock
+                if not (drops_hopeless and ends_s > job.arrived_s + job.load.deadline_s):
                     return job
         return None
 

@@ -2,8 +2,8 @@
 
 Going down is worth it when the share that the law allows falls clearly short of what is asked for; coming back when the
 heavy model would fit again, by prediction, for a good while. Each change is followed by a rest in which nothing
-changes; a return that did not last doubles the rest. So a box at the edge of its envelope changes rarely instead of
-flapping.
+changes. A return that did not last doubles the rest before the next return, not before the relief: so a box at the edge
+of its envelope changes ever more rarely, and what it does meanwhile is answer, with the lighter model.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class VariantTuning:
     """Times in seconds. `short_below`: allowed work as a part of the offered one below which it is short.
-    `room_c`: degrees below the set-point that the way back asks for."""
+    `room_c`: degrees below the set-point that the way back asks for. `rest_s` is the least time between two changes,
+    `longest_rest_s` the most that is waited before the next try to return."""
 
     short_below: float = 0.8
     short_for_s: float = 5.0
     fits_for_s: float = 60.0
     room_c: float = 10.0
     rest_s: float = 600.0
-    longest_rest_s: float = 1800.0
+    longest_rest_s: float = 3600.0
 
 
 class VariantRule:
@@ -29,7 +30,7 @@ class VariantRule:
 
     def __init__(self, tuning: VariantTuning = VariantTuning()) -> None:
         self._tuning = tuning
-        self._rest_s = tuning.rest_s
+        self._rest_before_return_s = tuning.rest_s
         self._changed_s: float | None = None
         self._since_s: float | None = None
         self.is_light = False
@@ -53,18 +54,19 @@ class VariantRule:
         if self._since_s is None:
             self._since_s = now_s
         lasts_s = tuning.fits_for_s if self.is_light else tuning.short_for_s
-        is_rested = self._changed_s is None or now_s - self._changed_s >= self._rest_s
+        rest_s = self._rest_before_return_s if self.is_light else tuning.rest_s
+        is_rested = self._changed_s is None or now_s - self._changed_s >= rest_s
         if is_rested and now_s - self._since_s >= lasts_s:
             self._change(now_s)
         return self.is_light
 
     def _change(self, now_s: float) -> None:
-        going_down = not self.is_light
-        if going_down and self._changed_s is not None:
-            bounced = now_s - self._changed_s < 2 * self._rest_s
-            doubled = min(2 * self._rest_s, self._tuning.longest_rest_s)
-            self._rest_s = doubled if bounced else self._tuning.rest_s
-        self.is_light = going_down
+        tuning = self._tuning
+        if not self.is_light and self._changed_s is not None:
+            has_bounced = now_s - self._changed_s < 2 * tuning.rest_s
+            doubled_s = min(2 * self._rest_before_return_s, tuning.longest_rest_s)
+            self._rest_before_return_s = doubled_s if has_bounced else tuning.rest_s
+        self.is_light = not self.is_light
         self.switch_count += 1
         self._changed_s = now_s
         self._since_s = None

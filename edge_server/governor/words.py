@@ -12,21 +12,30 @@ _CAUSES = {
     "over_current": "short over-current events slow the clocks for about a millisecond each; the board does this by "
     "design in its fastest power modes",
     "power_mode": "the power mode or a clock cap of this box limits the clocks: this is a setting, not heat",
-    "memory": "tasks wait for memory",
+    "memory": "tasks wait for memory: no bulk work and no loads until there is some",
 }
 """By the value of policy.Cause. "sensor_lost" has its own sentence, which names the sensor."""
 
+HARMLESS = frozenset({"over_current", "power_mode"})
+"""Causes that explain slow clocks and hold no work back: told last."""
 
-def temperature(predicted_c: float, set_point_c: float) -> str:
-    return f"{predicted_c:.0f} °C ahead, {set_point_c:.0f} °C is the aim"
+
+def temperature(temperature_c: float, set_point_c: float) -> str:
+    return f"{temperature_c:.0f} °C, to be kept at {set_point_c:.0f} °C"
 
 
 def power(limit_w: float) -> str:
     return f"the power budget of {limit_w:.1f} W is used up"
 
 
-def lost(names: Collection[str], share: float) -> str:
-    return f"no reading of {' and '.join(sorted(names))} any more: at most {share:.0%} of full work until it is back"
+def easing() -> str:
+    return "what slowed the box down is over, and work comes back step by step"
+
+
+def lost(names: Collection[str], share: float | None) -> str:
+    """`share`: what may be done without the sensor, None where nothing is steered by it."""
+    consequence = "" if share is None else f": at most {share:.0%} of full work until it is back"
+    return f"no reading of {' and '.join(sorted(names))} any more{consequence}"
 
 
 def causes(values: Collection[str]) -> list[str]:

@@ -88,8 +88,12 @@ class Counters:
             self._output_ns += count * output_ns
             if executions:
                 run_ns = times.end_ns - times.start_ns
-                self.run_ns = _average(self.run_ns, run_ns)
-                self.row_ns = _average(self.row_ns, run_ns / batch_size)
+                row_ns = run_ns / batch_size
+                if not self.run_ns:
+                    self.run_ns, self.row_ns = run_ns, row_ns
+                # Written out: this stands in the way of every request.
+                self.run_ns += (_SLOWER_PART if run_ns > self.run_ns else _FASTER_PART) * (run_ns - self.run_ns)
+                self.row_ns += (_SLOWER_PART if row_ns > self.row_ns else _FASTER_PART) * (row_ns - self.row_ns)
                 values.execution_count += executions
                 batch = values.batches.get(batch_size)
                 if batch is None:
@@ -143,9 +147,3 @@ class Counters:
             values.compute_output = Duration(count, self._output_ns)
         values.pending_count = pending_count
         return values
-
-
-def _average(before: float, newest: float) -> float:
-    if not before:
-        return newest
-    return before + (_SLOWER_PART if newest > before else _FASTER_PART) * (newest - before)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edge_server.backends.base import Array, RequestSession, Session
 from edge_server.core.batch import BatchPlan
-from edge_server.core.message import Request, Response
+from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, EdgeServerError
@@ -123,10 +123,14 @@ class BatchExecutor:
 
 def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
     """Tell each ticket that was charged for its computing how much of the run was its own."""
-    if any(ticket.charged_s for ticket in batch):
-        row_s = run_ns / 1e9 / sum(ticket.entry.rows for ticket in batch)
-        for ticket in batch:
-            ticket.took_s = row_s * ticket.entry.rows
+    for ticket in batch:
+        if ticket.charged_s:
+            break
+    else:
+        return
+    row_s = run_ns / 1e9 / sum(ticket.entry.rows for ticket in batch)
+    for ticket in batch:
+        ticket.took_s = row_s * ticket.entry.rows
 
 
 class _Group:
@@ -162,7 +166,13 @@ class LiveExecution:
     def is_cancelled(self) -> bool:
         return self._ticket.is_closed
 
-    def send(self, outputs: Mapping[str, Array], *, is_final: bool = False) -> None:
+    def send(
+        self,
+        outputs: Mapping[str, Array],
+        *,
+        is_final: bool = False,
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+    ) -> None:
         if self._closing.locked():
             return
         try:
@@ -172,6 +182,7 @@ class LiveExecution:
             self.fail(error)
             return
         response = self._response(tensors, is_final=is_final)
+        response.parameters = parameters
         if is_final:
             self._close(response)
         elif self._ticket.send(response):
@@ -180,7 +191,10 @@ class LiveExecution:
     def finish(self) -> None:
         self._close(self._response(()))
 
-    def fail(self, error: EdgeServerError) -> None:
+    def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
+        if not is_final:
+            self._send_error(error.detached())
+            return
         if not self._closing.acquire(blocking=False):
             return
         self._measure()
@@ -190,6 +204,13 @@ class LiveExecution:
             self._count_response(is_empty=False, has_failed=True)
             self._outlet.send_final(self._ticket, self._ticket.failure(small))
         self._outlet.release([self._ticket])
+
+    def _send_error(self, error: EdgeServerError) -> None:
+        """Answer with an error after which more is to come."""
+        response = self._response((), is_final=False)
+        response.error = error
+        if not self._closing.locked() and self._ticket.send(response):
+            self._count_response(is_empty=False, has_failed=True)
 
     def _close(self, response: Response) -> None:
         if not self._closing.acquire(blocking=False):

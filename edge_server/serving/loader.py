@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
+from edge_server.backends.base import ServerCalls
 from edge_server.core.lifecycle import Resolved, VersionWish
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.canary import canary_terms
@@ -38,6 +39,8 @@ class Loader:
         self._timer = timer
         self._settings = settings
         self._limits = limits
+        self.server: ServerCalls | None = None
+        """What models may ask of the server; None where there is none around them."""
 
     def resolve(self, wish: VersionWish, passed_over: Mapping[str, str]) -> Resolved:
         """Return what there is to open, its own parameters checked. Raises LoadError."""
@@ -73,7 +76,14 @@ class Loader:
         passed_over: dict[str, str] = {}
         while True:
             version = ModelVersion(
-                resolved, generation, wish.fingerprint, self._timer, self._settings, self._gate, self._limiter
+                resolved,
+                generation,
+                wish.fingerprint,
+                self._timer,
+                self._settings,
+                self._gate,
+                self._limiter,
+                self.server,
             )
             try:
                 version.open()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from edge_server.backends.base import ServerCalls
 from edge_server.core.lifecycle import ModelWish, VersionState
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import ModelSpec
@@ -73,6 +74,10 @@ class Manager(Mover):
             self._repeat(self._limits.idle_unload_s / _LOOKS, self._unload_idle)
         if self._limits.hang_timeout_s > 0:
             self._repeat(self._limits.hang_timeout_s / _LOOKS, self._look_for_hangs)
+
+    def let_models_call(self, server: ServerCalls) -> None:
+        """Hand models loaded from now on what they may ask of the server."""
+        self._loader.server = server
 
     # -- the wish ---------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class Scheduler:
         self._gate = gate
         self._claims = None if limiter is None else Claims(limiter, spec.name, self._on_turn)
         self._max_rows = max(1, spec.max_batch_size)
+        self._is_held = False
+        """Whether the gate did not allow everything when it was looked at last."""
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
         self._order = OrderedDelivery() if keeps_order else None
 
@@ -97,7 +99,8 @@ class Scheduler:
             if self._order is not None:
                 self._order.enter(ticket)
             runs, expired = self._decide()
-        self._carry_out(runs, expired, may_run=may_run)
+        if runs or expired or self._claims is not None:
+            self._carry_out(runs, expired, may_run=may_run)
 
     def look_again(self) -> None:
         """Go on with what was held back: the gate allows more now."""
@@ -160,8 +163,10 @@ class Scheduler:
         """Fail everything that still waits, and return how many that were: the time to drain is over."""
         with self._lock:
             waiting = self._queue.clear()
-            self._stop_waiting()
-        self._wake_others()
+            if self._claims is not None:
+                self._claims.stop_waiting()
+        if self._claims is not None:
+            self._claims.wake_next()
         failed_count = self._fail(waiting, error or self._has_stopped())
         self.release(waiting)
         return failed_count
@@ -178,28 +183,29 @@ class Scheduler:
         Called under the lock.
         """
         if not self._queue.size:
-            self._stop_waiting()
+            if self._claims is not None:
+                self._claims.stop_waiting()
             return [], []
         now_ns = time.monotonic_ns()
         expired = self._queue.expire(now_ns)
-        room = self._most_instances() - self._instance_count + len(self._free)
+        room = len(self._free) if self._gate.is_open and not self._is_held else self._room()
         runs: list[Run] = []
         if self._claims is not None:
             runs = self._take_in_turn(self._claims, room, now_ns)
         else:
-            while self._free and len(runs) < room:
+            while len(runs) < room:
                 batch = self._queue.take(now_ns)
                 if not batch:
                     break
                 # The instance freed last comes first: its caches are warm.
                 runs.append((self._free.pop(), batch))
-        self._set_alarm(may_start=bool(self._free) and len(runs) < room)
+        self._set_alarm(may_start=len(runs) < room)
         return runs, expired
 
     def _take_in_turn(self, claims: Claims, room: int, now_ns: int) -> list[Run]:
         """Take at most `room` batches, each for an instance that was granted what it needs."""
         runs: list[Run] = []
-        while self._free and len(runs) < room and self._queue.is_due(now_ns):
+        while len(runs) < room and self._queue.is_due(now_ns):
             instance = claims.choose(self._free)
             if instance is None:
                 return runs
@@ -207,15 +213,6 @@ class Scheduler:
             runs.append((instance, self._queue.take(now_ns)))
         claims.stop_waiting()
         return runs
-
-    def _stop_waiting(self) -> None:
-        if self._claims is not None:
-            self._claims.stop_waiting()
-
-    def _wake_others(self) -> None:
-        """Let those go on at whose resources nothing of this model runs or waits any more. Not under the lock."""
-        if self._claims is not None:
-            self._claims.wake_next()
 
     def _on_turn(self) -> None:
         """Go on with what was refused its resources before. The limiter calls, and wakes the others itself."""
@@ -225,15 +222,13 @@ class Scheduler:
             self._refuse_expired(expired)
         self._start(runs)
 
-    def _most_instances(self) -> int:
-        """Return how many instances may run at once, and set how large a batch may be, as the gate allows now."""
-        gate = self._gate
-        if gate.is_open:
-            self._queue.row_limit = self._max_rows
-            return self._instance_count
-        share = gate.share
+    def _room(self) -> int:
+        """Return how many more instances may run now, and set how large a batch may be, as the gate allows."""
+        self._is_held = not self._gate.is_open
+        share = self._gate.share if self._is_held else 1.0
         self._queue.row_limit = max(1, math.ceil(share * self._max_rows))
-        return max(1, math.ceil(share * self._instance_count))
+        most = max(1, math.ceil(share * self._instance_count))
+        return max(0, most - (self._instance_count - len(self._free)))
 
     def _carry_out(self, runs: list[Run], expired: list[Ticket], *, may_run: bool = False) -> None:
         """Do what was decided, once the lock is let go."""
@@ -266,7 +261,10 @@ class Scheduler:
             self._tell_if_idle()
         if expired:
             self._refuse_expired(expired)
-        self._wake_others()
+        if self._claims is not None:
+            self._claims.wake_next()
+        if not runs:
+            return []
         mine: list[Ticket] = []
         for other, batch in runs:
             if other is instance:

@@ -14,6 +14,7 @@ from typing import Protocol
 from edge_server.core.message import Response, ResponseSink
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.serving.routes import Routes
+from edge_server.telemetry.events import MODEL_READY, Event
 
 _log = logging.getLogger(__name__)
 
@@ -52,14 +53,22 @@ class Variants:
         self._table = table
         self._judged: dict[str, tuple[ModelSpec, ModelSpec, str]] = {}
 
+    def choose(self, choice: VariantChoice | None) -> None:
+        """Let `choice` decide from now on; None: nothing stands in for anything, and requests need not ask."""
+        self.choice = choice
+
     def pairs(self) -> Mapping[str, str]:
-        """Return the lighter model of each model that serves, names one, and whose lighter model serves too."""
+        """Return the lighter model of each model that serves and names one, if it serves too and can stand in: for
+        requests, or at least for frames, which are fitted anew."""
         found = {}
         for name in self._table.serving_names():
             heavy = self._spec(name)
             lighter = None if heavy is None else variant_of(heavy)
-            if lighter is not None and lighter != name and self._spec(lighter) is not None:
-                found[name] = lighter
+            light = None if lighter is None or lighter == name else self._spec(lighter)
+            if heavy is None or light is None:
+                continue
+            if not self._difference(heavy, light) or (_takes_images(heavy) and _takes_images(light)):
+                found[name] = light.name
         return found
 
     def in_force(self) -> Mapping[str, str]:
@@ -93,8 +102,11 @@ class Variants:
         words = f"model '{lighter}' does not serve" if light is None else self._difference(heavy, light)
         return f"its variant does not stand in for it: {words}" if words else ""
 
-    def look_at(self, name: str) -> None:
-        """Say in the log what keeps variants from standing in, now that a version of `name` was loaded."""
+    def receive(self, event: Event) -> None:
+        """Say in the log what keeps a variant from standing in, now that one of the two was loaded."""
+        if event.kind != MODEL_READY:
+            return
+        name = event.fields["model"]
         for heavy in self._table.serving_names():
             spec = self._spec(heavy)
             lighter = None if spec is None else variant_of(spec)
@@ -182,6 +194,9 @@ def _image_difference(heavy: ModelSpec, light: ModelSpec) -> str:
     return ""
 
 
+def _takes_images(spec: ModelSpec) -> bool:
+    return any(key.startswith(_IMAGE_KEYS) for key in spec.parameters)
+
+
 def _words(item: InputSpec | OutputSpec) -> str:
     return f"'{item.name}' {item.dtype.value}{list(item.dims)}"
-

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from edge_server.backends import load_backend
-from edge_server.backends.base import OpenJob, RequestSession, Session, SessionInfo
+from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
 from edge_server.core.batch import BatchPlan
 from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
@@ -48,6 +48,7 @@ class ModelVersion:
         settings: Mapping[str, Mapping[str, str]],
         gate: Gate = OPEN_GATE,
         limiter: RateLimiter | None = None,
+        server: ServerCalls | None = None,
     ) -> None:
         self.spec = resolved.spec
         self.name = resolved.spec.name
@@ -60,6 +61,8 @@ class ModelVersion:
         self._file = resolved.file
         self._confirm = resolved.confirm
         self._settings = settings.get(self.spec.backend, {})
+        self._server = server
+        self._keeps_thread = False
         self._plan = BatchPlan(self.spec)
         self._check = RequestCheck(self.spec)
         self._counters = Counters(self.name, self.version)
@@ -95,6 +98,7 @@ class ModelVersion:
             raise
         if self._info is not None:
             self.spec = with_facts_in_force(self.spec, self._info)
+            self._keeps_thread = self._info.keeps_thread
         self._load_s = time.monotonic() - started
         self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, 0)
         self._counters.record_load(self._load_s)
@@ -115,7 +119,7 @@ class ModelVersion:
                 self._set_latest_start(entry, request.deadline_ns)
             if not self._gate.is_open:
                 ticket.charged_s = self._gate.admit(self.spec, request, rows * self._counters.row_ns / 1e9)
-            self._scheduler.submit(ticket, may_run=may_run)
+            self._scheduler.submit(ticket, may_run=may_run and not self._keeps_thread)
         except EdgeServerError as error:
             if ticket.charged_s:
                 self._gate.settle(ticket.charged_s, 0.0)
@@ -271,7 +275,7 @@ class ModelVersion:
         return instance
 
     def _open_session(self, name: str, device_id: int | None) -> Session | RequestSession:
-        job = OpenJob(self.spec, self._file, name, device_id, self._settings)
+        job = OpenJob(self.spec, self._file, name, device_id, self._settings, self._server)
         return load_backend(self.spec.backend).open(job)
 
     def _instance_names(self) -> list[tuple[str, int | None, InstanceGroup]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_server.backends.base import Array, RequestSession, Session
 from edge_server.core.batch import BatchPlan
-from edge_server.core.message import Request
+from edge_server.core.message import NO_PARAMETERS, Parameter, Request
 from edge_server.core.model import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, EdgeServerError, WarmupFailed
@@ -239,7 +239,13 @@ class _WarmupExecution:
     def is_cancelled(self) -> bool:
         return False
 
-    def send(self, outputs: Mapping[str, Array], *, is_final: bool = False) -> None:
+    def send(
+        self,
+        outputs: Mapping[str, Array],
+        *,
+        is_final: bool = False,
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+    ) -> None:
         try:
             self._plan.answer(outputs, self.request)
         except EdgeServerError as error:
@@ -248,9 +254,10 @@ class _WarmupExecution:
         if is_final:
             self.closed.set()
 
-    def fail(self, error: EdgeServerError) -> None:
-        self.error = error
-        self.closed.set()
+    def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
+        self.error = self.error or error
+        if is_final:
+            self.closed.set()
 
     def finish(self) -> None:
         self.closed.set()

@@ -28,6 +28,11 @@ MODEL_PINNED = "model.pinned"
 MODEL_UNPINNED = "model.unpinned"
 SERVER_READY = "server.ready"
 SERVER_STOPPING = "server.stopping"
+GOVERNOR_STATE = "governor.state"
+GOVERNOR_CLOCK_CAP = "governor.clock_cap"
+SENSOR_LOST = "governor.sensor_lost"
+SENSOR_BACK = "governor.sensor_back"
+VARIANT_CHANGED = "governor.variant"
 
 EventValue = str | int | float | bool | None
 

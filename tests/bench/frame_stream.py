@@ -12,6 +12,7 @@ the machine. Client and server share its cores, so the client's own cost is part
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -43,10 +44,14 @@ ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "model_repository"
 MODELS = ("efficientnet_lite0", "face_detection_yunet")
 RUNTIMES = ("openvino", "onnxruntime")
+THREADS = (0, 1)
+"""Of the runtime: 0 is one for each core. With one, on two cores, a core is left for receiving and preprocessing; with
+all, whatever the stream computes is taken from the inference itself."""
+SETTINGS = {"openvino": "INFERENCE_NUM_THREADS", "onnxruntime": "intra_op_thread_count"}
 WIRES = ("raw", "jpeg", "shm")
 COMMAND = Path(sys.executable).parent / "edge-server"
 WIDTH, HEIGHT = 640, 480
-TURN_S = 2.0
+TURN_S = 1.0
 CAMERA_S = 5.0
 FPS = 30.0
 UNDER_WAY = 2
@@ -105,20 +110,27 @@ def server(repository: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def repository() -> Iterator[Path]:
-    """Every model once for each runtime, as MODEL_on_RUNTIME, and the limited one."""
+    """Every model once for each runtime and number of threads, with one instance as the bare loop has, and the limited
+    one."""
     with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
-            for runtime in RUNTIMES:
-                target = Path(folder) / f"{model}_on_{runtime}"
-                (target / "1").mkdir(parents=True)
-                shutil.copy(BUNDLED / model / "1/model.onnx", target / "1")
-                shutil.copy(BUNDLED / model / "labels.txt", target)
-                config = (BUNDLED / model / "config.pbtxt").read_text().replace(f'"{model}"', f'"{target.name}"', 1)
-                (target / "config.pbtxt").write_text(f'{config}\nbackend: "{runtime}"\n')
+        for model, runtime, threads in itertools.product(MODELS, RUNTIMES, THREADS):
+            target = Path(folder) / served_as(model, runtime, threads)
+            (target / "1").mkdir(parents=True)
+            shutil.copy(BUNDLED / model / "1/model.onnx", target / "1")
+            shutil.copy(BUNDLED / model / "labels.txt", target)
+            config = (BUNDLED / model / "config.pbtxt").read_text().replace(f'"{model}"', f'"{target.name}"', 1)
+            config += f'\nbackend: "{runtime}"\ninstance_group {{ count: 1 kind: KIND_CPU }}\n'
+            if threads:
+                config += f'parameters {{ key: "{SETTINGS[runtime]}" value {{ string_value: "{threads}" }} }}\n'
+            (target / "config.pbtxt").write_text(config)
         limited = Path(folder) / "limited"
         (limited / "1").mkdir(parents=True)
         (limited / "config.pbtxt").write_text(LIMITED)
         yield Path(folder)
+
+
+def served_as(model: str, runtime: str, threads: int) -> str:
+    return f"{model}_on_{threads or 'all'}_of_{runtime}"
 
 
 # -- pictures on their way
@@ -188,7 +200,7 @@ def plan_of(model: str) -> ImagePlan:
     return plan
 
 
-def runtime_call(model: str, runtime: str, name: str, array: np.ndarray) -> Callable[[], object]:
+def runtime_call(model: str, runtime: str, threads: int, name: str, array: np.ndarray) -> Callable[[], object]:
     """Return one inference on `array`, in the runtime's own words and with the server's settings."""
     path = str(BUNDLED / model / "1/model.onnx")
     if runtime == "onnxruntime":
@@ -196,21 +208,24 @@ def runtime_call(model: str, runtime: str, name: str, array: np.ndarray) -> Call
 
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return lambda: session.run(None, {name: array})
     import openvino
 
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    settings: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = threads
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
     request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
     return lambda: request.infer(share_outputs=True)
 
 
-def bare_call(model: str, runtime: str, wire: str, source: Pictures) -> Callable[[], object]:
+def bare_call(model: str, runtime: str, threads: int, wire: str, source: Pictures) -> Callable[[], object]:
     """Return the preprocessing of one frame and the inference on it, one after the other."""
     plan = plan_of(model)
     row = np.zeros(plan.row_shape, np.float32)
-    infer = runtime_call(model, runtime, plan.input_name, row[None])
+    infer = runtime_call(model, runtime, threads, plan.input_name, row[None])
     frame = source.frame("jpeg" if wire == "jpeg" else "raw", 0)
     data = memoryview(frame.data)
 
@@ -306,6 +321,7 @@ def beside_the_runtime(where: Server, source: Pictures, rounds: int) -> None:
     heads = (
         "model",
         "runtime",
+        "threads",
         "wire",
         "bare fps",
         "stream fps",
@@ -315,18 +331,19 @@ def beside_the_runtime(where: Server, source: Pictures, rounds: int) -> None:
         "added p99 ms",
     )
     rows = []
-    for model in MODELS:
-        for runtime in RUNTIMES:
-            for wire in WIRES:
-                rows.append((model, runtime, wire, *_beside(where, source, rounds, model, runtime, wire)))
-                print(".", end="", file=sys.stderr, flush=True)
+    for model, runtime, threads, wire in itertools.product(MODELS, RUNTIMES, THREADS, WIRES):
+        figures = _beside(where, source, rounds, model, runtime, threads, wire)
+        rows.append((model, runtime, str(threads or "all"), wire, *figures))
+        print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     show(heads, rows)
 
 
-def _beside(where: Server, source: Pictures, rounds: int, model: str, runtime: str, wire: str) -> list[str]:
-    name = f"{model}_on_{runtime}"
-    call = bare_call(model, runtime, wire, source)
+def _beside(
+    where: Server, source: Pictures, rounds: int, model: str, runtime: str, threads: int, wire: str
+) -> list[str]:
+    name = served_as(model, runtime, threads)
+    call = bare_call(model, runtime, threads, wire, source)
     bare, through, ratios, p50, added50, added99 = [], [], [], [], [], []
     for _ in range(rounds):
         rate, took, _ = bare_rate(call)
@@ -347,9 +364,10 @@ def cpu_of_a_camera(where: Server, source: Pictures, rounds: int) -> None:
     print(f"\nCPU seconds a second for one camera of {FPS:g} fps, {WIDTH}x{HEIGHT}, {model} on {runtime}")
     rows = []
     for wire in WIRES:
-        bare = bare_call(model, runtime, wire, source)
+        bare = bare_call(model, runtime, 0, wire, source)
         found = [
-            (_camera(where, f"{model}_on_{runtime}", wire, source), bare_rate(bare)[2] * FPS) for _ in range(rounds)
+            (_camera(where, served_as(model, runtime, 0), wire, source), bare_rate(bare)[2] * FPS)
+            for _ in range(rounds)
         ]
         columns = zip(*((*camera, alone) for camera, alone in found), strict=True)
         rows.append((wire, *(f"{statistics.median(column):.2f}" for column in columns)))

@@ -35,9 +35,11 @@ class QueueMachine(RuleBasedStateMachine):
         key=st.integers(0, 1),
         priority=st.integers(0, LEVELS + 1),
         timeout_us=st.integers(0, 80),
+        latest_us=st.one_of(st.just(0), st.integers(1, 120)),
     )
-    def offer(self, rows: int, key: int, priority: int, timeout_us: int) -> None:
-        entry: Entry[int] = Entry(rows, key, self.now_ns, priority, timeout_us)
+    def offer(self, rows: int, key: int, priority: int, timeout_us: int, latest_us: int) -> None:
+        start_by_ns = self.now_ns + latest_us * 1000 if latest_us else 0
+        entry: Entry[int] = Entry(rows, key, self.now_ns, priority, timeout_us, start_by_ns)
         level = priority if 1 <= priority <= LEVELS else 2
         self.count += 1
         is_full = sum(other.level == level for other in self.waiting.values()) >= LIMIT
@@ -57,16 +59,15 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         for number in self.queue.expire(self.now_ns):
-            entry = self.leave(number)
-            assert entry.level != 3
-            assert self.now_ns >= entry.arrived_ns + (min(50, entry.timeout_us) or 50) * 1000
-        for entry in self.waiting.values():
-            if entry.level != 3:
-                assert self.now_ns < entry.arrived_ns + (min(50, entry.timeout_us) or 50) * 1000
+            assert self.ends_ns(self.leave(number)) <= self.now_ns
+        assert all(self.now_ns < self.ends_ns(entry) for entry in self.waiting.values())
         before = dict(self.waiting)
+        is_due = self.queue.is_due(self.now_ns)
+        assert self.queue.size == len(before)
         numbers = self.queue.take(self.now_ns)
+        assert bool(numbers) is is_due
         batch = [self.leave(number) for number in numbers]
-        assert sum(entry.rows for entry in batch) <= MAX_ROWS
+        assert len(batch) == 1 or sum(entry.rows for entry in batch) <= self.queue.row_limit
         assert len({entry.key for entry in batch}) <= 1
         if batch:
             self.check_order(numbers, before)
@@ -74,6 +75,28 @@ class QueueMachine(RuleBasedStateMachine):
             wakeup = self.queue.next_wakeup_ns()
             assert wakeup is not None
             assert self.now_ns < wakeup <= min(entry.arrived_ns for entry in before.values()) + 20_000
+            assert wakeup <= min(self.ends_ns(entry) for entry in before.values())
+            assert sum(entry.rows for entry in before.values()) < self.queue.row_limit or (
+                len({entry.key for entry in before.values()}) > 1
+            )
+
+    def ends_ns(self, entry: Entry[int]) -> float:
+        """Return when it is of no use any more to let the entry wait."""
+        latest_ns = entry.start_by_ns or float("inf")
+        if entry.level == 3:
+            return latest_ns
+        return min(latest_ns, entry.arrived_ns + (min(50, entry.timeout_us) or 50) * 1000)
+
+    @rule(rows=st.integers(1, MAX_ROWS))
+    def limit_rows(self, rows: int) -> None:
+        self.queue.row_limit = rows
+
+    @rule()
+    def look(self) -> None:
+        """Whoever only asks changes nothing: the next wake-up holds for who then does not take."""
+        if not self.queue.is_due(self.now_ns) and self.waiting:
+            assert self.queue.next_wakeup_ns() is not None
+        assert self.queue.size == len(self.waiting)
 
     def check_order(self, numbers: list[int], before: dict[int, Entry[int]]) -> None:
         """Whoever overtook another of its level did so only because that one was late."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -352,6 +355,27 @@ def test_metrics_and_the_list_of_streams_tell_of_an_open_stream(server: Any, cal
     assert 'edge_frame_received_total{model="quick"}' in page
     assert 'edge_frame_dropped_total{model="quick",reason="NEWER"}' in page
     assert 'edge_frame_age_seconds_bucket{model="quick",le="0.005"}' in page
+
+
+def test_status_lists_open_streams_and_only_then(server: Any, call: Any, eventually: Any) -> None:
+    def status() -> str:
+        command = [sys.executable, "-m", "edge_server", "status", f"--url=http://{server.http}"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert eventually(lambda: not streams_of(server))
+    assert "STREAM" not in status()
+    spoken = call(stream_id="in the table", client="a test", delivery=Delivery(max_fps=0.01))
+    spoken.read()
+    for seq in range(2):
+        spoken.send(encode_client_message(frame(seq)))
+    while not isinstance(spoken.read(), FrameResult):
+        pass
+    assert eventually(lambda: streams_of(server)["in the table"]["dropped"])
+    (line,) = [line for line in status().splitlines() if line.startswith("in the table")]
+    cells = re.split(r"  +", line)
+    assert cells[:3] == ["in the table", "quick", "a test"]
+    assert cells[5] == "1 MAX_FPS"
+    assert all(float(cell) >= 0 for cell in (*cells[3:5], *cells[6:]))
 
 
 def test_thousands_of_frames_leave_no_memory_behind(serve: Any, repository: Any) -> None:

@@ -467,7 +467,7 @@ def test_a_request_that_the_governor_takes_back_is_a_drop_and_no_error(served, t
     camera = served.camera(notifies_drops=True)
     submit = served.service.submit
 
-    def refuse(request, sink, *, may_run=False):
+    def refuse(request, sink, *, may_run=False, may_stand_in=True):
         assert request.priority == 2
         request.release()
         raise Throttled("the box is HOT: 81 degrees")

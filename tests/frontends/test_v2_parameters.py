@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -68,6 +69,21 @@ def test_string_ids_are_sequences_too():
 def test_wrong_types_and_ranges_are_refused_by_name(wrong):
     with pytest.raises(InvalidRequest, match=next(iter(wrong))):
         split_parameters(wrong)
+
+
+@pytest.mark.parametrize("ms", [1, 250.5, 86_400_000])
+def test_a_deadline_counts_from_now_and_is_not_the_models_business(ms):
+    before_ns = time.monotonic_ns()
+    found = split_parameters({"edge_deadline_ms": ms, "timeout": 7})
+    assert before_ns <= found.deadline_ns - int(ms * 1e6) <= time.monotonic_ns()
+    assert (found.timeout_us, found.custom) == (7, {})
+    assert split_parameters({}).deadline_ns == 0
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 0.0, 86_400_001, float("nan"), float("inf"), 2**70, True, "5", None, [5]])
+def test_a_deadline_that_is_none_is_refused_by_name(wrong):
+    with pytest.raises(InvalidRequest, match="'edge_deadline_ms'"):
+        split_parameters({"edge_deadline_ms": wrong})
 
 
 def test_the_reserved_prefix_is_refused_unless_allowed():

@@ -218,7 +218,7 @@ class Door:
         self._channels.append(grpc.insecure_channel(self.address, options))
         return self._channels[-1]
 
-    def call(self, rpc: str, request: object = None, *, metadata: object = None, timeout: float = 20) -> object:
+    def call(self, rpc: str, request: object = None, *, metadata: object = None, timeout: float | None = 20) -> object:
         """Call a unary RPC of GRPCInferenceService with messages. A bytes `request` is sent as it is."""
         method = next(m for m in messages.service_methods(messages.GRPC_SERVICE) if m.name == rpc)
         message = method.input_class() if request is None else request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from typing import Any
 
 import grpc
@@ -119,6 +120,41 @@ def test_a_models_error_becomes_the_calls_status(door: Any, make_request: Any, e
     failure = refusal(door, make_request())
     assert (failure.code(), failure.details()) == (code, error.message)
     assert error.__traceback__ is None
+
+
+def test_a_throttled_call_is_told_when_to_come_back_as_grpc_clients_read_it(door: Any, make_request: Any) -> None:
+    error = Throttled("the box is HOT: 96 °C of 97", retry_after_s=0.7501)
+    door.service.behaviours["echo"] = lambda call: call.answer(error=error)
+    told = refusal(door, make_request())
+    assert told.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "the box is HOT" in told.details()
+    assert dict(told.trailing_metadata())["grpc-retry-pushback-ms"] == "751"
+
+
+def test_what_cannot_get_better_names_no_time_to_come_back(door: Any, make_request: Any) -> None:
+    door.service.behaviours["echo"] = lambda call: call.answer(error=BackendError("broken"))
+    assert "grpc-retry-pushback-ms" not in dict(refusal(door, make_request()).trailing_metadata() or ())
+
+
+@pytest.mark.parametrize(
+    ("call_s", "own_ms", "expected_s"),
+    [(None, None, None), (50, None, 50), (None, 900, 0.9), (50, 900, 0.9), (5, 90_000, 5)],
+)
+def test_the_sooner_of_the_calls_and_the_requests_deadline_counts(
+    door: Any, make_request: Any, call_s: float | None, own_ms: int | None, expected_s: float | None
+) -> None:
+    request = make_request()
+    if own_ms is not None:
+        request.parameters["edge_deadline_ms"].int64_param = own_ms
+    seen: list[int] = []
+    door.service.behaviours["echo"] = lambda call: (seen.append(call.request.deadline_ns), call.answer())
+    before_ns = time.monotonic_ns()
+    door.call("ModelInfer", request, timeout=call_s)
+    if expected_s is None:
+        assert seen == [0]
+    else:
+        # A second of tolerance: the call's deadline is known on the wall clock only.
+        assert abs(seen[0] - before_ns - expected_s * 1e9) < 1e9 + (time.monotonic_ns() - before_ns)
 
 
 def test_an_unexpected_exception_is_internal_told_in_short_and_logged(

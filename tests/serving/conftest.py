@@ -20,6 +20,8 @@ from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, Model
 from edge_server.core.tensor import DType, Tensor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.service import InferenceService
+from edge_server.serving import gate as serving_gate
+from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
 from edge_server.serving.mover import AskRoom
@@ -129,7 +131,13 @@ class Mailbox:
 class House:
     """Everything between the service and the sessions, for real."""
 
-    def __init__(self, limits: Limits | None = None, ask_room: AskRoom | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        ask_room: AskRoom | None = None,
+        gate: serving_gate.Gate = serving_gate.OPEN_GATE,
+        limiter: RateLimiter | None = None,
+    ) -> None:
         self.script = Script()
         self.timer = Timer()
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -140,6 +148,8 @@ class House:
             announce=lambda kind, /, **fields: self.events.append((kind, fields)),
             limits=limits,
             ask_room=ask_room,
+            gate=gate,
+            limiter=limiter,
         )
         self.wishes: dict[str, ModelWish] = {}
         self.service = InferenceService(
@@ -216,8 +226,13 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
     monkeypatch.setattr("edge_server.serving.manager._GRACE_S", 0.2)
     built: list[House] = []
 
-    def build(ask_room: AskRoom | None = None, **limits: Any) -> House:
-        made = House(Limits(**limits), ask_room)
+    def build(
+        ask_room: AskRoom | None = None,
+        gate: serving_gate.Gate = serving_gate.OPEN_GATE,
+        limiter: RateLimiter | None = None,
+        **limits: Any,
+    ) -> House:
+        made = House(Limits(**limits), ask_room, gate, limiter)
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)
         return made

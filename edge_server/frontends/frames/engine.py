@@ -16,13 +16,14 @@ import numpy as np
 from edge_server.core.frame import DropReason, FrameResult
 from edge_server.core.message import Request, Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Throttled
+from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, ServingFault, Throttled, UnknownModel
 from edge_server.frontends.frames.gate import FrameGate
 from edge_server.frontends.frames.plans import (
     AnswerSide,
     AnswerSides,
     Array,
     InputSide,
+    LighterSide,
     Rows,
     outputs_of,
     runtime_words,
@@ -80,6 +81,7 @@ class Engine:
         self._version = version
         self._answers = AnswerSides(partial(runtime_words, service))
         self._input: InputSide | None = None
+        self._lighter = LighterSide(service, model)
 
     def input_side(self) -> InputSide:
         """Return how frames get into the model as it serves now.
@@ -113,8 +115,13 @@ class Engine:
                 if not flight.is_settled:
                     self._fail(flight, failure)
 
+    def _side_for(self, flights: Sequence[Flight]) -> InputSide:
+        """Return how these frames get into the model, or into the lighter one that stands in for it now."""
+        lighter = None if self._version is not None else self._lighter.of([one.stream.terms.returns for one in flights])
+        return lighter or self.input_side()
+
     def _run(self, flights: Sequence[Flight]) -> None:
-        side = self.input_side()
+        side = self._side_for(flights)
         rows = side.take_rows()
         fitted: list[Fitted] = []
         try:
@@ -177,7 +184,7 @@ class Engine:
         waiter = _Waiter()
         tensor = rows.tensor(len(fitted))
         request = Request(
-            model=self._model,
+            model=side.spec.name,
             version=self._version,
             inputs={tensor.name: tensor},
             priority=min(one.flight.stream.terms.delivery.priority for one in fitted),
@@ -188,9 +195,9 @@ class Engine:
             one.flight.queued_ns = now_ns
         rows.hold()
         try:
-            self._service.submit(request, waiter.take, may_run=True)
-        except InvalidRequest:
-            if self.input_side() is side:
+            self._service.submit(request, waiter.take, may_run=True, may_stand_in=False)
+        except (InvalidRequest, UnknownModel, NotReady):
+            if self._side_for([one.flight for one in fitted]) is side:
                 raise
             return None
         return waiter.wait()

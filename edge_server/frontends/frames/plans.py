@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,12 +15,15 @@ from edge_server.core.frame import Returns
 from edge_server.core.message import Response
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
+from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.frames.opening import frame_plan, settled
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService
     from edge_server.vision.plan import ImagePlan
+
+_LOG = logging.getLogger(__name__)
 
 Array: TypeAlias = npt.NDArray[np.generic]
 
@@ -84,6 +88,46 @@ class InputSide:
             rows.holds -= 1
             if rows.holds == 0:
                 self._free.append(rows)
+
+
+class LighterSide:
+    """How frames get into the lighter model that stands in for `model`, while one does. Usable from any thread."""
+
+    def __init__(self, service: InferenceService, model: str) -> None:
+        self._variants = service.variants
+        self._model = model
+        self._known: tuple[ModelSpec, InputSide | None, PerceptionPlan | None] | None = None
+
+    def of(self, returns: Sequence[Returns]) -> InputSide | None:
+        """Return it, if that model takes as many frames at once and can give what their streams asked for."""
+        spec = None if self._variants.choice is None else self._variants.stand_in(self._model)
+        if spec is None:
+            return None
+        known = self._known
+        if known is None or known[0] is not spec:
+            known = self._known = _lighter(spec, self._model)
+        _, side, perception = known
+        if side is None or side.max_rows < len(returns):
+            return None
+        return side if all(_gives(spec, perception, wanted) for wanted in returns) else None
+
+
+def _lighter(spec: ModelSpec, model: str) -> tuple[ModelSpec, InputSide | None, PerceptionPlan | None]:
+    try:
+        return spec, InputSide(spec), perception_plan(spec)
+    except EdgeServerError as error:
+        _LOG.warning("frames for model '%s' do not go to its variant: %s", model, error.message)
+        return spec, None, None
+
+
+def _gives(spec: ModelSpec, perception: PerceptionPlan | None, wanted: Returns) -> bool:
+    if any(name != "*" and spec.output(name) is None for name in wanted.tensors):
+        return False
+    try:
+        settled(perception, wanted, spec.name)
+    except InvalidRequest:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_server import __version__
 from edge_server.config import FramesConfig
-from edge_server.core.frame import Frame, StreamOpened, StreamRequest
+from edge_server.core.frame import DropReason, Frame, StreamOpened, StreamRequest
 from edge_server.core.mailbox import Tally
 from edge_server.core.view import FrameStreamReport
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Superseded, Throttled
@@ -94,6 +94,11 @@ class FrameStreams:
         """Return what the metrics page tells of all streams, the ended ones too."""
         with self._lock:
             return families(self._totals)
+
+    def refused_counts(self) -> dict[str, int]:
+        """Return how many frames the governor refused, by model."""
+        with self._lock:
+            return {model: totals.dropped[DropReason.GOVERNOR] for model, totals in self._totals.items()}
 
     def _lane(self, terms: Terms) -> Lane:
         key = (terms.model, terms.version)

@@ -8,13 +8,16 @@ from typing import NoReturn
 
 import grpc
 
-from edge_server.errors import EdgeServerError, ServingFault
+from edge_server.errors import EdgeServerError, ServingFault, Throttled
 from edge_server.frontends.status import grpc_status
 
 _log = logging.getLogger(__name__)
 
 _MAX_DETAILS_CHARS = 2000
 """Statuses travel in HTTP/2 trailers, where every odd octet takes three; peers refuse more than 8 KiB of those."""
+
+GOVERNOR_TRAILER = "edge-governor"
+"""Tells the state of the box, WARM to CRITICAL, with refusals that are its doing."""
 
 _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -28,9 +31,14 @@ def abort(context: grpc.ServicerContext, error: EdgeServerError) -> NoReturn:
     details = error.message
     if len(details) > _MAX_DETAILS_CHARS:
         details = details[:_MAX_DETAILS_CHARS] + "..."
+    trailers = []
     if error.retry_after_s is not None:
         # gRPC's own name for it, which clients with a retry policy obey.
-        context.set_trailing_metadata((("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))),))
+        trailers.append(("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))))
+    if isinstance(error, Throttled) and error.state:
+        trailers.append((GOVERNOR_TRAILER, error.state))
+    if trailers:
+        context.set_trailing_metadata(tuple(trailers))
     context.abort(status_code(error), details.encode("utf-8", "replace").decode())
     raise AssertionError("abort returned")
 

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from edge_server.errors import InvalidRequest, NotFound, Unsupported
 from edge_server.frontends.http.body import read_body
-from edge_server.frontends.http.reply import JSON_TYPE, empty_reply, json_reply, plain_error
+from edge_server.frontends.http.operator import GovernorView
+from edge_server.frontends.http.reply import GOVERNOR_HEADER, JSON_TYPE, empty_reply, json_reply, plain_error
 from edge_server.frontends.v2 import shapes
 from edge_server.frontends.v2.json_text import json_type, parse_object
 from edge_server.frontends.v2.version import parse_version
@@ -29,8 +30,11 @@ _FILE_PREFIX = "file:"
 class ControlEndpoints:
     """Answers questions and orders. `blocking` runs calls that may take as long as a model load."""
 
-    def __init__(self, service: InferenceService, limit: int, blocking: Executor) -> None:
+    def __init__(
+        self, service: InferenceService, limit: int, blocking: Executor, governor: GovernorView | None = None
+    ) -> None:
         self._service = service
+        self._governor = governor
         self._limit = limit
         self._blocking = blocking
 
@@ -38,7 +42,9 @@ class ControlEndpoints:
         return web.Response(status=200 if self._service.is_live() else 400)
 
     async def ready(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        return web.Response(status=200 if self._service.is_ready() else 400)
+        # A box that sheds work is ready all the same, or whoever restarts what is not ready would restart it.
+        headers = {} if self._governor is None else {GOVERNOR_HEADER: self._governor.state().level}
+        return web.Response(status=200 if self._service.is_ready() else 400, headers=headers)
 
     async def model_ready(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
         if self._service.is_model_ready(names["model"], _version(names)):

@@ -19,7 +19,7 @@ from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.homecoming import Homecoming
 from edge_server.frontends.http.inference import InferenceEndpoints
 from edge_server.frontends.http.listener import Listener, server_tls
-from edge_server.frontends.http.operator import OperatorEndpoints
+from edge_server.frontends.http.operator import GovernorView, OperatorEndpoints
 from edge_server.frontends.http.reply import error_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
@@ -41,10 +41,12 @@ class HttpFrontend:
         config: HttpConfig,
         *,
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+        governor: GovernorView | None = None,
     ) -> None:
         self._service = service
         self._config = config
         self._streams = streams
+        self._governor = governor
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
         }
@@ -63,10 +65,17 @@ class HttpFrontend:
         is_guarded = "model-repository" in self._restricted
         self._events.open()
         self._router = build_router(
-            ControlEndpoints(self._service, limit, self._blocking),
+            ControlEndpoints(self._service, limit, self._blocking, self._governor),
             InferenceEndpoints(self._service, config, homecoming, self._workers),
             self._events,
-            OperatorEndpoints(self._service, limit, self._blocking, is_guarded=is_guarded, streams=self._streams),
+            OperatorEndpoints(
+                self._service,
+                limit,
+                self._blocking,
+                is_guarded=is_guarded,
+                streams=self._streams,
+                governor=self._governor,
+            ),
         )
         return await self._listener.open(config.address, config.port, reuses_port=config.reuses_port, tls=tls)
 

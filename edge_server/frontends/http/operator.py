@@ -7,12 +7,12 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from edge_server.core.view import FrameStreamReport
+from edge_server.core.view import FrameStreamReport, GovernorState
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.body import read_body
 from edge_server.frontends.http.query import parse_query
@@ -22,6 +22,18 @@ from edge_server.frontends.v2.json_text import json_type, parse_object
 from edge_server.service import InferenceService
 
 Names = Mapping[str, str]
+
+
+class GovernorView(Protocol):
+    """What the governor tells of the box. Both return at once."""
+
+    def state(self) -> GovernorState:
+        """Return the state in one word, and why."""
+
+    def report(self) -> Mapping[str, object]:
+        """Return everything that is known, as JSON values."""
+
+
 _Result = TypeVar("_Result")
 
 _NOT_ALLOWED = (
@@ -45,9 +57,11 @@ class OperatorEndpoints:
         *,
         is_guarded: bool,
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
+        governor: GovernorView | None = None,
     ) -> None:
         self._service = service
         self._streams = streams
+        self._governor = governor
         self._limit = limit
         self._blocking = blocking
         self._is_guarded = is_guarded
@@ -59,6 +73,11 @@ class OperatorEndpoints:
 
     async def frame_streams(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
         return json_reply({"streams": shapes.frame_streams(self._streams())})
+
+    async def governor(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        if self._governor is None:
+            return json_reply({"enabled": False, "detail": "the server was started with --governor=false"})
+        return json_reply(self._governor.report())
 
     async def rollback(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
         if not self._may_order(request):

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 
 from aiohttp import web
 
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, Throttled
 from edge_server.frontends.http.body import ClosingRefusal
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding, accepted_encoding, compress
 from edge_server.frontends.status import http_status, retry_after
@@ -16,6 +16,9 @@ from edge_server.frontends.v2.json_text import to_json
 
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
+
+GOVERNOR_HEADER = "Edge-Governor"
+"""Tells the state of the box, NORMAL to CRITICAL, with refusals and with the answer to whether the server is ready."""
 
 # Below, one joined write is cheaper than several system calls; above, the copy costs more than they do.
 _JOIN_BELOW_BYTES = 256 * 1024
@@ -42,6 +45,8 @@ def error_reply(error: EdgeServerError) -> web.Response:
     wait = retry_after(error)
     if wait is not None:
         reply.headers["Retry-After"] = wait
+    if isinstance(error, Throttled) and error.state:
+        reply.headers[GOVERNOR_HEADER] = error.state
     if isinstance(error, UnknownEncoding):
         reply.headers["Accept-Encoding"] = ", ".join(ENCODINGS)
     if isinstance(error, ClosingRefusal):

@@ -57,6 +57,7 @@ def build_router(
     add("model-repository", ("/edge/v1/events",), GET=events.events)
     add("model-repository", ("/edge/v1/versions",), GET=operator.versions)
     add("statistics", ("/edge/v1/streams",), GET=operator.frame_streams)
+    add("statistics", ("/edge/v1/governor",), GET=operator.governor)
     add("model-repository", ("/edge/v1/models/{model}/rollback",), POST=operator.rollback)
     add("model-repository", ("/edge/v1/models/{model}/unpin",), POST=operator.unpin)
     return router

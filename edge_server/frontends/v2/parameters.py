@@ -143,13 +143,15 @@ def _integer(raw: Mapping[str, object], key: str, start: int, end: int) -> int:
 
 
 def _deadline(raw: Mapping[str, object]) -> int:
-    value = raw.get(DEADLINE_KEY)
-    if value is None and DEADLINE_KEY not in raw:
+    if DEADLINE_KEY not in raw:
         return 0
+    value = raw[DEADLINE_KEY]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong_type(DEADLINE_KEY, "a number", value)
     if not 0 < value <= _MAX_DEADLINE_MS:
-        raise InvalidRequest(f"value of parameter '{DEADLINE_KEY}' is out of range, expected 0 to {_MAX_DEADLINE_MS}")
+        raise InvalidRequest(
+            f"value of parameter '{DEADLINE_KEY}' is out of range, expected more than 0 and at most {_MAX_DEADLINE_MS}"
+        )
     return time.monotonic_ns() + int(value * 1e6)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from edge_server.governor.readings import BoxReading, Gpu, Heat, Rail, Sensor, Zone
 from edge_server.governor.sensors.files import Files
@@ -16,7 +17,10 @@ from edge_server.governor.sensors.tegra import TegraSensor
 from edge_server.governor.sensors.thermal import JUNCTION
 from edge_server.governor.sensors.x86 import X86Sensor
 
-Named = TypeVar("Named")
+_log = logging.getLogger(__name__)
+
+_FIRMWARE_BELOW_CRITICAL_C = 6.0
+"""Thor tells no passive trip: its firmware was seen to throttle at 109 °C, where it switches off at 114.5 °C."""
 
 _JOINED = ("coolers", "clocks", "over_current", "throttles", "fans", "energy", "zones", "rails")
 _FIRST = ("board", "soc", "l4t", "jetpack", "power_mode", "power_limit_mw")
@@ -31,21 +35,61 @@ class BoxSensors:
 
     def __init__(self, sysfs_root: str | Path = "/", *, files: Files | None = None, nvml: Sensor | None = None) -> None:
         files = files or Files(sysfs_root)
-        self._tegra = TegraSensor(files)
-        self._x86 = X86Sensor(files)
-        self._memory = MemorySensor(files)
-        self._nvml = nvml or NvmlSensor()
+        self._tegra = Guarded("tegra", TegraSensor(files))
+        self._x86 = Guarded("x86", X86Sensor(files))
+        self._memory = Guarded("memory", MemorySensor(files))
+        self._nvml = Guarded("nvml", nvml or NvmlSensor())
+        self._is_jetson = False
+        self._heard: set[str] = set()
 
     def read(self, now_s: float) -> BoxReading:
+        reading = self._joined(now_s)
+        heard = _heard(reading, self._heard)
+        # A lost GPU is told as such; it has no heat and power that would be missed.
+        lost = {f"{kind} {gpu.key}" for gpu in reading.gpus if gpu.is_lost for kind in ("zone", "rail")}
+        self._heard = (self._heard | heard) - lost
+        return replace(reading, silent=frozenset(self._heard - heard))
+
+    def _joined(self, now_s: float) -> BoxReading:
         tegra, nvml, memory = self._tegra.read(now_s), self._nvml.read(now_s), self._memory.read(now_s)
-        if tegra.soc is not None:
-            # Heat and power of the GPU are the module's, and told better by it.
-            only_gpus = BoxReading(now_s, gpus=nvml.gpus, missing=nvml.missing)
-            return join(now_s, (tegra, only_gpus, memory))
+        # A Jetson whose files fail for a moment is a Jetson all the same.
+        self._is_jetson |= tegra.soc is not None
+        if self._is_jetson:
+            return join(now_s, (tegra, _without_integrated(nvml), memory))
         return join(now_s, (nvml, self._x86.read(now_s), tegra, memory))
 
     def close(self) -> None:
-        self._nvml.close()
+        for sensor in (self._tegra, self._x86, self._memory, self._nvml):
+            sensor.close()
+
+
+class Guarded:
+    """A sensor whose faults concern nobody else: they leave its part of the reading empty, and are logged once per
+    kind."""
+
+    def __init__(self, name: str, sensor: Sensor) -> None:
+        self._name = name
+        self._sensor = sensor
+        self._told: set[str] = set()
+
+    def read(self, now_s: float) -> BoxReading:
+        try:
+            return self._sensor.read(now_s)
+        except Exception as error:  # noqa: BLE001 - what a driver or a file holds must not hide the other sensors
+            return BoxReading(now_s, missing={self._name: self._tell(error)})
+
+    def close(self) -> None:
+        try:
+            self._sensor.close()
+        except Exception as error:  # noqa: BLE001 - the others are to be closed too
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> str:
+        kind = type(error).__name__
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.error("sensors of '%s' failed, and are tried again: %s: %s", self._name, kind, error, exc_info=error)
+        return f"the sensor failed: {kind}: {error}"
 
 
 def read_box(sysfs_root: str | Path = "/") -> BoxReading:
@@ -74,6 +118,32 @@ def join(now_s: float, parts: Sequence[BoxReading]) -> BoxReading:
     return _with_power(replace(reading, missing=missing))
 
 
+def _heard(reading: BoxReading, before: set[str]) -> set[str]:
+    """Return the sensors of heat and power that matter, and what tells of throttling, as far as they speak now.
+
+    Where there is a junction, or was one `before`, it stands for the other zones, which are switched off at times.
+    """
+    has_junction = f"zone {JUNCTION}" in before or any(zone.name == JUNCTION for zone in reading.zones)
+    zones = {
+        f"zone {zone.name}"
+        for zone in reading.zones
+        if (zone.temperature_c is not None or zone.margin_c is not None) and (zone.name == JUNCTION or not has_junction)
+    }
+    rails = {f"rail {rail.name}" for rail in reading.rails if rail.is_counted and rail.power_mw is not None}
+    alerts = {f"alert {cooler.name}" for cooler in reading.coolers if cooler.is_alert}
+    return zones | rails | alerts | {f"alarm {alarm.name}" for alarm in reading.over_current}
+
+
+def _without_integrated(nvml: BoxReading) -> BoxReading:
+    """Return NVML's reading without heat and power of the GPU in a Jetson's module, which are the module's own."""
+    keys = {gpu.key for gpu in nvml.gpus if gpu.is_integrated}
+    parts: dict[str, Any] = {
+        name: tuple(item for item in getattr(nvml, name) if item.name not in keys)
+        for name in ("zones", "rails", "energy", "fans")
+    }
+    return replace(nvml, **parts)
+
+
 def heat(zones: Sequence[Zone]) -> Heat | None:
     """Return the temperature to go by; None without a zone that can be read.
 
@@ -100,6 +170,8 @@ def _heat_of_junction(junction: Zone, zones: Sequence[Zone]) -> Heat | None:
         return None
     trip_c = min((zone.trips.passive_c for zone in zones if zone.trips.passive_c is not None), default=None)
     critical_c = min((zone.trips.critical_c for zone in zones if zone.trips.critical_c is not None), default=None)
+    if trip_c is None and critical_c is not None:
+        trip_c = critical_c - _FIRMWARE_BELOW_CRITICAL_C
     headroom_c = None if trip_c is None else trip_c - zone.temperature_c
     return Heat(zone.name, zone.temperature_c, headroom_c, trip_c, critical_c)
 

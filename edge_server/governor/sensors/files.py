@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _MOST_BYTES = 1 << 20
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 FIND_AGAIN_S = 4.0
 """How long found places, and what does not change in them, are believed. A driver that comes up later is found then."""
 
@@ -25,17 +26,28 @@ class Absent:
     is_passing: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A file by whose text a folder is known: its number may be another one's the next moment."""
+
+    path: str
+    text: str
+
+
 class Files:
     """Reads files below `root`. Paths are given without the root, and with a leading slash, as people know them."""
 
     def __init__(self, root: str | Path = "/", *, read: Callable[[Path], bytes] | None = None) -> None:
         self._root = Path(root)
-        self._read = read or read_once
+        self._read = read
+        # Paths joined by pathlib cost as much as reading the files.
+        self._prefix = str(self._root).rstrip("/")
 
     def text(self, path: str) -> str | Absent:
         """Return the file's text without white space and NUL at its ends."""
         try:
-            return self._read(self._at(path)).decode("utf-8", "replace").strip(" \t\r\n\0")
+            data = read_once(self._prefix + path) if self._read is None else self._read(self._at(path))
+            return data.decode("utf-8", "replace").strip(" \t\r\n\0")
         except OSError as error:
             return Absent(_why(path, error), error.errno == errno.EAGAIN)
 
@@ -44,10 +56,9 @@ class Files:
         text = self.text(path)
         if isinstance(text, Absent):
             return text
-        try:
-            return int(text)
-        except ValueError:
-            return Absent(f"{path}: expected a whole number, given '{text[:40]}'")
+        if _NUMBER.fullmatch(text) is None:
+            return Absent(f"{path}: expected a whole number of 64 bits, given '{text[:40]}'")
+        return int(text)
 
     def maybe_text(self, path: str) -> str | None:
         text = self.text(path)
@@ -56,6 +67,9 @@ class Files:
     def maybe_number(self, path: str) -> int | None:
         number = self.number(path)
         return None if isinstance(number, Absent) else number
+
+    def bears(self, mark: Mark) -> bool:
+        return self.text(mark.path) == mark.text
 
     def exists(self, path: str) -> bool:
         return self._at(path).exists()
@@ -88,7 +102,7 @@ class Files:
         return self._root / path.lstrip("/")
 
 
-def read_once(path: Path) -> bytes:
+def read_once(path: Path | str) -> bytes:
     """Return what a file holds, up to a mebibyte. Never waits: a pipe without data gives EAGAIN, as sysfs does for a
     sensor that is switched off."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -105,14 +119,20 @@ def read_once(path: Path) -> bytes:
 
 @dataclass(slots=True)
 class Found(Generic[T]):
-    """Places that were found, looked for again after FIND_AGAIN_S, or at once while there are none."""
+    """Places that were found, looked for again after FIND_AGAIN_S, or at once while there are none.
+
+    `is_still` is asked of each place before each use: once a driver is loaded anew, what was a temperature may be a
+    current. Where it is left out, the path alone says what a place is.
+    """
 
     find: Callable[[], list[T]]
+    is_still: Callable[[T], bool] = lambda _: True
     _items: list[T] = field(default_factory=list)
     _found_s: float = 0.0
 
     def items(self, now_s: float) -> list[T]:
-        if not self._items or not 0 <= now_s - self._found_s < FIND_AGAIN_S:
+        is_fresh = bool(self._items) and 0 <= now_s - self._found_s < FIND_AGAIN_S
+        if not is_fresh or not all(self.is_still(item) for item in self._items):
             self._items = self.find()
             self._found_s = now_s
         return self._items

@@ -23,22 +23,28 @@ class MemorySensor:
 
     def read(self, now_s: float) -> BoxReading:
         missing: dict[str, str] = {}
-        sources: dict[str, str] = {}
-        texts: dict[str, str] = {}
-        for path in (_MEMINFO, _PRESSURE):
-            text = self._files.text(path)
-            texts[path] = "" if isinstance(text, Absent) else text
-            if isinstance(text, Absent):
-                missing["memory" if path == _MEMINFO else "memory_pressure"] = text.reason
-            else:
-                sources["memory" if path == _MEMINFO else "memory_pressure"] = source(path)
+        meminfo = self._text("memory", _MEMINFO, missing)
+        pressure = self._text("memory_pressure", _PRESSURE, missing)
         memory = MemoryState(
-            _kibibytes(texts[_MEMINFO], "MemTotal"),
-            _kibibytes(texts[_MEMINFO], "MemAvailable"),
-            _percent(texts[_PRESSURE], "some"),
-            _percent(texts[_PRESSURE], "full"),
+            _kibibytes(meminfo, "MemTotal"),
+            _kibibytes(meminfo, "MemAvailable"),
+            _percent(pressure, "some"),
+            _percent(pressure, "full"),
         )
+        if memory.total_bytes is None or memory.available_bytes is None:
+            missing.setdefault("memory", f"{_MEMINFO}: expected MemTotal and MemAvailable in kB")
+        if memory.some_percent is None:
+            missing.setdefault("memory_pressure", f"{_PRESSURE}: expected a line 'some avg10='")
+        paths = {"memory": _MEMINFO, "memory_pressure": _PRESSURE}
+        sources = {metric: source(path) for metric, path in paths.items() if metric not in missing}
         return BoxReading(now_s, memory=memory, sources=sources, missing=missing)
+
+    def _text(self, metric: str, path: str, missing: dict[str, str]) -> str:
+        text = self._files.text(path)
+        if isinstance(text, Absent):
+            missing[metric] = text.reason
+            return ""
+        return text
 
     def close(self) -> None:
         pass

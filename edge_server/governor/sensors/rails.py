@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_server.governor.readings import Rail
-from edge_server.governor.sensors.files import Absent, Files, Found, source
+from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
 
 _CHANNELS = (1, 2, 3)
 
@@ -34,6 +34,7 @@ class _Channel:
     name: str
     folder: str
     number: int
+    mark: Mark
     power: str = ""
     warn_ma: int | None = None
     critical_ma: int | None = None
@@ -52,7 +53,7 @@ class JetsonRails:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._channels: Found[_Channel] = Found(self._find)
+        self._channels: Found[_Channel] = Found(self._find, lambda channel: files.bears(channel.mark))
 
     def read(self, now_s: float) -> tuple[Rail, ...]:
         rails = [self._rail(channel) for channel in self._channels.items(now_s)]
@@ -68,7 +69,7 @@ class JetsonRails:
                 channels += self._channels_of(folder)
             elif name == "ina238":
                 label = self._files.maybe_text(f"{folder}/label") or "VIN"
-                channels.append(_Channel(label, folder, 1, f"{folder}/power1_input"))
+                channels.append(_Channel(label, folder, 1, Mark(f"{folder}/name", name), f"{folder}/power1_input"))
         return channels
 
     def _channels_of(self, folder: str) -> list[_Channel]:
@@ -79,7 +80,8 @@ class JetsonRails:
                 continue
             warn_ma = self._files.maybe_number(f"{folder}/curr{number}_max")
             critical_ma = self._files.maybe_number(f"{folder}/curr{number}_crit")
-            found.append(_Channel(label, folder, number, "", warn_ma, critical_ma))
+            mark = Mark(f"{folder}/in{number}_label", label)
+            found.append(_Channel(label, folder, number, mark, "", warn_ma, critical_ma))
         return found
 
     def _rail(self, channel: _Channel) -> Rail:

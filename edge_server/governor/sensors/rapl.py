@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edge_server.governor.readings import EnergyCounter, Rail
 from edge_server.governor.sensors.counters import EnergyMeter
-from edge_server.governor.sensors.files import Absent, Files, Found, source
+from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
 
 _POWERCAP = "/sys/class/powercap"
 _LONGEST_S = 30.0
@@ -24,6 +24,7 @@ class _Domain:
 
     name: str
     folder: str
+    kind: str
     is_counted: bool
     range_uj: int | None
     limit_mw: int | None
@@ -34,7 +35,9 @@ class Rapl:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._domains: Found[_Domain] = Found(self._find)
+        self._domains: Found[_Domain] = Found(
+            self._find, lambda domain: files.bears(Mark(f"{domain.folder}/name", domain.kind))
+        )
         self._meters: dict[str, EnergyMeter] = {}
 
     def read(self, now_s: float) -> tuple[tuple[Rail, ...], tuple[EnergyCounter, ...]]:
@@ -43,8 +46,10 @@ class Rapl:
             path = f"{domain.folder}/energy_uj"
             count = self._files.number(path)
             if isinstance(count, Absent):
-                # Not counted: what may never be read would make the power of all the rest unknown.
-                rails.append(Rail(domain.name, None, False, domain.limit_mw, source=source(path), problem=count.reason))
+                # What may never be read is not counted: it would make the power of all the rest unknown.
+                is_counted = domain.is_counted and domain.name in self._meters
+                rail = Rail(domain.name, None, is_counted, domain.limit_mw, source=source(path), problem=count.reason)
+                rails.append(rail)
                 continue
             meter = self._meters.setdefault(domain.name, EnergyMeter(domain.range_uj))
             energy_uj, power_uw = meter.feed(count, now_s, _LONGEST_S)
@@ -68,6 +73,7 @@ class Rapl:
                     _Domain(
                         f"{package} {kind}" if is_inside and package else kind,
                         folder,
+                        kind,
                         kind == "dram" if is_inside else kind.startswith("package"),
                         self._files.maybe_number(f"{folder}/max_energy_range_uj"),
                         self._limit_mw(folder),

@@ -11,7 +11,7 @@ from edge_server.governor.readings import BoxReading, Clock, EventCounter, Gpu, 
 from edge_server.governor.sensors.clocks import Clocks, gpu_devfreq
 from edge_server.governor.sensors.counters import EventRate, Smooth
 from edge_server.governor.sensors.fans import jetson_fans
-from edge_server.governor.sensors.files import Absent, Files, Found, source
+from edge_server.governor.sensors.files import FIND_AGAIN_S, Absent, Files, Found, Mark, source
 from edge_server.governor.sensors.jetson import Identity, read_identity, read_power_mode
 from edge_server.governor.sensors.rails import JetsonRails
 from edge_server.governor.sensors.thermal import CoolingDevices, ThermalZones
@@ -38,6 +38,7 @@ _IDENTITY_AGAIN_S = 60.0
 class _Counter:
     name: str
     path: str
+    mark: Mark
 
 
 class TegraSensor:
@@ -48,11 +49,11 @@ class TegraSensor:
         self._identity: Identity | None = None
         self._identity_s = 0.0
         self._mode: Found[PowerMode | str] = Found(lambda: [read_power_mode(files)])
-        self._zones = ThermalZones(files, zone_name)
+        self._zones = ThermalZones(files, zone_name, is_slow=True)
         self._coolers = CoolingDevices(files)
         self._rails = JetsonRails(files)
         self._clocks = Clocks(files)
-        self._counters: Found[_Counter] = Found(self._find_counters)
+        self._counters: Found[_Counter] = Found(self._find_counters, lambda counter: files.bears(counter.mark))
         self._rates: dict[str, EventRate] = {}
         self._load: Found[str] = Found(self._find_load)
         self._smooth = Smooth(_LOAD_SMOOTHING_S)
@@ -87,7 +88,10 @@ class TegraSensor:
     def _who(self, now_s: float) -> Identity:
         """Return the identity, which is asked for again as long as it is not complete."""
         known = self._identity
-        if known is None or (known.l4t is None and not 0 <= now_s - self._identity_s < _IDENTITY_AGAIN_S):
+        is_complete = known is not None and None not in (known.board, known.soc, known.l4t)
+        # Without a release the list of packages is searched, which is long.
+        again_s = FIND_AGAIN_S if known is None or known.soc is None else _IDENTITY_AGAIN_S
+        if known is None or not (is_complete or 0 <= now_s - self._identity_s < again_s):
             self._identity, self._identity_s = read_identity(self._files), now_s
         assert self._identity is not None
         return self._identity
@@ -111,11 +115,12 @@ class TegraSensor:
         if clock is not None:
             sources["clock_hz"] = clock.source
         return Gpu(
-            "gpu0",
+            "igpu",
             is_integrated=True,
             utilization=utilization,
             temperature_c=None if zone is None else zone.temperature_c,
             clock_hz=None if clock is None else clock.current_hz,
+            clock_cap_hz=None if clock is None else clock.cap_hz,
             highest_clock_hz=None if clock is None else clock.highest_hz,
             sources=sources,
             missing=missing,
@@ -140,7 +145,7 @@ class TegraSensor:
 
     def _find_counters(self) -> list[_Counter]:
         return [
-            _Counter(entry.partition("_")[0], f"{folder}/{entry}")
+            _Counter(entry.partition("_")[0], f"{folder}/{entry}", Mark(f"{folder}/name", name))
             for name, folder in self._files.hwmons()
             if name == "soctherm_oc"
             for entry in self._files.names(folder, r"oc[123]_event_cnt")

@@ -5,12 +5,13 @@ Numbers of zones and devices change from boot to boot, and sort badly as text: e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_server.governor.readings import Cooler, Trips, Zone
-from edge_server.governor.sensors.files import Absent, Files, Found, source
+from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
 
 JUNCTION = "tj"
 """Name of a Jetson's zone that is the hottest of the chip's others."""
@@ -19,6 +20,8 @@ _ZONES = "/sys/class/thermal"
 _SWITCHED_OFF_MC = -200_000
 """JetPack 5 reads -256000 where the sensor is switched off with what it measures."""
 _PLAUSIBLE_MC = range(-60_000, 200_000)
+_READ_AGAIN_S = 0.45
+"""Of zones that are slow to read. A little less than the half second between two looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,45 +29,60 @@ class _ZonePlace:
     name: str
     path: str
     trips: Trips
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class _CoolerPlace:
     name: str
     path: str
+    mark: Mark
     max_state: int | None
 
 
 class ThermalZones:
-    """The zones that `name_of` gives a name; it is given a zone's type, and returns None for one of no interest."""
+    """The zones that `name_of` gives a name; it is given a zone's type, and returns None for one of no interest.
 
-    def __init__(self, files: Files, name_of: Callable[[str], str | None], *, has_trips: bool = True) -> None:
+    `is_slow`: every temperature is asked of another processor (a Jetson's BPMP, about a millisecond each). They are
+    then read twice a second at most, and what was read is told again in between.
+    """
+
+    def __init__(
+        self, files: Files, name_of: Callable[[str], str | None], *, has_trips: bool = True, is_slow: bool = False
+    ) -> None:
         self._files = files
         self._name_of = name_of
         self._has_trips = has_trips
-        self._places: Found[_ZonePlace] = Found(self._find)
+        self._again_s = _READ_AGAIN_S if is_slow else 0.0
+        self._places: Found[_ZonePlace] = Found(self._find, lambda place: files.bears(place.mark))
+        self._zones: tuple[Zone, ...] = ()
+        self._read_s = -math.inf
 
     def read(self, now_s: float) -> tuple[Zone, ...]:
-        return tuple(self._zone(place) for place in self._places.items(now_s))
+        if not 0 <= now_s - self._read_s < self._again_s:
+            self._zones = tuple(self._zone(place) for place in self._places.items(now_s))
+            self._read_s = now_s
+        return self._zones
 
     def _find(self) -> list[_ZonePlace]:
         places: dict[str, _ZonePlace] = {}
         for entry in self._files.names(_ZONES, r"thermal_zone\d+"):
             folder = f"{_ZONES}/{entry}"
-            name = self._name_of(self._files.maybe_text(f"{folder}/type") or "")
+            mark = Mark(f"{folder}/type", self._files.maybe_text(f"{folder}/type") or "")
+            name = self._name_of(mark.text)
             if name and name not in places:
                 trips = self._trips(folder) if self._has_trips else Trips()
-                places[name] = _ZonePlace(name, f"{folder}/temp", trips)
+                places[name] = _ZonePlace(name, f"{folder}/temp", trips, mark)
         # The junction comes first: reading it may be slow, and it should be as fresh as can be.
         return sorted(places.values(), key=lambda place: place.name != JUNCTION)
 
     def _trips(self, folder: str) -> Trips:
-        """Return the lowest trip of each kind. Those at zero and below are not set."""
+        """Return the lowest trip of each kind. Those at zero and below, and beyond all reason, are not set."""
         lowest: dict[str, float] = {}
         for entry in self._files.names(folder, r"trip_point_\d+_type"):
             kind = self._files.maybe_text(f"{folder}/{entry}")
             at_mc = self._files.maybe_number(f"{folder}/{entry.removesuffix('type')}temp")
-            if kind and at_mc is not None and at_mc > 0:
+            if kind and at_mc is not None and at_mc in _PLAUSIBLE_MC and at_mc > 0:
                 lowest[kind] = min(lowest.get(kind, at_mc / 1000), at_mc / 1000)
         return Trips(lowest.get("passive"), lowest.get("hot"), lowest.get("critical"))
 
@@ -87,7 +105,7 @@ class CoolingDevices:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._places: Found[_CoolerPlace] = Found(self._find)
+        self._places: Found[_CoolerPlace] = Found(self._find, lambda place: files.bears(place.mark))
 
     def read(self, now_s: float) -> tuple[Cooler, ...]:
         coolers: dict[str, Cooler] = {}
@@ -108,9 +126,8 @@ class CoolingDevices:
             folder = f"{_ZONES}/{entry}"
             name = self._files.maybe_text(f"{folder}/type") or ""
             if re.fullmatch(r".+-throttle-alert|(thermal-)?(devfreq|cpufreq)-.+", name):
-                places.append(
-                    _CoolerPlace(name, f"{folder}/cur_state", self._files.maybe_number(f"{folder}/max_state"))
-                )
+                max_state = self._files.maybe_number(f"{folder}/max_state")
+                places.append(_CoolerPlace(name, f"{folder}/cur_state", Mark(f"{folder}/type", name), max_state))
         return places
 
 

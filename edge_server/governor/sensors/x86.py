@@ -14,7 +14,7 @@ from edge_server.governor.readings import BoxReading, EventCounter, Slowdown, Tr
 from edge_server.governor.sensors.clocks import Clocks
 from edge_server.governor.sensors.counters import EventRate
 from edge_server.governor.sensors.fans import hwmon_fans
-from edge_server.governor.sensors.files import Absent, Files, Found, source
+from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
 from edge_server.governor.sensors.intel_gpu import IntelGpus
 from edge_server.governor.sensors.rapl import Rapl
 from edge_server.governor.sensors.thermal import ThermalZones, implausible
@@ -27,6 +27,7 @@ class _Temperature:
     name: str
     path: str
     trips: Trips
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class X86Sensor:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._temperatures: Found[_Temperature] = Found(self._find_temperatures)
+        self._temperatures: Found[_Temperature] = Found(self._find_temperatures, lambda place: files.bears(place.mark))
         # The trips of x86_pkg_temp are alarms that programs set for themselves.
         self._package = ThermalZones(files, _package_name, has_trips=False)
         self._others = ThermalZones(files, _zone_name)
@@ -79,10 +80,13 @@ class X86Sensor:
         pass
 
     def _zones(self, now_s: float) -> tuple[Zone, ...]:
-        places = self._temperatures.items(now_s)
-        zones = tuple(self._zone(place) for place in places)
-        # The kernel's own zone shows the same sensor: it stands in where the driver is not loaded.
-        return zones or self._package.read(now_s) or self._others.read(now_s)
+        zones = tuple(self._zone(place) for place in self._temperatures.items(now_s))
+        if any(zone.temperature_c is not None for zone in zones):
+            return zones
+        # The kernel's own zone shows the same sensor: it stands in where the driver is not loaded, or fails.
+        trips = {zone.name: zone.trips for zone in zones}
+        others = self._package.read(now_s) or self._others.read(now_s)
+        return tuple(replace(zone, trips=trips.get(zone.name, zone.trips)) for zone in others) or zones
 
     def _zone(self, place: _Temperature) -> Zone:
         at_mc = self._files.number(place.path)
@@ -109,14 +113,15 @@ class X86Sensor:
             # tempN_crit is TjMax, at which the processor slows itself down; where it switches off is not told.
             trips = Trips(self._degrees(f"{folder}/temp{number}_crit"), self._degrees(f"{folder}/temp{number}_max"))
             name = label.lower().replace("package id ", "package-").replace(" ", "-")
-            yield _Temperature(name, f"{folder}/temp{number}_input", trips)
+            yield _Temperature(name, f"{folder}/temp{number}_input", trips, Mark(f"{folder}/temp{number}_label", label))
 
     def _k10temp(self, folder: str, index: int) -> Iterator[_Temperature]:
         labels = {label: number for number, label in self._labels(folder)}
         # Tctl is Tdie plus an offset on some models; tempN_max is a constant of the driver.
         number = labels.get("Tdie") or labels.get("Tctl") or "1"
         trips = Trips(self._degrees(f"{folder}/temp{number}_crit") or self._degrees(f"{folder}/temp1_crit"))
-        yield _Temperature(f"package-{index}", f"{folder}/temp{number}_input", trips)
+        mark = Mark(f"{folder}/name", "k10temp")
+        yield _Temperature(f"package-{index}", f"{folder}/temp{number}_input", trips, mark)
 
     def _labels(self, folder: str) -> Iterator[tuple[str, str]]:
         for entry in self._files.names(folder, r"temp\d+_label"):

@@ -1,0 +1,60 @@
+"""How `edge-server status` tells the state of the box: heat, power, what was refused, what an inference costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge_server.cli.table import render
+
+_COST_HEADS = ("MODEL", "BATCH", "J PER INFERENCE")
+
+
+def box_lines(report: Mapping[str, Any]) -> str:
+    """Return the lines for an answer of GET /edge/v1/governor."""
+    if not report.get("enabled"):
+        return f"governor: off; {_clean(report.get('detail', ''))}".rstrip("; ")
+    lines = [f"governor: {_clean(report['state'])}" + (f" - {_clean(report['detail'])}" if report["detail"] else "")]
+    parts = [*_heat(report), *_power(report), f"{report['share']:.0%} of full work allowed"]
+    lines.append("  " + ", ".join(parts))
+    lines += _board(report["box"])
+    lines += [
+        f"  {_clean(lighter)} answers for {_clean(model)}"
+        for model, lighter in sorted(report["variants_in_force"].items())
+    ]
+    if report["shed"]:
+        counts = ", ".join(f"{item['count']} {item['class']} ({item['reason']})" for item in report["shed"])
+        lines.append(f"  refused since the start: {_clean(counts)}")
+    costs = [
+        (_clean(item["model"]), str(item["batch"]), f"{item['joules']:.3g}") for item in report["joules_per_inference"]
+    ]
+    if costs:
+        lines.append(render(_COST_HEADS, costs))
+    return "\n".join(lines)
+
+
+def _heat(report: Mapping[str, Any]) -> list[str]:
+    if report["temperature_c"] is None:
+        return ["no temperature is known"]
+    aim = report["set_point_c"]
+    return [f"{report['temperature_c']:.0f} °C" + (f" of {aim:.0f} °C" if aim is not None else "")]
+
+
+def _power(report: Mapping[str, Any]) -> list[str]:
+    if report["power_w"] is None:
+        return ["no power is known"]
+    budget = report["power_budget_w"]
+    return [f"{report['power_w']:.1f} W" + (f" of {budget:.1f} W" if budget is not None else "")]
+
+
+def _board(box: Mapping[str, Any]) -> list[str]:
+    names = [box["board"], box["jetpack"] and f"JetPack {box['jetpack']}"]
+    if box["power_mode"]:
+        names.append(f"power mode {box['power_mode']['name']}")
+    text = ", ".join(_clean(name) for name in names if name)
+    return [f"  {text}"] if text else []
+
+
+def _clean(text: object) -> str:
+    """Return text from a file of the box with nothing in it that would steer a terminal."""
+    return "".join(char if char.isprintable() else " " for char in str(text))

@@ -1,0 +1,76 @@
+"""A Jetson's GPU clock limit by devfreq (Documentation/ABI/testing/sysfs-class-devfreq): root writes `max_freq`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edge_server.governor.sensors.clocks import gpu_devfreq
+from edge_server.governor.sensors.files import Files
+
+
+class DevfreqCap:
+    """See governor.clock_cap.ClockActuator. Remembers the limit that held before its first cap.
+
+    A limit that somebody else sets meanwhile, with nvpmodel say, is theirs: it is the one to go back to from then on.
+    """
+
+    def __init__(self, sysfs_root: str | Path = "/") -> None:
+        self._root = Path(sysfs_root)
+        self._files = Files(sysfs_root)
+        self._before_hz: int | None = None
+        self._capped_hz: int | None = None
+
+    def highest_hz(self) -> int | None:
+        return self._before_hz if self._is_ours() else self._limit_hz()
+
+    def cap(self, at_hz: int) -> int:
+        before_hz = self.highest_hz()
+        chosen_hz = max((step for step in self._steps() if step <= at_hz), default=at_hz)
+        self._write(chosen_hz)
+        # The driver may have rounded it.
+        self._before_hz, self._capped_hz = before_hz, self._limit_hz()
+        return chosen_hz if self._capped_hz is None else self._capped_hz
+
+    def release(self) -> None:
+        if self._is_ours() and self._before_hz is not None:
+            self._write(self._before_hz)
+        self._before_hz = self._capped_hz = None
+
+    def _is_ours(self) -> bool:
+        return self._capped_hz is not None and self._limit_hz() in (self._capped_hz, None)
+
+    def memo(self) -> dict[str, int]:
+        limit_hz = self.highest_hz()
+        return {} if limit_hz is None else {"max_freq": limit_hz}
+
+    def restore(self, memo: dict[str, int]) -> None:
+        if "max_freq" in memo:
+            self._write(memo["max_freq"])
+
+    def _limit_hz(self) -> int | None:
+        folder = gpu_devfreq(self._files)
+        return None if folder is None else self._files.maybe_number(f"{folder}/max_freq")
+
+    def _steps(self) -> list[int]:
+        """Return the clocks that the silicon has, none where it does not tell."""
+        text = self._files.maybe_text(f"{gpu_devfreq(self._files)}/available_frequencies") or ""
+        return [int(word) for word in text.split() if word.isdigit()]
+
+    def _write(self, at_hz: int) -> None:
+        folder = gpu_devfreq(self._files)
+        if folder is None:
+            raise OSError("the GPU's devfreq folder is not there")
+        path = self._root / f"{folder}/max_freq".lstrip("/")
+        try:
+            # Not created where it is not there.
+            descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        except PermissionError:
+            raise PermissionError(
+                f"{folder}/max_freq may not be written by this user (number {os.getuid()}): "
+                "only root may, or whom a udev rule lets"
+            ) from None
+        try:
+            os.write(descriptor, f"{at_hz}\n".encode())
+        finally:
+            os.close(descriptor)

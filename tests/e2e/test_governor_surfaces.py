@@ -1,0 +1,393 @@
+"""What people and their tools see of the governor: the installed server on boards made of files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from tritonclient import grpc as triton_grpc
+
+SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "20" } }'
+COMMAND = Path(sys.executable).parent / "edge-server"
+OPERATORS = Path(__file__).parents[2] / "jetson"
+
+BULK = {
+    "inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}],
+    "parameters": {"priority": 3},
+}
+
+
+class Box:
+    """A server on a board, and the board."""
+
+    def __init__(self, server: Any, board: Any, eventually: Callable[..., bool]) -> None:
+        self.server = server
+        self.board = board
+        self.eventually = eventually
+
+    def report(self) -> dict[str, Any]:
+        status, answer = self.server.ask("/edge/v1/governor")
+        assert status == 200
+        return dict(answer)
+
+    def infer(self) -> int:
+        status, _ = self.server.infer("slow", BULK)
+        return int(status)
+
+    def until(self, condition: Callable[[dict[str, Any]], bool], limit_s: float = 20.0) -> dict[str, Any]:
+        """Ask for the report until it is so, and return it."""
+        seen: list[dict[str, Any]] = []
+
+        def holds() -> bool:
+            seen.append(self.report())
+            return condition(seen[-1])
+
+        assert self.eventually(holds, limit_s), seen[-1]
+        return seen[-1]
+
+    def heat(self) -> dict[str, Any]:
+        self.board.set_temperature("tj-thermal", 98.5)
+        return self.until(lambda report: report["share"] <= 0.15)
+
+    def metrics(self) -> dict[str, float]:
+        lines = re.findall(r"^([a-zA-Z_:]\w*(?:\{.*\})?) (\S+)$", self.server.read_metrics(), re.MULTILINE)
+        return {name: float(value) for name, value in lines}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [item for item in self.server.ask("/edge/v1/events?follow=false")[1] if item["kind"] == kind]
+
+
+@pytest.fixture
+def start(
+    serve: Any, repository: Any, identity: Callable[..., str], make_board: Any, eventually: Any
+) -> Iterator[Callable[..., Box]]:
+    """Starts a server with one slow model on a board."""
+    repository.add("slow", identity("FP32", "4", more=SLOW))
+    opened = []
+
+    def begin(name: str = "orin_nano_jp6", *flags: str) -> Box:
+        board = make_board(name)
+        context = serve(repository.path, f"--sysfs-root={board.root}", "--governor-interval-ms=100", *flags)
+        opened.append(context)
+        return Box(context.__enter__(), board, eventually)
+
+    yield begin
+    for context in opened:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def box(start: Callable[..., Box]) -> Box:
+    cool = start()
+    cool.until(lambda report: report["temperature_c"] is not None)
+    return cool
+
+
+def status_of(server: Any) -> str:
+    done = subprocess.run(
+        [str(COMMAND), "status", f"--url=http://{server.http}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def test_a_cool_box_tells_what_it_is_and_what_it_feels(box: Box) -> None:
+    report = box.report()
+    assert (report["state"], report["share"], report["steers_by"]) == ("NORMAL", 1.0, "tj")
+    assert report["box"]["board"].startswith("NVIDIA Jetson Orin Nano")
+    assert report["box"]["power_mode"]["name"] == "25W"
+    assert report["set_point_c"] == 95.0
+    zones = {zone["name"]: zone for zone in report["box"]["zones"]}
+    assert zones["cv0"]["temperature_c"] is None
+    assert "switched off" in zones["cv0"]["problem"]
+    assert "nvml" in report["box"]["missing"]
+
+
+def test_heat_is_seen_on_every_surface(box: Box) -> None:
+    hot = box.heat()
+    assert hot["state"] == "HOT"
+    assert "to be kept at 95 °C" in hot["detail"]
+    text = status_of(box.server)
+    assert "governor: HOT" in text
+    assert "of 95 °C" in text
+    assert "Orin Nano" in text
+    metrics = box.metrics()
+    assert metrics["edge_governor_level"] == 2
+    assert metrics["edge_governor_share"] <= 0.15
+    assert metrics['edge_temperature_celsius{zone="tj"}'] == 98.5
+    assert [event["level"] for event in box.events("governor.state")][-1] == "HOT"
+    assert "the box is HOT" in box.server.log()
+
+
+def test_a_hot_box_refuses_with_429_a_time_and_plain_words_and_stays_ready(box: Box) -> None:
+    box.heat()
+    statuses = [box.infer() for _ in range(60)]
+    assert set(statuses) == {200, 429}
+    assert box.eventually(lambda: box.infer() == 429)
+    line = box.server.connection()
+    # Refused in a row: the store is empty now, and another one is as well.
+    for _ in range(50):
+        line.request("POST", "/v2/models/slow/infer", json.dumps(BULK))
+        reply = line.getresponse()
+        words = json.loads(reply.read())
+        if reply.status == 429:
+            break
+    assert reply.status == 429
+    assert "takes no more bulk requests for now: the box is HOT" in words["error"]
+    assert int(reply.headers["Retry-After"]) >= 1
+    assert reply.headers["Edge-Governor"] == "HOT"
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        line.request("GET", path)
+        reply = line.getresponse()
+        reply.read()
+        assert reply.status == 200
+    assert reply.headers["Edge-Governor"] == "HOT"
+    line.close()
+    shed = {(item["class"], item["reason"]): item["count"] for item in box.report()["shed"]}
+    assert shed["bulk", "heat"] >= statuses.count(429)
+    assert box.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
+
+
+def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(box: Box) -> None:
+    box.heat()
+    channel = grpc.insecure_channel(box.server.grpc)
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    message = triton_grpc.service_pb2.ModelInferRequest(model_name="slow")
+    tensor = message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+    tensor.contents.fp32_contents.extend([1, 2, 3, 4])
+    message.parameters["priority"].uint64_param = 3
+    refusals: list[grpc.RpcError] = []
+
+    def is_refused() -> bool:
+        try:
+            call(message.SerializeToString(), timeout=30)
+        except grpc.RpcError as error:
+            refusals.append(error)
+        return bool(refusals)
+
+    assert box.eventually(is_refused)
+    assert refusals[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailers = dict(refusals[0].trailing_metadata())
+    assert trailers["edge-governor"] == "HOT"
+    assert int(trailers["grpc-retry-pushback-ms"]) >= 50
+    channel.close()
+
+
+def test_a_sensor_pulled_out_is_missed_within_five_seconds_and_found_again(box: Box) -> None:
+    path = f"{box.board.zone('tj-thermal')}/temp"
+    box.board.remove(path)
+    # The bound is the promise.
+    lost = box.until(lambda report: "sensor_lost" in report["causes"], 5.0)
+    assert lost["sensors_lost"] == ["zone tj"]
+    assert lost["state"] != "NORMAL"
+    assert box.until(lambda report: report["share"] == 0.5)["limited_by"] == "sensor_lost"
+    assert [event["sensor"] for event in box.events("governor.sensor_lost")] == ["zone tj"]
+    assert box.metrics()['edge_throttle_state{cause="sensor_lost"}'] == 1
+    assert "SENSOR LOST" in box.server.log()
+    box.board.restore(path)
+    box.until(lambda report: not report["sensors_lost"])
+    assert [event["sensor"] for event in box.events("governor.sensor_back")] == ["zone tj"]
+    box.until(lambda report: report["share"] == 1.0, 40.0)
+
+
+def test_a_box_that_loses_everything_serves_on(box: Box) -> None:
+    box.board.remove("/sys")
+    box.until(lambda report: report["temperature_c"] is None and report["share"] <= 0.5)
+    assert box.server.get("/v2/health/ready")[0] == 200
+    assert box.infer() in (200, 429)
+    assert box.server.stop() == 0
+    assert "Traceback" not in box.server.log()
+
+
+def test_a_frame_stream_tells_the_state_with_each_result(box: Box, conv: Any) -> None:
+    from edge_server.client import FrameStream
+
+    box.heat()
+    with pytest.raises(Exception, match=r"image|frame"):
+        # The model takes no pictures, which is told in its own words and not as heat.
+        FrameStream(box.server.grpc, "slow")
+
+
+def test_triton_names_its_metrics_on_a_jetson_too(box: Box) -> None:
+    box.until(lambda report: report["energy_j"] is not None)
+    metrics = box.metrics()
+    label = '{gpu_uuid="igpu"}'
+    for name in (
+        "nv_gpu_utilization",
+        "nv_gpu_memory_total_bytes",
+        "nv_gpu_memory_used_bytes",
+        "nv_gpu_power_usage",
+        "nv_gpu_power_limit",
+        "nv_energy_consumption",
+    ):
+        assert metrics[name + label] > 0, name
+    assert metrics[f"nv_gpu_power_limit{label}"] == 25.0
+
+
+def test_gpu_metrics_are_left_out_when_asked(start: Callable[..., Box]) -> None:
+    box = start("orin_nano_jp6", "--allow-gpu-metrics=false")
+    box.until(lambda report: report["temperature_c"] is not None)
+    names = box.server.read_metrics()
+    assert "nv_gpu" not in names
+    assert "edge_temperature_celsius" in names
+
+
+def test_a_power_budget_holds(start: Callable[..., Box]) -> None:
+    box = start("orin_nano_jp6", "--power-budget-watts=12")
+    report = box.until(lambda report: report["share"] < 0.9)
+    assert report["limited_by"] == "power_budget"
+    assert "the power budget of 12.0 W is used up" in report["detail"]
+    assert box.metrics()["edge_power_budget_watts"] == 12.0
+
+
+def test_a_temperature_limit_holds(start: Callable[..., Box]) -> None:
+    box = start("orin_nano_jp6", "--temperature-limit=60")
+    assert box.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
+
+
+def test_a_load_waits_for_a_hot_box_and_then_goes_on_and_says_so(
+    start: Callable[..., Box], repository: Any, identity: Callable[..., str]
+) -> None:
+    box = start(
+        "orin_nano_jp6", "--governor-load-wait-secs=1", "--model-control-mode=explicit", "--load-model=slow",
+    )  # fmt: skip
+    box.heat()
+    repository.add("late", identity("FP32", "4"))
+    assert box.server.ask("/v2/repository/models/late/load", {})[0] == 200
+    assert "is loaded although the box is HOT" in box.server.log()
+
+
+def test_a_load_is_refused_by_a_box_about_to_switch_itself_off(
+    start: Callable[..., Box], repository: Any, identity: Callable[..., str]
+) -> None:
+    box = start("orin_nano_jp6", "--model-control-mode=explicit", "--load-model=slow")
+    box.board.set_temperature("tj-thermal", 103.0)
+    box.until(lambda report: report["state"] == "CRITICAL")
+    repository.add("late", identity("FP32", "4"))
+    status, answer = box.server.ask("/v2/repository/models/late/load", {})
+    assert status == 400
+    assert "the box is CRITICAL" in answer["error"]
+
+
+def test_the_server_stops_while_a_load_waits_for_a_hot_box(
+    start: Callable[..., Box], repository: Any, identity: Callable[..., str]
+) -> None:
+    box = start("orin_nano_jp6", "--repository-poll-secs=1")
+    box.heat()
+    repository.add("late", identity("FP32", "4"))
+    assert box.eventually(lambda: "waits for the box to cool" in box.server.log())
+    assert box.server.stop(timeout_s=15) == 0
+
+
+def test_without_a_governor_nothing_of_it_is_there(start: Callable[..., Box]) -> None:
+    box = start("orin_nano_jp6", "--governor=false")
+    assert box.report()["enabled"] is False
+    assert "governor: off" in status_of(box.server)
+    line = box.server.connection()
+    line.request("GET", "/v2/health/ready")
+    reply = line.getresponse()
+    reply.read()
+    assert "Edge-Governor" not in reply.headers
+    line.close()
+    assert "edge_governor" not in box.server.read_metrics()
+    box.board.set_temperature("tj-thermal", 103.0)
+    assert {box.infer() for _ in range(20)} == {200}
+
+
+def test_without_a_governor_nothing_of_it_is_imported(repository: Any) -> None:
+    code = (
+        "import sys\n"
+        "from edge_server.config import parse_serve\n"
+        "from edge_server.server import build\n"
+        "from edge_server.telemetry.log import LogSettings\n"
+        "config, _ = parse_serve(sys.argv[1:], {})\n"
+        "build(config, LogSettings(config.log)).close(1.0)\n"
+        "print([name for name in sys.modules if 'governor' in name or name == 'pynvml'])\n"
+    )
+    for flag, is_there in (("--governor=false", False), ("--governor=true", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, f"--model-repository={repository.path}", flag],
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert ("edge_server.governor" in done.stdout) is is_there
+
+
+# -- files for operators
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every PromQL expression in the files, with where it stands."""
+    dashboard = json.loads((OPERATORS / "grafana-dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield f"panel {panel['title']}", target["expr"]
+    for group in yaml.safe_load((OPERATORS / "alert-rules.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield f"alert {rule['alert']}", rule["expr"]
+
+
+WORDS = {"sum", "max", "min", "avg", "by", "rate", "increase", "on", "and", "or", "unless", "absent", "without", "le"}
+ONLY_AT_TIMES = {"edge_variant_in_force", "edge_joules_per_inference", "edge_governor_clock_cap_hertz"}
+"""Families that have samples only once something happened; those of the frame streams are others."""
+
+
+def test_every_metric_of_the_operators_files_is_on_the_page(box: Box) -> None:
+    box.infer()
+    known = set(re.findall(r"^# TYPE (\w+)", box.server.read_metrics(), re.MULTILINE)) | ONLY_AT_TIMES | {"up"}
+    unknown = {}
+    for place, expression in expressions():
+        bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|\[[^\]]*\]|\b(by|without)\s*\([^)]*\)", " ", expression)
+        names = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare)) - WORDS
+        missing = {name for name in names if re.sub(r"_(bucket|sum|count)$", "", name) not in known - {""}}
+        missing = {name for name in missing if name not in known and not name.startswith("edge_frame_")}
+        if missing:
+            unknown[place] = missing
+    assert unknown == {}
+
+
+def test_alerts_say_what_is_wrong_and_how_bad() -> None:
+    groups = yaml.safe_load((OPERATORS / "alert-rules.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_panels_lie_side_by_side_and_not_on_each_other() -> None:
+    panels = json.loads((OPERATORS / "grafana-dashboard.json").read_text())["panels"]
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.skipif(
+    not any((Path(folder) / "promtool").exists() for folder in os.get_exec_path()),
+    reason="needs promtool, of Debian's package prometheus",
+)
+def test_promtool_takes_the_rules_and_the_page(box: Box) -> None:
+    box.infer()
+    rules = OPERATORS / "alert-rules.yml"
+    done = subprocess.run(["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = box.server.read_metrics()
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
+    # Warnings about Triton's own names (counters without _total) end it with 3; a page that does not parse with 1.
+    assert done.returncode in (0, 3), done.stdout + done.stderr
+    ours = [line for line in done.stderr.splitlines() if line.startswith("edge_")]
+    assert ours == []

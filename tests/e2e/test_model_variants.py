@@ -1,0 +1,233 @@
+"""A lighter model in the place of a heavier one, through the real front ends; the choice is made by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shm
+from onnx import TensorProto, helper
+
+from edge_server.config import GrpcConfig, HttpConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
+from edge_server.frontends.grpc.server import GrpcFrontend
+from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.server import build, first_wish
+from edge_server.telemetry.log import LogSettings
+
+WIDTH = 8
+COST = 24
+
+
+def scaled(factor: float, steps: int, width: int = WIDTH) -> onnx.ModelProto:
+    """OUT = factor x IN, by way of `steps` additions and subtractions that cancel out: the more, the heavier."""
+    nodes, last = [], "IN"
+    for step in range(steps):
+        nodes += [
+            helper.make_node("Add", [last, "one"], [f"up{step}"]),
+            helper.make_node("Sub", [f"up{step}", "one"], [f"down{step}"]),
+        ]
+        last = f"down{step}"
+    nodes.append(helper.make_node("Mul", [last, "factor"], ["OUT"]))
+    graph = helper.make_graph(
+        nodes,
+        "scaled",
+        [helper.make_tensor_value_info("IN", TensorProto.FLOAT, ["batch", width])],
+        [helper.make_tensor_value_info("OUT", TensorProto.FLOAT, ["batch", width])],
+        [
+            helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]),
+            helper.make_tensor("factor", TensorProto.FLOAT, [1], [factor]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    return model
+
+
+class Choice:
+    """What a governor would choose."""
+
+    def __init__(self) -> None:
+        self.chosen: dict[str, str] = {}
+
+    def stand_in(self, name: str) -> str | None:
+        return self.chosen.get(name)
+
+
+class Place:
+    """The serving core of a repository with both front ends in front of it."""
+
+    def __init__(self, path: Any) -> None:
+        config = ServerConfig(
+            repository=RepositoryConfig(paths=(str(path),), control_mode="explicit", load_models=("*",)),
+            memory=MemoryConfig(allows_client_shm=True),
+        )
+        self.core = build(config, LogSettings(LogConfig()))
+        self.service = self.core.service
+        self.service.variants.choice = self.choice = Choice()
+        self.service.wish_for_all(first_wish(config.repository, self.core.source))
+        assert self.core.manager.wait_settled(timeout_s=60)
+        self.service.started()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.front = HttpFrontend(self.service, HttpConfig(port=0))
+        self.http = f"127.0.0.1:{self.run(self.front.start())}"
+        self.grpc_front = GrpcFrontend(self.service, GrpcConfig(port=0))
+        self.grpc = f"127.0.0.1:{self.grpc_front.start()}"
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=60)
+
+    def counts(self) -> dict[str, int]:
+        return {item.name: item.success.count for item in self.service.statistics(None, None)}
+
+    def close(self) -> None:
+        self.grpc_front.stop(1.0)
+        self.run(self.front.stop(1.0))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(30)
+        self.loop.close()
+        self.core.close(10.0)
+
+
+def names(lighter: str) -> str:
+    return f'parameters {{ key: "variant" value {{ string_value: "{lighter}" }} }}'
+
+
+@pytest.fixture(scope="module")
+def place(module_repository: Any) -> Iterator[Place]:
+    add = module_repository.add
+    add("heavy", names("light"), model=scaled(2, COST))
+    add("light", version=3, model=scaled(3, 1))
+    add("odd", names("narrow"), model=scaled(5, 1))
+    add("narrow", model=scaled(7, 1, WIDTH // 2))
+    add("vain", names("vain"), model=scaled(9, 1))
+    add("alone", names("absent"), model=scaled(11, 1))
+    made = Place(module_repository.path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stands_in(place: Place) -> None:
+    place.choice.chosen = {}
+
+
+VALUE = np.arange(WIDTH, dtype=np.float32).reshape(1, WIDTH)
+
+
+def tensor(client: Any) -> Any:
+    given = client.InferInput("IN", [1, WIDTH], "FP32")
+    given.set_data_from_numpy(VALUE)
+    return given
+
+
+def ask_grpc(place: Place, model: str, version: str = "") -> tuple[float, str, str, str]:
+    """Return the factor, and model, version and variant as the answer names them."""
+    with triton.InferenceServerClient(place.grpc) as client:
+        result = client.infer(model, [tensor(triton)], model_version=version)
+    told = result.get_response()
+    return float(result.as_numpy("OUT")[0, 1]), told.model_name, told.model_version, variant_in(told)
+
+
+def variant_in(told: Any) -> str:
+    return str(told.parameters["edge_variant"].string_param) if "edge_variant" in told.parameters else ""
+
+
+def ask_http(place: Place, model: str, version: str = "") -> tuple[float, str, str, str]:
+    with triton_http.InferenceServerClient(place.http) as client:
+        result = client.infer(model, [tensor(triton_http)], model_version=version)
+    told = result.get_response()
+    variant = told.get("parameters", {}).get("edge_variant", "")
+    return float(result.as_numpy("OUT")[0, 1]), told["model_name"], told["model_version"], variant
+
+
+@pytest.mark.parametrize("ask", [ask_grpc, ask_http])
+def test_the_lighter_model_answers_in_the_name_of_the_heavier_one_and_says_so(
+    place: Place, ask: Callable[..., Any]
+) -> None:
+    before = place.counts()
+    assert ask(place, "heavy") == (2.0, "heavy", "1", "")
+    place.choice.chosen = {"heavy": "light"}
+    assert ask(place, "heavy") == (3.0, "heavy", "3", "light")
+    assert ask(place, "light") == (3.0, "light", "3", "")
+    assert ask(place, "heavy", "1") == (2.0, "heavy", "1", ""), "who names a version gets it"
+    place.choice.chosen = {}
+    assert ask(place, "heavy") == (2.0, "heavy", "1", "")
+    after = place.counts()
+    assert (after["heavy"] - before["heavy"], after["light"] - before["light"]) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "lighter", "factor", "words"),
+    [
+        ("odd", "narrow", 5.0, "expected input 'IN' FP32[8], it has 'IN' FP32[4]"),
+        ("vain", "vain", 9.0, "names itself"),
+        ("alone", "absent", 11.0, "model 'absent' does not serve"),
+    ],
+)
+def test_a_lighter_model_that_cannot_stand_in_does_not_and_status_says_why(
+    place: Place, model: str, lighter: str, factor: float, words: str
+) -> None:
+    place.choice.chosen = {model: lighter}
+    assert ask_grpc(place, model) == (factor, model, "1", "")
+    notes = next(report.notes for report in place.service.instance_reports() if report.name == model)
+    assert any(words in note for note in notes), notes
+
+
+def test_what_may_be_chosen_and_what_is_in_force_can_be_asked_for(place: Place) -> None:
+    assert place.service.variants.pairs() == {"heavy": "light"}
+    assert place.service.variants.in_force() == {}
+    place.choice.chosen = {"heavy": "light"}
+    assert place.service.variants.in_force() == {"heavy": "light"}
+
+
+def test_streams_and_shared_memory_work_through_the_variant(place: Place) -> None:
+    place.choice.chosen = {"heavy": "light"}
+    handle = shm.create_shared_memory_region("variant_in", "/variant_in", VALUE.nbytes)
+    try:
+        shm.set_shared_memory_region(handle, [VALUE])
+        with triton.InferenceServerClient(place.grpc) as client:
+            client.register_system_shared_memory("variant_in", "/variant_in", VALUE.nbytes)
+            given = triton.InferInput("IN", [1, WIDTH], "FP32")
+            given.set_shared_memory("variant_in", VALUE.nbytes)
+            assert client.infer("heavy", [given]).as_numpy("OUT")[0, 1] == 3.0
+            client.unregister_system_shared_memory("variant_in")
+            answers: list[Any] = []
+            arrived = threading.Semaphore(0)
+            client.start_stream(lambda result, error: (answers.append((result, error)), arrived.release()))
+            for _ in range(3):
+                client.async_stream_infer("heavy", [tensor(triton)])
+                assert arrived.acquire(timeout=20)
+            client.stop_stream()
+        assert [error for _, error in answers] == [None] * 3
+        assert {variant_in(result.get_response()) for result, _ in answers} == {"light"}
+    finally:
+        shm.destroy_shared_memory_region(handle)
+
+
+def test_requests_go_on_while_the_lighter_model_comes_and_goes(place: Place) -> None:
+    place.choice.chosen = {"heavy": "light"}
+    seen: set[float] = set()
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        for _ in range(3):
+            place.service.unload_model("light")
+            place.service.load_model("light")
+        done.set()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    while not done.is_set():
+        seen.add(ask_grpc(place, "heavy")[0])
+    thread.join(30)
+    assert seen <= {2.0, 3.0}
+    assert ask_grpc(place, "heavy") == (3.0, "heavy", "3", "light")

@@ -1,0 +1,472 @@
+"""The governor's loop, step by step: a clock that is turned by hand, and sensors that tell what a test wants."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.core.model import ModelFile
+from edge_server.core.statistics import BatchStatistics, Duration, VersionStatistics
+from edge_server.governor.clock_cap import ClockRule, GrantedClockCap
+from edge_server.governor.gate import GovernorGate
+from edge_server.governor.loading import CoolRoom
+from edge_server.governor.lookout import Lookout
+from edge_server.governor.plant import Plant
+from edge_server.governor.policy import Cause, Decision, Law, Level
+from edge_server.governor.readings import BoxReading, EnergyCounter, Heat, MemoryState, Rail, Trips, Zone
+from edge_server.governor.sampler import Sampler, ServerSide
+from edge_server.governor.sensors.devfreq_cap import DevfreqCap
+from edge_server.governor.standins import Chosen, StandIns
+from edge_server.governor.work import Capacity, ModelWork, WorkDone, WorkWatch
+
+STEP_S = 0.5
+
+
+def reading(at_s: float, temperature_c: float | None = 60.0, power_w: float | None = 10.0, **more: Any) -> BoxReading:
+    zone = Zone("tj", temperature_c, Trips(99.0, None, 104.5))
+    heat = None if temperature_c is None else Heat("tj", temperature_c, 99.0 - temperature_c, 99.0, 104.5)
+    power_mw = None if power_w is None else round(power_w * 1000)
+    rails = (Rail("VDD_IN", power_mw, True),)
+    return BoxReading(at_s, zones=(zone,), heat=heat, rails=rails, power_mw=power_mw, **more)
+
+
+@dataclass
+class Box:
+    """A box, its clock, and a server beside it."""
+
+    now_s: float = 100.0
+    temperature_c: float | None = 60.0
+    power_w: float | None = 10.0
+    more: dict[str, Any] = field(default_factory=dict)
+    versions: list[VersionStatistics] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    pairs: dict[str, str] = field(default_factory=dict)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    chosen: list[Chosen | None] = field(default_factory=list)
+    looks_again: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate = GovernorGate(clock=lambda: self.now_s)
+        side = ServerSide(
+            statistics=lambda: [version.copy() for version in self.versions],
+            refused_frames=lambda: dict(self.refused),
+            pairs=lambda: self.pairs,
+            use_variants=self.chosen.append,
+            look_again=self._look_again,
+            announce=lambda kind, /, **fields: self.events.append((kind, fields)),
+        )
+        self.sampler = Sampler(self, Law(), self.gate, side, interval_s=STEP_S, clock=lambda: self.now_s)
+
+    def look(self) -> BoxReading:
+        return reading(self.now_s, self.temperature_c, self.power_w, **self.more)
+
+    def close(self) -> None:
+        pass
+
+    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> Decision:
+        decision = self.gate.decision
+        for _ in range(round(seconds / STEP_S)):
+            self.now_s += STEP_S
+            each()
+            decision = self.sampler.step()
+        return decision
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+    def _look_again(self) -> None:
+        self.looks_again += 1
+
+
+@pytest.fixture
+def box() -> Box:
+    return Box()
+
+
+def work(name: str, executions: int, seconds: float, size: int = 1, refused: int = 0) -> VersionStatistics:
+    batch = BatchStatistics(size, compute_infer=Duration(executions, round(seconds * 1e9)))
+    return VersionStatistics(name, 1, batches={size: batch}, failures={"REJECTED": refused})
+
+
+# -- state and news
+
+
+def test_a_cool_box_holds_nothing_back_and_says_nothing(box: Box) -> None:
+    decision = box.run(10)
+    assert (decision.level, decision.share, box.gate.is_open) == (Level.NORMAL, 1.0, True)
+    assert (box.events, box.looks_again) == ([], 0)
+
+
+def test_a_hot_box_sheds_and_what_changed_is_told_once(box: Box) -> None:
+    box.run(5)
+    box.temperature_c = 98.0
+    assert box.run(5).level is Level.HOT
+    assert not box.gate.is_open
+    states = [fields["level"] for kind, fields in box.events if kind == "governor.state"]
+    assert states[-1] == "HOT"
+    assert len(states) == len(set(states))
+    told = len(box.events)
+    box.run(20)
+    assert len(box.events) == told
+
+
+def test_what_was_held_back_is_looked_at_again_when_more_may_run(box: Box) -> None:
+    box.temperature_c = 98.0
+    box.run(10)
+    assert box.looks_again == 0
+    box.temperature_c = 70.0
+    box.run(10)
+    assert box.looks_again > 5
+
+
+def test_a_sensor_that_falls_silent_is_missed_within_five_seconds_and_greeted_when_it_is_back(box: Box) -> None:
+    box.run(10)
+    box.temperature_c = None
+    box.more = {"silent": frozenset({"zone tj"})}
+    decision = box.run(4.5)
+    assert decision.share < 1.0
+    assert Cause.SENSOR_LOST in decision.causes
+    assert box.kinds().count("governor.sensor_lost") == len(decision.lost)
+    box.run(10)
+    assert box.gate.share == pytest.approx(0.5)
+    box.temperature_c, box.more = 60.0, {}
+    decision = box.run(60)
+    assert (decision.lost, decision.share) == (frozenset(), 1.0)
+    assert box.kinds().count("governor.sensor_back") == box.kinds().count("governor.sensor_lost")
+
+
+def test_a_junction_that_falls_silent_is_missed_although_another_zone_stands_in(box: Box) -> None:
+    box.run(10)
+    box.more = {"silent": frozenset({"zone tj"})}
+    decision = box.run(4.5)
+    assert decision.lost == {"zone tj"}
+    assert decision.temperature_c is not None
+    assert "no reading of zone tj any more" in decision.detail
+    assert box.run(10).share == pytest.approx(0.5)
+
+
+def test_pressure_on_memory_shuts_out_bulk_work_alone(box: Box) -> None:
+    box.more = {"memory": MemoryState(some_percent=80.0)}
+    decision = box.run(5)
+    assert (decision.sheds_bulk, decision.share, box.gate.is_open) == (True, 1.0, False)
+    assert box.gate.refuse_frame(3) is not None
+    assert box.gate.refuse_frame(1) is None
+
+
+def test_a_plant_in_the_loop_stays_below_its_trip() -> None:
+    """The plant heats by what the gate grants; nobody else drives it."""
+    box = Box()
+    plant = Plant(ambient_c=50.0)
+
+    def heat() -> None:
+        plant.step(box.gate.share, STEP_S)
+        box.temperature_c, box.power_w = plant.chip_c, plant.power_w
+
+    box.run(1200, heat)
+    hottest = 0.0
+    for _ in range(1200):
+        box.run(STEP_S, heat)
+        hottest = max(hottest, box.temperature_c or 0.0)
+    assert 90.0 < hottest < 97.5
+
+
+# -- work, capacity, energy
+
+
+def test_work_is_what_the_counts_grew_by() -> None:
+    watch = WorkWatch()
+    assert watch.feel([work("a", 10, 1.0)], {"a": 5}).models == {}
+    done = watch.feel([work("a", 14, 1.5, refused=3)], {"a": 7})
+    assert done.models["a"] == ModelWork(pytest.approx(0.5), 4, 5)
+    assert done.batches["a", 1].inferences == 4
+
+
+def test_a_reload_begins_its_counts_anew() -> None:
+    watch = WorkWatch()
+    watch.feel([work("a", 100, 10.0, size=4)], {})
+    assert watch.feel([work("a", 2, 0.25, size=4)], {}).models["a"] == ModelWork(0.25, 8, 0)
+
+
+def test_capacity_is_the_busiest_of_late_and_not_forgotten_while_work_is_held_back() -> None:
+    capacity = Capacity()
+    assert capacity.feel(0.0, 0.5, is_held_back=False) == 1.0
+    for _ in range(60):
+        most = capacity.feel(2.0, 0.5, is_held_back=False)
+    assert most == pytest.approx(4.0, rel=0.01)
+    for _ in range(600):
+        held = capacity.feel(0.5, 0.5, is_held_back=True)
+    assert held == most
+    for _ in range(6000):
+        free = capacity.feel(0.25, 0.5, is_held_back=False)
+    assert free == 1.0
+
+
+def test_joules_per_inference_are_learned_from_power_and_busy_time(box: Box) -> None:
+    box.versions = [work("a", 0, 0.0)]
+    box.power_w = 5.0
+    box.run(120)
+
+    def compute() -> None:
+        before = box.versions[0].batches[1].compute_infer
+        box.versions = [work("a", before.count + 10, before.ns / 1e9 + 0.25)]
+
+    box.power_w = 15.0
+    box.run(600, compute)
+    assert box.sampler.latest.costs["a", 1].joules == pytest.approx(0.5, rel=0.1)
+    assert box.sampler.latest.energy_j == pytest.approx(5 * 120 + 15 * 600, rel=0.02)
+
+
+def test_energy_counters_are_told_from_the_start_of_the_server(box: Box) -> None:
+    box.more = {"energy": (EnergyCounter("gpu0", 9_000_000, True),)}
+    box.run(1)
+    box.more = {"energy": (EnergyCounter("gpu0", 9_050_000, True),)}
+    box.run(1)
+    assert box.sampler.latest.gpu_energy_j == {"gpu0": 50.0}
+
+
+# -- variants
+
+
+def ask(box: Box, name: str, served: int, cost_s: float, refused: int) -> Callable[[], None]:
+    """Return what lets a model serve, and refuse, so many more in each step."""
+
+    def grow() -> None:
+        known = next((item for item in box.versions if item.name == name), None)
+        count = known.batches[1].compute_infer.count if known else 0
+        no = known.failures["REJECTED"] if known else 0
+        new = work(name, count + served, (count + served) * cost_s, refused=no + refused)
+        box.versions = [*(item for item in box.versions if item.name != name), new]
+
+    return grow
+
+
+def test_a_lighter_model_stands_in_when_a_hot_box_cannot_do_what_is_asked(box: Box) -> None:
+    box.pairs = {"heavy": "light"}
+    box.run(20, ask(box, "heavy", 9, 0.05, 0))
+    assert box.chosen == []
+    box.temperature_c = 99.5
+    box.run(30, ask(box, "heavy", 2, 0.05, 7))
+    assert [choice and choice.stand_in("heavy") for choice in box.chosen] == ["light"]
+    assert box.sampler.latest.in_force == {"heavy": "light"}
+    told = [fields for kind, fields in box.events if kind == "governor.variant"]
+    assert [(item["model"], item["variant"]) for item in told] == [("heavy", "light")]
+
+
+def test_the_heavier_model_comes_back_once_there_is_room_for_it(box: Box) -> None:
+    box.pairs = {"heavy": "light"}
+    box.run(20, ask(box, "heavy", 9, 0.05, 0))
+    box.temperature_c = 99.5
+    box.run(30, ask(box, "heavy", 2, 0.05, 7))
+    box.temperature_c = 70.0
+    box.run(1200, ask(box, "light", 9, 0.02, 0))
+    assert [choice and choice.stand_in("heavy") for choice in box.chosen] == ["light", None]
+
+
+def test_a_variant_that_serves_no_more_stands_in_no_more() -> None:
+    stand_ins = StandIns()
+    hot = Decision(Level.HOT, share=0.2, set_point_c=95.0, predicted_c=97.0)
+    busy = WorkDone(models={"heavy": ModelWork(0.1, 2, 10)})
+    for index in range(40):
+        stand_ins.step({"heavy": "light"}, busy, hot, 1.0, STEP_S, index * STEP_S)
+    assert stand_ins.in_force == {"heavy": "light"}
+    assert stand_ins.step({}, busy, hot, 1.0, STEP_S, 30.0) == {}
+
+
+# -- threads
+
+
+class Switch:
+    """Sensors that fail or hang when told to."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.reads = 0
+        self.is_closed = False
+
+    def read(self, now_s: float) -> BoxReading:
+        self.may_answer.wait(30)
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return reading(now_s)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def sensors() -> Iterator[Switch]:
+    switch = Switch()
+    yield switch
+    switch.may_answer.set()
+
+
+def test_a_sensor_that_raises_tells_nothing_and_ends_nothing(sensors: Switch) -> None:
+    lookout = Lookout(sensors)
+    sensors.error = RuntimeError("the driver is gone")
+    assert "the driver is gone" in lookout.look().missing["sensors"]
+    sensors.error = None
+    assert lookout.look().heat is not None
+    lookout.close()
+    assert sensors.is_closed
+
+
+def test_a_sensor_that_hangs_is_not_waited_for(sensors: Switch) -> None:
+    lookout = Lookout(sensors, patience_s=0.05)
+    assert lookout.look().heat is not None
+    sensors.may_answer.clear()
+    for _ in range(3):
+        assert "do not answer" in lookout.look().missing["sensors"]
+    sensors.may_answer.set()
+    assert wait_until(lambda: lookout.look().heat is not None)
+    lookout.close()
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
+
+
+def test_the_loop_goes_on_after_whatever_fails_and_ends_when_told(sensors: Switch) -> None:
+    problems = 3
+
+    def statistics() -> list[VersionStatistics]:
+        nonlocal problems
+        problems -= 1
+        if problems > 0:
+            raise ValueError("a bug")
+        return []
+
+    gate = GovernorGate()
+    sampler = Sampler(Lookout(sensors), Law(), gate, ServerSide(statistics=statistics), interval_s=0.01)
+    sampler.start()
+    assert wait_until(lambda: sampler.latest.decision.temperature_c is not None)
+    sampler.close()
+    assert sensors.is_closed
+    assert not [thread for thread in threading.enumerate() if thread.name in ("edge-governor", "edge-sensors")]
+
+
+# -- loads
+
+
+FILE = ModelFile(Path("m/1/model.onnx"), Path("m"), 1)
+
+
+def test_a_load_waits_until_the_box_has_cooled() -> None:
+    decisions = iter([Decision(Level.HOT, may_load=False)] * 2 + [Decision()] * 10)
+    room = CoolRoom(lambda: next(decisions), 60.0)
+    assert room.after(lambda file, count: None)(FILE, 1) is None
+
+
+def test_a_load_that_waited_long_enough_goes_on() -> None:
+    times = iter(range(0, 1000, 30))
+    room = CoolRoom(lambda: Decision(Level.HOT, may_load=False), 60.0, clock=lambda: float(next(times)))
+    assert room.after(lambda file, count: None)(FILE, 1) is None
+
+
+def test_a_box_that_is_about_to_switch_itself_off_loads_nothing() -> None:
+    room = CoolRoom(lambda: Decision(Level.CRITICAL, may_load=False, detail="102 °C"), 60.0)
+    assert room.after(lambda file, count: None)(FILE, 1) == "the box is CRITICAL: 102 °C"
+
+
+def test_nobody_waits_for_a_cool_box_once_the_server_stops() -> None:
+    room = CoolRoom(lambda: Decision(Level.HOT, may_load=False), 600.0)
+    room.end()
+    assert room.after(lambda file, count: None)(FILE, 1) == "the server stops"
+
+
+def test_memory_is_asked_for_before_the_wait_and_after_it() -> None:
+    decisions = iter([Decision(Level.HOT, may_load=False), Decision()])
+    answers = iter([None, "memory is short"])
+    room = CoolRoom(lambda: next(decisions), 60.0)
+    assert room.after(lambda file, count: next(answers))(FILE, 1) == "memory is short"
+
+
+# -- the clock
+
+
+SHORT = Decision(Level.HOT, share=0.3)
+
+
+def test_the_clock_goes_down_by_notches_and_never_below_its_floor() -> None:
+    rule = ClockRule()
+    parts = [rule.step(SHORT, second / 2) for second in range(400)]
+    assert parts[0] == 1.0
+    assert sorted(set(parts), reverse=True) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+
+
+def test_the_clock_comes_back_slowly_and_whole() -> None:
+    rule = ClockRule()
+    for second in range(100):
+        rule.step(SHORT, float(second))
+    assert [rule.step(Decision(), 100.0 + second) for second in range(59)][-1] == 0.5
+    assert [rule.step(Decision(), 159.0 + second) for second in range(400)][-1] == 1.0
+
+
+def test_a_lost_sensor_is_no_reason_to_touch_the_clock() -> None:
+    rule = ClockRule()
+    lost = replace(SHORT, lost=frozenset({"temperature"}))
+    assert [rule.step(lost, float(second)) for second in range(100)][-1] == 1.0
+
+
+def squeeze(cap: GrantedClockCap, begin_s: float = 0.0) -> None:
+    for second in range(25):
+        cap.step(SHORT, begin_s + second)
+
+
+def test_a_jetsons_clock_is_capped_to_a_step_that_it_has_and_put_back(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    actuator = DevfreqCap(board.root)
+    before_hz = actuator.highest_hz()
+    assert before_hz is not None
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    steps = [int(word) for word in (path.parent / "available_frequencies").read_text().split()]
+    cap = GrantedClockCap(actuator, tmp_path / "clock_cap.json")
+    squeeze(cap)
+    assert cap.cap_hz in steps
+    assert cap.cap_hz == int(path.read_text()) < before_hz
+    cap.close()
+    assert int(path.read_text()) == before_hz
+    assert not (tmp_path / "clock_cap.json").exists()
+
+
+def test_a_cap_left_behind_by_a_crash_is_lifted_by_the_next_run(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    before_hz = int(path.read_text())
+    killed = GrantedClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json")
+    squeeze(killed)
+    assert int(path.read_text()) < before_hz
+    GrantedClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json").close()
+    assert int(path.read_text()) == before_hz
+    assert not (tmp_path / "clock_cap.json").exists()
+    killed.close()
+
+
+class Refusing(DevfreqCap):
+    asked = 0
+
+    def cap(self, at_hz: int) -> int:
+        self.asked += 1
+        raise PermissionError("max_freq: Permission denied")
+
+
+def test_without_the_right_the_clock_is_left_alone_and_the_reason_kept(make_board: Any) -> None:
+    actuator = Refusing(make_board("orin_nano_jp6").root)
+    cap = GrantedClockCap(actuator)
+    squeeze(cap)
+    squeeze(cap, 100.0)
+    assert (cap.cap_hz, actuator.asked) == (None, 1)
+    assert "Permission denied" in cap.problem

@@ -1,0 +1,342 @@
+"""A gate that holds back: whom it refuses, what is settled once, caps on instances and rows, and its opening."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.message import Request
+from edge_server.core.model import DynamicBatching, InputSpec, ModelSpec, OutputSpec, QueuePolicy
+from edge_server.core.tensor import DType
+from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, QueueFull, Throttled
+
+BATCHING = DynamicBatching((8,))
+
+
+class HeldGate:
+    """Half shut: it charges each request another amount, and remembers what was settled of it."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.is_open = False
+        self.share = share
+        self.refuses = False
+        self.asked: list[tuple[str, float]] = []
+        self.settled: dict[float, list[float]] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
+        with self._lock:
+            self.asked.append((spec.name, cost_s))
+            if self.refuses:
+                raise Throttled(f"model '{spec.name}' has to wait: the box is HOT", retry_after_s=0.7)
+            charged_s = float(len(self.asked))
+            self.settled[charged_s] = []
+            return charged_s
+
+    def settle(self, charged_s: float, took_s: float) -> None:
+        with self._lock:
+            self.settled[charged_s].append(took_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that was charged was settled exactly once."""
+        return all(len(times) == 1 for times in self.settled.values())
+
+    @property
+    def took(self) -> list[float]:
+        return [times[0] for _, times in sorted(self.settled.items())]
+
+
+@pytest.fixture
+def held() -> HeldGate:
+    return HeldGate()
+
+
+def test_an_open_gate_is_not_asked(new_house: Any, held: HeldGate) -> None:
+    held.is_open = True
+    house = new_house(gate=held)
+    house.load(house.spec())
+    assert house.submit()[1].final().error is None
+    assert held.asked == []
+    assert held.settled == {}
+
+
+def test_a_refused_request_gets_the_gates_words_and_is_counted(new_house: Any, held: HeldGate) -> None:
+    house = new_house(gate=held)
+    version = house.load(house.spec())
+    held.refuses = True
+    given_back: list[int] = []
+    with pytest.raises(Throttled, match="has to wait: the box is HOT") as caught:
+        house.submit(release=lambda: given_back.append(1))
+    assert caught.value.retry_after_s == 0.7
+    assert given_back == [1]
+    assert version.statistics().failures["REJECTED"] == 1
+    assert house.script.ran == []
+    assert version.in_flight == 0
+
+
+def test_the_cost_told_is_what_rows_took_before(new_house: Any, held: HeldGate) -> None:
+    house = new_house(gate=held)
+    house.load(house.spec())
+    for rows in (1, 4):
+        house.submit(rows=rows)[1].final()
+    assert held.asked[0] == ("m", 0.0), "nothing is known before the first run"
+    assert held.asked[1][1] > 0
+
+
+def test_what_was_charged_is_settled_with_each_ones_part_of_the_run(
+    new_house: Any, held: HeldGate, new_gate: Any, eventually: Any
+) -> None:
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec(dynamic_batching=BATCHING))
+    mailboxes = [house.submit()[1]]
+    stop.wait_entered()
+    mailboxes += [house.submit(rows=rows)[1] for rows in (1, 3)]
+    stop.let_go(2)
+    for mailbox in mailboxes:
+        assert mailbox.final().error is None
+    eventually(lambda: held.is_settled)
+    first, one, three = held.took
+    assert first > 0
+    assert three == pytest.approx(3 * one)
+
+
+def test_a_failed_batch_is_settled_with_the_time_it_took(new_house: Any, held: HeldGate, eventually: Any) -> None:
+    house = new_house(gate=held)
+    house.script.on_run = lambda name, inputs: 1 / 0
+    house.load(house.spec())
+    assert house.submit()[1].final().error is not None
+    eventually(lambda: held.is_settled)
+    assert held.took[0] > 0
+
+
+def test_who_waits_and_is_cancelled_took_nothing_and_who_runs_takes_its_time(
+    new_house: Any, held: HeldGate, new_gate: Any, eventually: Any
+) -> None:
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec())
+    running, _ = house.submit()
+    stop.wait_entered()
+    waiting, mailbox = house.submit()
+    waiting.cancel()
+    running.cancel()
+    running.cancel()
+    assert isinstance(mailbox.final().error, Cancelled)
+    assert held.settled[2.0] == [0.0]
+    assert held.settled[1.0] == [], "it still computes"
+    stop.let_go()
+    eventually(lambda: held.is_settled)
+    assert held.took[0] > 0
+
+
+def test_who_expires_took_nothing(new_house: Any, held: HeldGate, new_gate: Any, eventually: Any) -> None:
+
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec())
+    house.submit()
+    stop.wait_entered()
+    _, late = house.submit(deadline_ns=time.monotonic_ns() + 10_000_000)
+    assert isinstance(late.final().error, DeadlineExceeded)
+    eventually(lambda: held.settled[2.0] == [0.0])
+    stop.let_go()
+    eventually(lambda: held.is_settled)
+
+
+def test_who_finds_the_queue_full_took_nothing(new_house: Any, held: HeldGate, new_gate: Any) -> None:
+
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=QueuePolicy(max_queue_size=1))))
+    house.submit()
+    stop.wait_entered()
+    house.submit()
+    with pytest.raises(QueueFull):
+        house.submit()
+    assert held.settled[3.0] == [0.0]
+    stop.let_go(2)
+
+
+def test_those_failed_at_the_end_of_the_server_are_settled(
+    new_house: Any, held: HeldGate, new_gate: Any, eventually: Any
+) -> None:
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec())
+    house.submit()
+    stop.wait_entered()
+    _, waiting = house.submit()
+    assert not house.manager.close(0.0)
+    assert waiting.final().error is not None
+    assert held.settled[2.0] == [0.0]
+    stop.let_go()
+    eventually(lambda: held.is_settled)
+
+
+def test_a_stream_of_responses_is_settled_when_it_ends(new_house: Any, held: HeldGate, eventually: Any) -> None:
+    house = new_house(gate=held)
+    going: list[Any] = []
+    house.script.on_execute = going.extend
+    shape = {"max_batch_size": 0, "is_decoupled": True}
+    house.load(
+        house.spec(
+            inputs=(InputSpec("IN", DType.FP32, (1, 1)),), outputs=(OutputSpec("OUT", DType.FP32, (1, 1)),), **shape
+        )
+    )
+    mailboxes = [house.submit()[1] for _ in range(3)]
+    eventually(lambda: len(going) == 3)
+    answer = {"OUT": np.zeros((1, 1), np.float32)}
+    going[0].send(answer)
+    mailboxes[0].wait()
+    assert held.settled[1.0] == []
+    going[0].finish()
+    going[0].finish()
+    going[1].fail(EdgeServerError("no"))
+    going[2].send(answer, is_final=True)
+    for mailbox in mailboxes:
+        mailbox.final()
+    eventually(lambda: held.is_settled)
+    assert all(took > 0 for took in held.took)
+
+
+def test_a_share_below_one_caps_how_many_instances_run(new_house: Any, held: HeldGate, new_gate: Any) -> None:
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec(instances=4))
+    held.share = 0.5
+    mailboxes = [house.submit()[1] for _ in range(4)]
+    stop.wait_entered()
+    stop.wait_entered()
+    assert len(house.script.ran) == 2
+    stop.let_go(4)
+    for mailbox in mailboxes:
+        assert mailbox.final().error is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01])
+def test_one_instance_and_one_row_run_whatever_the_share_is(new_house: Any, held: HeldGate, share: float) -> None:
+    house = new_house(gate=held)
+    house.load(house.spec(instances=2, dynamic_batching=BATCHING))
+    held.share = share
+    mailboxes = [house.submit(number)[1] for number in range(6)]
+    for mailbox in mailboxes:
+        assert mailbox.final().error is None
+    assert {rows for _, _, rows in house.script.ran} == {1}
+
+
+def test_a_share_below_one_caps_how_many_rows_run_together_but_splits_no_request(
+    new_house: Any, held: HeldGate, new_gate: Any
+) -> None:
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec(dynamic_batching=BATCHING))
+    held.share = 0.5
+    mailboxes = [house.submit()[1]]
+    stop.wait_entered()
+    mailboxes += [house.submit(rows=rows)[1] for rows in (2, 2, 1, 6, 1)]
+    stop.let_go(20)
+    for mailbox in mailboxes:
+        assert mailbox.final().error is None
+    assert [rows for _, _, rows in house.script.ran] == [1, 4, 1, 6, 1]
+
+
+def test_opening_the_gate_wakes_what_it_held_back(new_house: Any, held: HeldGate, new_gate: Any) -> None:
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    for name in ("a", "b"):
+        house.load(house.spec(name, instances=3))
+    held.share = 0.2
+    mailboxes = [house.submit(model=name)[1] for _ in range(3) for name in ("a", "b")]
+    stop.wait_entered()
+    stop.wait_entered()
+    assert len(house.script.ran) == 2
+    held.is_open = True
+    house.manager.look_again()
+    for _ in range(4):
+        stop.wait_entered()
+    stop.let_go(6)
+    for mailbox in mailboxes:
+        assert mailbox.final().error is None
+
+
+def test_being_capped_while_a_queue_delay_is_over_does_not_keep_the_timer_busy(
+    new_house: Any, held: HeldGate, new_gate: Any
+) -> None:
+
+    house = new_house(gate=held)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: stop.stop() or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec(instances=2, dynamic_batching=DynamicBatching((8,), max_queue_delay_us=1000)))
+    held.share = 0.5
+    _, first = house.submit()
+    stop.wait_entered()
+    count = 0
+    plain = house.timer.call_at
+
+    def counted(when_ns: int, call: Any) -> Any:
+        nonlocal count
+        count += 1
+        return plain(when_ns, call)
+
+    house.timer.call_at = counted
+    _, second = house.submit()
+    passed = threading.Event()
+    plain(time.monotonic_ns() + 30_000_000, passed.set)
+    assert passed.wait(20)
+    assert count <= 2
+    stop.let_go(2)
+    assert first.final().error is second.final().error is None
+
+
+def test_charges_are_settled_once_in_a_storm_of_all_endings(new_house: Any, held: HeldGate, eventually: Any) -> None:
+
+    house = new_house(gate=held)
+    plain = house.script.on_run
+    luck = random.Random(3)
+
+    def run(name: str, inputs: Any) -> Any:
+        if luck.random() < 0.2:
+            raise RuntimeError("now and then")
+        return plain(name, inputs)
+
+    house.script.on_run = run
+    house.load(house.spec(instances=2, dynamic_batching=BATCHING))
+
+    def work(seed: int) -> None:
+        mine = random.Random(seed)
+        mailboxes = []
+        for _ in range(120):
+            more = {"deadline_ns": time.monotonic_ns() + 300_000} if mine.random() < 0.3 else {}
+            held.share = mine.choice((0.2, 0.6, 1.0))
+            try:
+                ticket, mailbox = house.submit(may_run=mine.random() < 0.5, **more)
+            except EdgeServerError:
+                continue
+            mailboxes.append(mailbox)
+            if mine.random() < 0.3:
+                ticket.cancel()
+        for mailbox in mailboxes:
+            mailbox.final()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    eventually(lambda: held.is_settled)
+    assert len(held.settled) == len(held.asked)

@@ -1,0 +1,503 @@
+"""Triton's rate limiter: the rule against a list that knows what must hold, and real threads that fight for turns."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edge_server.core.model import DynamicBatching, InstanceGroup, InstanceKind, RateResource
+from edge_server.errors import BadModelConfig, Cancelled, EdgeServerError
+from edge_server.serving.limiter import CPU, Demand, RateLimiter, needs_of
+
+R = ("R", CPU)
+
+
+def group(name: str, *resources: tuple[str, int], instances: int = 1, priority: int = 1) -> tuple[InstanceGroup, ...]:
+    wanted = tuple(RateResource(key, count) for key, count in resources)
+    return (InstanceGroup(name, InstanceKind.CPU, instances, resources=wanted, rate_priority=priority),)
+
+
+# -- the rule ------------------------------------------------------------------------------------------------------
+
+
+class LimiterMachine(RuleBasedStateMachine):
+    """Demands that want to run, run, and stop wanting, in any order; a woken one asks again, as schedulers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limiter = RateLimiter({("A", None): 4, ("B", None): 2})
+        self.wanting: set[Demand] = set()
+        self.running: set[Demand] = set()
+        self.demands: list[Demand] = []
+
+    @rule(a=st.integers(0, 4), b=st.integers(0, 2), c=st.integers(0, 3), priority=st.integers(1, 4))
+    def enter(self, a: int, b: int, c: int, priority: int) -> None:
+        needs = {key: count for key, count in ((("A", CPU), a), (("B", CPU), b), (("C", CPU), c)) if count}
+        if not needs or len(self.demands) > 8:
+            return
+        demand = Demand("m", needs, priority)
+        demand.wake = lambda: self.ask(demand)
+        self.limiter.enter(demand)
+        self.demands.append(demand)
+
+    def ask(self, demand: Demand) -> None:
+        if demand not in self.wanting:
+            self.limiter.withdraw(demand)
+        elif self.limiter.take(demand):
+            self.wanting.discard(demand)
+            self.running.add(demand)
+
+    def idle(self) -> list[Demand]:
+        return [item for item in self.demands if item not in self.wanting and item not in self.running]
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data())
+    def want(self, data: st.DataObject) -> None:
+        demand = data.draw(st.sampled_from(self.idle()))
+        self.wanting.add(demand)
+        self.ask(demand)
+        self.limiter.wake_next()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), wants_more=st.booleans())
+    def end(self, data: st.DataObject, wants_more: bool) -> None:
+        demand = data.draw(st.sampled_from([item for item in self.demands if item in self.running]))
+        self.running.discard(demand)
+        self.limiter.give_back(demand)
+        if wants_more:
+            self.wanting.add(demand)
+            self.ask(demand)
+        self.limiter.wake_next()
+
+    @precondition(lambda self: self.wanting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        demand = data.draw(st.sampled_from([item for item in self.demands if item in self.wanting]))
+        self.wanting.discard(demand)
+        self.limiter.withdraw(demand)
+        self.limiter.wake_next()
+
+    @precondition(lambda self: self.demands)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        demand = data.draw(st.sampled_from(self.demands))
+        self.demands.remove(demand)
+        self.wanting.discard(demand)
+        self.running.discard(demand)
+        self.limiter.leave(demand)
+
+    @invariant()
+    def no_more_is_in_use_than_there_is(self) -> None:
+        for key, (used, count) in self.limiter.in_use().items():
+            assert used == sum(item.needs.get(key, 0) for item in self.running)
+            # Without a configured count the most demanding one says how many there are, and it may have left.
+            assert used <= count or key[0] == "C"
+
+    @invariant()
+    def nobody_waits_who_could_run(self) -> None:
+        """Of those that want to run, the one whose turn it is lacks something that another holds."""
+        if self.wanting:
+            first = min(self.wanting, key=lambda item: (item.turn, item.place))
+            in_use = self.limiter.in_use()
+            assert any(in_use[key][0] + count > in_use[key][1] for key, count in first.needs.items())
+
+    @invariant()
+    def whoever_shares_nothing_with_the_others_runs(self) -> None:
+        for demand in self.wanting:
+            others = (self.wanting | self.running) - {demand}
+            assert any(not demand.needs.keys().isdisjoint(other.needs) for other in others)
+
+
+TestLimiter = LimiterMachine.TestCase
+TestLimiter.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def runs_of(limiter: RateLimiter, demands: dict[str, Demand], count: int) -> Counter[str]:
+    """Let all of them always want to run, one at a time, and return who ran how often."""
+    running: list[str] = []
+
+    def ask(name: str) -> None:
+        if limiter.take(demands[name]):
+            running.append(name)
+
+    for name, demand in demands.items():
+        demand.wake = lambda name=name: ask(name)  # type: ignore[misc]
+        ask(name)
+    seen: Counter[str] = Counter()
+    for _ in range(count):
+        name = running.pop(0)
+        seen[name] += 1
+        limiter.give_back(demands[name])
+        ask(name)
+        limiter.wake_next()
+    return seen
+
+
+def test_the_weights_give_the_shares() -> None:
+    limiter = RateLimiter({("R", None): 1})
+    demands = {name: Demand(name, {R: 1}, weight) for name, weight in (("one", 1), ("two", 2), ("four", 4))}
+    for demand in demands.values():
+        limiter.enter(demand)
+    seen = runs_of(limiter, demands, 700)
+    assert abs(seen["one"] - 400) <= 2
+    assert abs(seen["two"] - 200) <= 2
+    assert abs(seen["four"] - 100) <= 2
+
+
+def test_who_comes_late_does_not_catch_up_with_what_others_ran_before() -> None:
+    limiter = RateLimiter({("R", None): 1})
+    old, new = Demand("old", {R: 1}, 1), Demand("new", {R: 1}, 1)
+    limiter.enter(old)
+    for _ in range(1000):
+        assert limiter.take(old)
+        limiter.give_back(old)
+    limiter.enter(new)
+    seen = runs_of(limiter, {"old": old, "new": new}, 100)
+    assert abs(seen["old"] - seen["new"]) <= 1
+
+
+def test_who_asks_for_much_is_not_passed_by_those_who_ask_for_little() -> None:
+    limiter = RateLimiter({("R", None): 4})
+    big = Demand("big", {R: 4}, 1)
+    small = [Demand(f"small{index}", {R: 1}, 1) for index in range(4)]
+    for demand in (big, *small):
+        limiter.enter(demand)
+    assert all(limiter.take(demand) for demand in small[:3])
+    assert not limiter.take(big)
+    assert not limiter.take(small[3]), "it would fit, but the big one came first"
+    for demand in small[:3]:
+        limiter.give_back(demand)
+    assert not limiter.take(small[3])
+    assert limiter.take(big)
+
+
+def test_what_is_of_each_device_is_counted_for_each() -> None:
+    limiter = RateLimiter({("R", None): 1})
+    demands = [Demand("m", needs_of((RateResource("R", 1),), device), 1) for device in (0, 1, None)]
+    for demand in demands:
+        limiter.enter(demand)
+    assert all(limiter.take(demand) for demand in demands)
+
+
+def test_a_global_resource_is_one_for_all_devices() -> None:
+    limiter = RateLimiter({("R", None): 1})
+    demands = [Demand("m", needs_of((RateResource("R", 1, True),), device), 1) for device in (0, 1, None)]
+    for demand in demands:
+        limiter.enter(demand)
+    assert [limiter.take(demand) for demand in demands] == [True, False, False]
+
+
+def test_a_count_for_one_device_goes_before_the_count_for_each() -> None:
+    limiter = RateLimiter({("R", None): 1, ("R", 1): 2})
+    with pytest.raises(BadModelConfig, match=r"model 'm': .* 2 of resource 'R' of device 0, .* grants 1"):
+        limiter.enter(Demand("m", {("R", 0): 2}, 1))
+    limiter.enter(Demand("m", {("R", 1): 2}, 1))
+
+
+def test_a_resource_is_global_for_all_models_or_for_none() -> None:
+    limiter = RateLimiter({})
+    limiter.enter(Demand("first", {("R", None): 1}, 1))
+    with pytest.raises(BadModelConfig, match=r"model 'second'.*'R' of device 0, and to model 'first' it is global"):
+        limiter.enter(Demand("second", {("R", 0): 1}, 1))
+
+
+def test_a_model_may_change_the_scope_of_its_resource_when_it_is_reloaded() -> None:
+    limiter = RateLimiter({})
+    limiter.enter(Demand("m", {("R", None): 1}, 1))
+    limiter.enter(Demand("m", {("R", 0): 1}, 1))
+
+
+def test_without_a_configured_count_there_is_what_the_most_demanding_one_needs() -> None:
+    limiter = RateLimiter({})
+    small = [Demand(f"s{index}", {R: 1}, 1) for index in range(3)]
+    for demand in small:
+        limiter.enter(demand)
+    granted = [limiter.take(demand) for demand in small]
+    assert granted == [True, False, False]
+    woken: list[str] = []
+    small[1].wake = lambda: woken.append("s1") or limiter.take(small[1])  # type: ignore[func-returns-value]
+    limiter.enter(Demand("big", {R: 2}, 1))
+    assert woken == ["s1"], "a count that grows lets those go on that it holds up"
+
+
+def test_giving_back_what_is_not_held_changes_nothing() -> None:
+    limiter = RateLimiter({("R", None): 1})
+    demand = Demand("m", {R: 1}, 1)
+    limiter.enter(demand)
+    limiter.give_back(demand)
+    assert limiter.in_use() == {R: (0, 1)}
+
+
+# -- models in a house ------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """Sessions that know how many of each model run at once."""
+
+    def __init__(self, house: Any, seconds: float = 0.0) -> None:
+        self._lock = threading.Lock()
+        self.now: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.ran: list[str] = []
+        self.costs: dict[str, int] = {}
+        self.limit = 1
+        self._seconds = seconds
+        house.script.on_run = self.run
+
+    def run(self, name: str, inputs: Any) -> Any:
+        model = name.rpartition("_")[0]
+        with self._lock:
+            self.ran.append(model)
+            self.now[model] += 1
+            in_use = sum(self.costs.get(key, 1) * count for key, count in self.now.items())
+            if in_use > self.limit:
+                self.wrong.append(f"{in_use} of {self.limit}: {dict(self.now)}")
+        if self._seconds:
+            time.sleep(self._seconds)
+        with self._lock:
+            self.now[model] -= 1
+        return {"OUT": np.array(inputs["IN"])}
+
+
+def test_two_models_that_share_a_resource_never_run_at_once(new_house: Any) -> None:
+    house = new_house(limiter=RateLimiter({("R", None): 1}))
+    watched = Watched(house, 0.001)
+    for name in ("a", "b"):
+        house.load(house.spec(name, instance_groups=group(name, ("R", 1), instances=2)))
+    mailboxes = [house.submit(number, model=name)[1] for number in range(30) for name in ("a", "b")]
+    assert all(mailbox.final().error is None for mailbox in mailboxes)
+    assert watched.wrong == []
+    assert Counter(watched.ran) == {"a": 30, "b": 30}
+
+
+def test_a_model_without_resources_is_not_held_up(new_house: Any, new_gate: Any) -> None:
+    house = new_house(limiter=RateLimiter({("R", None): 1}))
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec("a", instance_groups=group("a", ("R", 1))))
+    house.load(house.spec("b"))
+    _, first = house.submit(model="a")
+    stop.wait_entered()
+    assert house.submit(model="b")[1].final().error is None
+    stop.let_go()
+    first.final()
+
+
+def test_priorities_give_shares_to_models_that_are_always_asked(new_house: Any) -> None:
+    house = new_house(limiter=RateLimiter({("R", None): 1}))
+    watched = Watched(house, 0.0005)
+    house.load(house.spec("a", instance_groups=group("a", ("R", 1), priority=1)))
+    house.load(house.spec("b", instance_groups=group("b", ("R", 1), priority=3)))
+    mailboxes = [house.submit(model=name)[1] for _ in range(120) for name in ("a", "b")]
+    for mailbox in mailboxes:
+        mailbox.final()
+    # While both still wait: 90 of a's turns to 30 of b's.
+    assert abs(Counter(watched.ran[:120])["a"] - 90) <= 4
+    assert watched.wrong == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_batch_gives_its_resources_back_also_when_it_fails(new_house: Any, fails: bool) -> None:
+    limiter = RateLimiter({("R", None): 1})
+    house = new_house(limiter=limiter)
+    house.load(house.spec("a", instance_groups=group("a", ("R", 1))))
+    if fails:
+        house.script.on_run = lambda name, inputs: 1 / 0
+    for _ in range(3):
+        assert (house.submit(model="a")[1].final().error is not None) is fails
+    house.manager.close(1.0)
+    assert limiter.in_use() == {}
+
+
+def test_a_cancelled_waiter_lets_the_next_one_go(new_house: Any, new_gate: Any) -> None:
+    """`both` waits for R1, and so for R2 too, which `other` could have."""
+    house = new_house(limiter=RateLimiter({("R1", None): 1, ("R2", None): 1}))
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: (
+        (name.startswith("holder") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    )
+    house.load(house.spec("holder", instance_groups=group("holder", ("R1", 1))))
+    house.load(house.spec("both", instance_groups=group("both", ("R1", 1), ("R2", 1))))
+    house.load(house.spec("other", instance_groups=group("other", ("R2", 1))))
+    _, held = house.submit(model="holder")
+    stop.wait_entered()
+    waiting, cancelled = house.submit(model="both")
+    _, behind = house.submit(model="other")
+    assert behind.responses == []
+    waiting.cancel()
+    assert isinstance(cancelled.final().error, Cancelled)
+    assert behind.final().error is None, "nobody is before it any more"
+    stop.let_go()
+    held.final()
+
+
+def test_an_expired_waiter_lets_the_next_one_go(new_house: Any, new_gate: Any) -> None:
+    house = new_house(limiter=RateLimiter({("R1", None): 1, ("R2", None): 1}))
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: (
+        (name.startswith("holder") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    )
+    house.load(house.spec("holder", instance_groups=group("holder", ("R1", 1))))
+    house.load(house.spec("both", instance_groups=group("both", ("R1", 1), ("R2", 1))))
+    house.load(house.spec("other", instance_groups=group("other", ("R2", 1))))
+    _, held = house.submit(model="holder")
+    stop.wait_entered()
+    _, late = house.submit(model="both", deadline_ns=time.monotonic_ns() + 20_000_000)
+    _, behind = house.submit(model="other")
+    assert late.final().error is not None
+    assert behind.final().error is None
+    stop.let_go()
+    held.final()
+
+
+def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_nothing(
+    new_house: Any, new_gate: Any, eventually: Any
+) -> None:
+    limiter = RateLimiter({("R", None): 1})
+    house = new_house(limiter=limiter)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    for name in ("a", "b"):
+        house.load(house.spec(name, instance_groups=group(name, ("R", 1))))
+    _, held = house.submit(model="a")
+    stop.wait_entered()
+    _, waiting = house.submit(model="b")
+    house.service.unload_model("b")
+    assert waiting.responses == []
+    stop.let_go()
+    assert held.final().error is None
+    assert waiting.final().error is None
+    eventually(lambda: not house.manager.versions("b") or house.manager.versions("b")[0].state == "RETIRED")
+    assert house.submit(model="a")[1] is not None
+    stop.let_go()
+
+
+def test_what_hangs_does_not_keep_its_resources_from_others(new_house: Any, new_gate: Any, eventually: Any) -> None:
+    house = new_house(limiter=RateLimiter({("R", None): 1}), hang_timeout_s=0.2)
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    for name in ("a", "b"):
+        house.load(house.spec(name, instance_groups=group(name, ("R", 1))))
+    _, hung = house.submit(model="a")
+    stop.wait_entered()
+    _, waiting = house.submit(model="b")
+    assert hung.final().error is not None
+    assert waiting.final().error is None
+    stop.let_go()
+
+
+def test_a_model_that_asks_for_more_than_there_is_does_not_load_and_leaves_nothing_open(new_house: Any) -> None:
+    limiter = RateLimiter({("R", None): 3})
+    house = new_house(limiter=limiter)
+    house.wish_for(house.spec("a", instance_groups=group("a", ("R", 4))))
+    assert house.manager.wait_settled(["a"], 20)
+    assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in house.manager.failure("a")
+    assert house.script.opened == []
+    assert limiter.in_use() == {}
+
+
+def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(
+    new_house: Any, new_gate: Any, eventually: Any
+) -> None:
+    house = new_house(limiter=RateLimiter({("R", None): 1}))
+    stop = new_gate()
+    house.script.on_run = lambda name, inputs: (name.startswith("a") and stop.stop()) or {"OUT": np.array(inputs["IN"])}
+    house.load(house.spec("a", instance_groups=group("a", ("R", 1))))
+    batching = DynamicBatching((8,), max_queue_delay_us=1000)
+    house.load(house.spec("b", instance_groups=group("b", ("R", 1)), dynamic_batching=batching))
+    _, held = house.submit(model="a")
+    stop.wait_entered()
+    calls = Counter[str]()
+    plain = house.timer.call_at
+
+    def count(when_ns: int, call: Any) -> Any:
+        calls["set"] += 1
+        return plain(when_ns, call)
+
+    house.timer.call_at = count
+    _, waiting = house.submit(model="b")
+    # The delay is over once the timer has come to what was put behind it.
+    passed = threading.Event()
+    plain(time.monotonic_ns() + 30_000_000, passed.set)
+    assert passed.wait(20)
+    assert calls["set"] <= 2
+    stop.let_go()
+    held.final()
+    assert waiting.final().error is None
+
+
+def test_two_groups_of_one_model_each_run_what_was_given_to_them(new_house: Any) -> None:
+    """The instance freed last may be refused while another one of the same model is granted."""
+    house = new_house(limiter=RateLimiter({("R", None): 1}))
+    watched = Watched(house, 0.0002)
+    watched.limit = 99
+    groups = (*group("a", ("R", 1), instances=2), InstanceGroup("free", InstanceKind.CPU, 1))
+    version = house.load(house.spec("a", instance_groups=groups))
+    mailboxes = [house.submit(number, model="a")[1] for number in range(200)]
+    assert [float(mailbox.final().outputs[0].array.flat[0]) for mailbox in mailboxes] == list(range(200))
+    assert version.in_flight == 0
+
+
+def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing(new_house: Any) -> None:
+    limiter = RateLimiter({("R", None): 3})
+    house = new_house(limiter=limiter)
+    watched = Watched(house)
+    watched.limit = 3
+    watched.costs = {"a": 1, "b": 2, "c": 3, "d": 0}
+    batching = DynamicBatching((8,), max_queue_delay_us=200)
+    specs = {
+        "a": house.spec("a", instance_groups=group("a", ("R", 1), instances=2)),
+        "b": house.spec("b", instance_groups=group("b", ("R", 2), priority=2), dynamic_batching=batching),
+        "c": house.spec("c", instance_groups=group("c", ("R", 3), priority=3)),
+        "d": house.spec("d"),
+    }
+    for spec in specs.values():
+        house.load(spec)
+    start = threading.Barrier(5)
+    problems: list[str] = []
+
+    def ask(seed: int) -> None:
+        luck = random.Random(seed)
+        start.wait()
+        waiting = []
+        for _ in range(150):
+            name = luck.choice("abcd")
+            try:
+                ticket, mailbox = house.submit(model=name, may_run=luck.random() < 0.3)
+            except EdgeServerError as error:
+                problems.append(f"{name}: {error}")
+                continue
+            waiting.append(mailbox)
+            if luck.random() < 0.2:
+                ticket.cancel()
+        for mailbox in waiting:
+            error = mailbox.final().error
+            if error is not None and not isinstance(error, Cancelled):
+                problems.append(str(error))
+
+    def reload() -> None:
+        start.wait()
+        for number in range(12):
+            name = "abc"[number % 3]
+            house.wish_for(specs[name], mark=f"new{number}")
+            house.manager.wait_settled([name], 20)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)] + [threading.Thread(target=reload)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    assert problems == []
+    assert watched.wrong == []
+    assert house.manager.close(20.0)
+    assert limiter.in_use() == {}
