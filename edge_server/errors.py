@@ -113,9 +113,16 @@ class Draining(Refusal):
 
 
 class Throttled(EdgeServerError):
-    """Heat, power or memory pressure forbids the work for now."""
+    """Heat, power or memory pressure forbids the work for now.
+
+    `state` is the box's, in one word, where the governor refused; "" where something else is used up.
+    """
 
     code = ErrorCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, state: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.state = state
 
 
 class ServingFault(EdgeServerError):
@@ -142,6 +149,10 @@ class BadModelConfig(LoadError):
 
 class BackendMissing(LoadError):
     """The runtime that the model needs is not installed or does not import; says what to install."""
+
+
+class MemberMissing(LoadError):
+    """A model that an ensemble is made of does not serve; loaded once it does."""
 
 
 class StorageFault(LoadError):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from edge_server import __version__
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig
 from edge_server.core.lifecycle import ModelWish, ReloadPolicy
+from edge_server.core.priority import priority_class
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.frames import rpc as frame_rpc
 from edge_server.frontends.frames.gate import FrameGate, NoGate
@@ -38,6 +39,7 @@ from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
 from edge_server.serving.timer import Timer
+from edge_server.telemetry.custom import custom_families
 from edge_server.telemetry.events import MODEL_UNLOADED, EventBus
 from edge_server.telemetry.host import HostSampler
 from edge_server.telemetry.loads import LoadCounts
@@ -99,7 +101,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     scanner.check_roots()
     options = ResolveOptions(
         auto_complete=not repository.is_auto_complete_disabled,
-        checks=(image_plan, perception_plan),
+        checks=(image_plan, perception_plan, priority_class),
         trust=trust_policy(repository.requires_checksums, repository.public_key),
     )
     pins = Pins(Path(repository.state_dir) if repository.state_dir else None)
@@ -129,6 +131,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
         is_strict=config.lifecycle.is_readiness_strict,
         events=events,
     )
+    manager.let_models_call(service)
     events.subscribe(lambda event: trim() if event.kind == MODEL_UNLOADED else None)
     events.subscribe(service.variants.receive)
     loads = LoadCounts(manager.versions)
@@ -289,6 +292,7 @@ class Server:
         )
         metrics.add_source(self._core.loads.families)
         metrics.add_source(self._frames.families)
+        metrics.add_source(custom_families(service.model_families))
         if self._core.governor is not None:
             metrics.add_source(self._core.governor.families)
         front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port)

@@ -189,7 +189,9 @@ def test_core_has_no_threads_no_clock_and_no_input_or_output(module: str) -> Non
 
 @pytest.mark.parametrize("owner", ["core", "serving", "service", "backends", "memory", "repository"])
 def test_the_serving_core_knows_no_event_loop(owner: str) -> None:
-    assert [str(item) for item in ALL if item.owner == owner and item.target.split(".")[0] == "asyncio"] == []
+    """Apart from the backend of models in Python, which may themselves be coroutines."""
+    found = [item for item in ALL if item.owner == owner and item.target.split(".")[0] == "asyncio"]
+    assert [str(item) for item in found if not item.path.startswith("backends/python/")] == []
 
 
 def test_the_environment_is_read_only_by_the_configuration() -> None:

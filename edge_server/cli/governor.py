@@ -15,7 +15,7 @@ from edge_server.cli.table import render
 from edge_server.governor.picture import draw, draw_replay
 from edge_server.governor.plant import PlantConstants
 from edge_server.governor.policy import Tuning
-from edge_server.governor.rates import PriorityClass
+from edge_server.core.priority import PriorityClass
 from edge_server.governor.replay import COLUMNS, Stretch, read_trace, replay
 from edge_server.governor.simulate import SCENARIOS, Outcome, Scenario, Strategy, simulate
 
@@ -47,8 +47,8 @@ def _add_simulate(actions: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
         help="run scenarios and compare ways to deal with heat",
         description="The table tells, for each way to deal with heat, the hottest chip after the first two minutes, "
-        "the part of the time in which the kernel throttled, which part of the requests of each class was answered before "
-        "its deadline, answers that came late, switches of model, and joules for each answer in time.",
+        "the part of the time in which the kernel throttled, which part of the requests of each class was answered "
+        "before its deadline, answers that came late, switches of model, and joules for each answer in time.",
     )
     action.add_argument("--scenario", choices=[*SCENARIOS, "all"], default="ambient-45", help="default: %(default)s")
     action.add_argument("--seconds", type=float, metavar="S", help="simulated time, default one hour")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 300.0, 120.0
-"""Of a panel, in the picture's own units."""
+"""Of a panel, in the picture's own units; a column may ask for another width."""
 
 _GAP_X, _GAP_Y, _LEFT, _TOP, _FOOT = 22.0, 34.0, 52.0, 108.0, 46.0
 _POINTS = 240
@@ -27,9 +27,10 @@ class Panel:
     end_s: float
     low: float
     high: float
+    width: float = WIDTH
 
     def x(self, time_s: float) -> float:
-        return self.left + WIDTH * min(max(time_s / self.end_s, 0.0), 1.0)
+        return self.left + self.width * min(max(time_s / self.end_s, 0.0), 1.0)
 
     def y(self, value: float) -> float:
         part = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
@@ -68,24 +69,24 @@ class Panel:
         """Draw a dashed line across, with its name above it, or below it, at the right end."""
         y = self.y(value)
         return (
-            f'<line x1="{self.left:g}" x2="{self.left + WIDTH:g}" y1="{y:.1f}" y2="{y:.1f}" stroke="{color}"'
+            f'<line x1="{self.left:g}" x2="{self.left + self.width:g}" y1="{y:.1f}" y2="{y:.1f}" stroke="{color}"'
             f' stroke-dasharray="5 3"/>{self.note(value, text, color, is_below=is_below)}'
         )
 
     def note(self, value: float, text: str, color: str, *, is_below: bool = False, at_start: bool = False) -> str:
         y = self.y(value) + (11 if is_below else -3)
-        x, anchor = (self.left + 4, "start") if at_start else (self.left + WIDTH - 4, "end")
+        x, anchor = (self.left + 4, "start") if at_start else (self.left + self.width - 4, "end")
         return f'<text x="{x:g}" y="{y:.1f}" text-anchor="{anchor}" font-size="10" fill="{color}">{escape(text)}</text>'
 
     def ground(self, *, shows_numbers: bool, shows_time: bool) -> str:
         parts = [
-            f'<rect x="{self.left:g}" y="{self.top:g}" width="{WIDTH:g}" height="{HEIGHT:g}" fill="#fbfbfc"'
+            f'<rect x="{self.left:g}" y="{self.top:g}" width="{self.width:g}" height="{HEIGHT:g}" fill="#fbfbfc"'
             f' stroke="{_GRID}"/>'
         ]
         for value in _ticks(self.low, self.high, 4):
             y = self.y(value)
             parts.append(
-                f'<line x1="{self.left:g}" x2="{self.left + WIDTH:g}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>'
+                f'<line x1="{self.left:g}" x2="{self.left + self.width:g}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>'
             )
             if shows_numbers:
                 parts.append(
@@ -121,12 +122,13 @@ class Column:
     facts: Sequence[str]
     rows: Sequence[Row]
     end_s: float
+    width: float = WIDTH
 
 
 def sheet(title: str, columns: Sequence[Column], keys: Sequence[tuple[str, str]]) -> str:
     """Return the SVG. The columns have the same rows; `keys` are (words, color) of the legend."""
     row_count = len(columns[0].rows)
-    width = _LEFT + len(columns) * (WIDTH + _GAP_X) + 8
+    width = _LEFT + sum(column.width + _GAP_X for column in columns) + 8
     height = _TOP + row_count * (HEIGHT + _GAP_Y) + _FOOT - 14
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" font-size="11" fill="{_INK}"'
@@ -135,8 +137,10 @@ def sheet(title: str, columns: Sequence[Column], keys: Sequence[tuple[str, str]]
         f'<text x="{_LEFT:g}" y="26" font-size="17" font-weight="bold">{escape(title)}</text>',
         _legend(keys, _LEFT, 46.0),
     ]
+    left = _LEFT
     for index, column in enumerate(columns):
-        parts.append(_column(column, _LEFT + index * (WIDTH + _GAP_X), is_first=index == 0))
+        parts.append(_column(column, left, is_first=index == 0))
+        left += column.width + _GAP_X
     parts.append(f'<text x="{_LEFT:g}" y="{height - 12:g}" fill="{_FAINT}">time in minutes</text></svg>')
     return "\n".join(parts) + "\n"
 
@@ -157,7 +161,7 @@ def _column(column: Column, left: float, *, is_first: bool) -> str:
     for index, fact in enumerate(column.facts):
         parts.append(f'<text x="{left:g}" y="{87 + 14 * index}" fill="{_FAINT}">{escape(fact)}</text>')
     for index, row in enumerate(column.rows):
-        panel = Panel(left, _TOP + 18 + index * (HEIGHT + _GAP_Y), column.end_s, row.low, row.high)
+        panel = Panel(left, _TOP + 18 + index * (HEIGHT + _GAP_Y), column.end_s, row.low, row.high, column.width)
         is_last = index == len(column.rows) - 1
         parts.append(panel.ground(shows_numbers=is_first and row.shows_numbers, shows_time=is_last))
         parts.append(row.draw(panel))

@@ -1,7 +1,7 @@
 """The last actuator, used only where the operator grants it: a cap on the GPU's clock, notch by notch.
 
-A lower clock does the same work with less power, since the voltage falls with it; but it slows every class down, control
-too. So it comes after everything else, and is let go slowly.
+A lower clock does the same work with less power, since the voltage falls with it; but it slows every class down,
+control too. So it comes after everything else, and is let go slowly.
 """
 
 from __future__ import annotations

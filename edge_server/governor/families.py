@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from edge_server.core.priority import PriorityClass
 from edge_server.governor.policy import Cause
-from edge_server.governor.rates import PriorityClass
 from edge_server.governor.readings import BoxReading, Gpu
 from edge_server.governor.report import Shed
 from edge_server.governor.sampler import Snapshot

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 
 from edge_server.core.message import Request
 from edge_server.core.model import ModelSpec
+from edge_server.core.priority import PriorityClass, priority_class
 from edge_server.core.view import GovernorState
-from edge_server.errors import BadModelConfig, Throttled
+from edge_server.errors import Throttled
 from edge_server.governor.policy import Cause, Decision, Level
-from edge_server.governor.rates import Charge, PriorityClass, WorkMeter
-
-CLASS_PARAMETER = "priority_class"
-"""Key of config.pbtxt's parameters: control, normal or bulk, for requests that state no priority."""
+from edge_server.governor.rates import Charge, WorkMeter
 
 _LEAST_RETRY_S = 0.05
 """Nobody is told to come back sooner than this."""
@@ -26,17 +24,6 @@ classes, or a frame of the higher one might go without before one of the lower."
 
 _LEAST_CHARGE_S = 1e-9
 """Charged where the cost is not known yet; not 0, which means that the gate was not asked."""
-
-
-def priority_class(spec: ModelSpec) -> PriorityClass:
-    """Return the class that a model declares; normal where it declares none. Raises BadModelConfig."""
-    text = spec.parameters.get(CLASS_PARAMETER, "normal").strip().upper()
-    if text not in PriorityClass.__members__:
-        raise BadModelConfig(
-            f"model '{spec.name}', parameter '{CLASS_PARAMETER}': "
-            f"expected control, normal or bulk, given '{text.lower()}'"
-        )
-    return PriorityClass[text]
 
 
 class GovernorGate:

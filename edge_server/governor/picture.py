@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edge_server.core.priority import PriorityClass
 from edge_server.governor.chart import Column, Panel, Row, mean, sheet, thinned
 from edge_server.governor.policy import Level
-from edge_server.governor.rates import PriorityClass
 from edge_server.governor.replay import Replay
 from edge_server.governor.simulate import Outcome
 
@@ -20,6 +20,7 @@ _LEVELS = {
 }
 _CHIP, _AMBIENT, _LIMIT, _AIM, _CLOCK = "#2b2d33", "#5b8def", "#c0392b", "#2e8b57", "#c0392b"
 _THROTTLED = "#e57373"
+_REPLAY_WIDTH = 720.0
 
 
 def draw(outcomes: Sequence[Outcome], trip_c: float) -> str:
@@ -76,7 +77,7 @@ def draw_replay(name: str, replayed: Replay) -> str:
         )  # fmt: skip
         rows.insert(1, row)
     facts = (f"{len(replayed.time_s)} readings", f"least share {min(replayed.share):.0%}")
-    column = Column("replayed, open loop", facts, rows, replayed.time_s[-1] or 1.0)
+    column = Column("replayed, open loop", facts, rows, replayed.time_s[-1] or 1.0, _REPLAY_WIDTH)
     return sheet(f"Replay of {name}", [column], [(level.name, color) for level, color in _LEVELS.items()])
 
 

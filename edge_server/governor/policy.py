@@ -62,9 +62,9 @@ class Observation:
     `trip_c` is where the box begins to slow itself down, `critical_c` where it switches itself off. `margin_c` is what
     NVIDIA's newer drivers tell instead of both: degrees left before the slow-down. These and `power_limit_w` hold on
     until another value is told. `slowed_by` are the causes for which the box, by its own word, slows itself down at
-    this moment. `expects` are the sensors that have been seen on this box ("temperature", "power"): one that is
-    expected and silent is lost, one never seen is not there. `silent` are sensors, "zone tj" or "rail VDD_IN", that told
-    something before and do not now, even if another one stands in for them.
+    this moment. `expects` are the kinds of reading that were ever had of this box ("temperature", "power"): one that is
+    expected and silent is lost, one never had is not there. `silent` are single sensors, "zone tj" or "rail VDD_IN",
+    that told something before and do not now, even if another one stands in for them.
     """
 
     temperature_c: float | None = None

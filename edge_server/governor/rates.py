@@ -7,7 +7,7 @@ small store of its own besides, which nothing takes from it. Pure: the caller ho
 
 from __future__ import annotations
 
-import enum
+from edge_server.core.priority import PriorityClass
 
 MAX_WAIT_S = 30.0
 """The longest time that a refusal names: what lies further ahead is not known."""
@@ -20,21 +20,6 @@ _LEAST_BURST_S = 0.1
 
 _ROUNDING_S = 1e-6
 """Who comes back after exactly the time that it was told is let in, whatever the clock's last digits."""
-
-
-class PriorityClass(enum.IntEnum):
-    """How much work matters. The value is the order in which it goes: control before normal before bulk."""
-
-    CONTROL = 1
-    NORMAL = 2
-    BULK = 3
-
-    @classmethod
-    def of_priority(cls, priority: int) -> PriorityClass:
-        """Return the class of a request's or a stream's priority: 1 is control, 0 and 2 normal, above that bulk."""
-        if priority == 1:
-            return cls.CONTROL
-        return cls.NORMAL if priority in (0, 2) else cls.BULK
 
 
 _RESERVE = {PriorityClass.CONTROL: 0.0, PriorityClass.NORMAL: 0.25, PriorityClass.BULK: 0.5}

@@ -229,7 +229,8 @@ class BoxReading:
     `at_s` is of a monotonic clock. `power_mw` is what the counted rails draw together and `power_limit_mw` what is
     enforced for just these. `throttles` counts what a processor did against heat, `over_current` what the board's
     power monitor did. `silent` names what told something before and does not now: "zone tj", "rail VDD_IN", "alert
-    cpu-throttle-alert", "alarm oc1". `sources` and `missing` are keyed by the names of these fields, and "nvml" for all of NVML.
+    cpu-throttle-alert", "alarm oc1". `sources` and `missing` are keyed by the names of these fields, and "nvml" for all
+    of NVML.
     """
 
     at_s: float

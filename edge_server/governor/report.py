@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from edge_server.core.priority import PriorityClass
 from edge_server.governor.energy import Cost
-from edge_server.governor.rates import PriorityClass
 from edge_server.governor.readings import BoxReading, EventCounter, Gpu, Rail, Zone
 from edge_server.governor.sampler import Snapshot
 

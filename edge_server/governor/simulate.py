@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edge_server.core.priority import PriorityClass
 from edge_server.governor.plant import Plant, PlantConstants
 from edge_server.governor.policy import Cause, Law, Level, Observation, Tuning
-from edge_server.governor.rates import PriorityClass, WorkMeter
+from edge_server.governor.rates import WorkMeter
 from edge_server.governor.variants import VariantRule
 
 _TICK_S = 0.01

@@ -122,7 +122,7 @@ def plain(server: Any) -> list[Detection]:
     frames = [raw(rgb, "rgb8", rgb) for rgb in (scene(WIDTH, HEIGHT, *place, 130) for place in PLACES)]
     found = faces(server, *frames)
     for place, face in zip(PLACES, found, strict=True):
-        assert abs(box(face) - np.add(FACE, place * 2)).max() < 5
+        assert abs(box(face) - np.add(FACE, place * 2)).max() < 3
     return found
 
 
@@ -171,7 +171,7 @@ def test_boxes_come_back_in_the_pixels_of_frames_of_any_shape(server: Any, width
     scale = side / 130
     for place, face in zip(places, found, strict=True):
         expected = np.array(FACE) * scale + [*place, *place]
-        # The network's own grid: up to three of its pixels, which are two of a frame of twice its size.
-        assert abs(box(face) - expected).max() <= 5 * scale, (box(face), expected)
+        # The detector's grid makes its boxes shake by up to three pixels of the network's input as a face moves.
+        assert abs(box(face) - expected).max() <= 3 * scale, (box(face), expected)
         assert 0 <= face.x_min < face.x_max <= width
         assert 0 <= face.y_min < face.y_max <= height

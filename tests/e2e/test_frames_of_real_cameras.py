@@ -28,7 +28,6 @@ import skimage.data
 import tritonclient.grpc as triton
 
 from edge_server.client import (
-    Delivery,
     DropReason,
     Frame,
     FrameHeader,
@@ -76,7 +75,6 @@ def add(repository: Any, bundled: Path, model: str, name: str, more: str = "") -
 def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
     one_thread = 'parameters { key: "INFERENCE_NUM_THREADS" value { string_value: "1" } }'
     add(module_repository, bundled_repository, DETECTOR, "detector", 'backend: "openvino"' + one_thread)
-    add(module_repository, bundled_repository, CLASSIFIER, "together", "dynamic_batching { }")
     add(module_repository, bundled_repository, CLASSIFIER, "classifier")
     module_repository.add("limited", LIMITED)
     with serve(module_repository.path) as running:
@@ -366,35 +364,7 @@ def test_clients_that_die_stall_read_slowly_or_send_garbage_harm_only_themselves
     assert eventually(lambda: not streams_of(server))
 
 
-# -- together, reloaded, and beside Triton's own stream
-
-
-def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_answer(server: Any) -> None:
-    shown = [np.ascontiguousarray(getattr(skimage.data, name)()) for name in ("coffee", "chelsea", "rocket", "camera")]
-    encodings = ["rgb8", "rgb8", "rgb8", "mono8"]
-    options: dict[str, Any] = {"returns": Returns(top_k=3), "keeps_all": True}
-
-    def ask(model: str, number: int, count: int) -> list[FrameResult]:
-        with FrameStream(server.grpc, model, delivery=Delivery(depth=4), **options) as stream:
-            return list(stream.results([shown[number]] * count, encoding=encodings[number]))
-
-    alone = [ask("classifier", number, 1)[0] for number in range(4)]
-    answers: dict[int, list[FrameResult]] = {}
-    threads = [
-        threading.Thread(target=lambda number=number: answers.update({number: ask("together", number, 40)}))
-        for number in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len({result.classes[0].index for result in alone}) == 4
-    for number in range(4):
-        assert [result.header.seq for result in answers[number]] == list(range(1, 41))
-        for result in answers[number]:
-            assert [found.index for found in result.classes] == [found.index for found in alone[number].classes]
-            assert result.classes[0].score == pytest.approx(alone[number].classes[0].score, abs=2e-3)
-    assert max(result.batch_size for results in answers.values() for result in results) == 4
+# -- reloaded, and beside Triton's own stream
 
 
 def test_a_reload_in_mid_stream_loses_no_frame_of_a_file(

@@ -16,7 +16,20 @@ import pytest
 import yaml
 from tritonclient import grpc as triton_grpc
 
+from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameStream
+
 SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "20" } }'
+EYES = """
+backend: "stub"
+max_batch_size: 1
+input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
+parameters { key: "stub_op" value { string_value: "sum" } }
+parameters { key: "stub_delay_ms" value { string_value: "30" } }
+parameters { key: "image_color" value { string_value: "rgb" } }
+parameters { key: "image_scale" value { string_value: "1" } }
+"""
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 OPERATORS = Path(__file__).parents[2] / "jetson"
 
@@ -207,13 +220,22 @@ def test_a_box_that_loses_everything_serves_on(box: Box) -> None:
     assert "Traceback" not in box.server.log()
 
 
-def test_a_frame_stream_tells_the_state_with_each_result(box: Box, conv: Any) -> None:
-    from edge_server.client import FrameStream
-
+def test_a_frame_stream_tells_the_state_with_each_result_and_each_drop(
+    start: Callable[..., Box], repository: Any
+) -> None:
+    repository.add("eyes", EYES)
+    box = start()
     box.heat()
-    with pytest.raises(Exception, match=r"image|frame"):
-        # The model takes no pictures, which is told in its own words and not as heat.
-        FrameStream(box.server.grpc, "slow")
+    frames = (Frame(FrameHeader(seq=seq), 8, 8, "rgb8", data=bytes(192)) for seq in range(40))
+    with FrameStream(box.server.grpc, "eyes", keeps_all=True, delivery=Delivery(priority=3, depth=4)) as stream:
+        results = list(stream.results(frames))
+    assert results
+    assert {result.governor for result in results} == {"HOT"}
+    assert all("to be kept at 95 °C" in result.governor_detail for result in results)
+    dropped = box.metrics()[f'edge_frame_dropped_total{{model="eyes",reason="{DropReason.GOVERNOR.name}"}}']
+    assert dropped > 0
+    shed = {(item["class"], item["reason"]): item["count"] for item in box.report()["shed"]}
+    assert shed["bulk", "heat"] == dropped
 
 
 def test_triton_names_its_metrics_on_a_jetson_too(box: Box) -> None:
@@ -242,6 +264,7 @@ def test_gpu_metrics_are_left_out_when_asked(start: Callable[..., Box]) -> None:
 
 def test_a_power_budget_holds(start: Callable[..., Box]) -> None:
     box = start("orin_nano_jp6", "--power-budget-watts=12")
+    box.board.set_rail("VDD_IN", 16.0)
     report = box.until(lambda report: report["share"] < 0.9)
     assert report["limited_by"] == "power_budget"
     assert "the power budget of 12.0 W is used up" in report["detail"]
@@ -250,6 +273,7 @@ def test_a_power_budget_holds(start: Callable[..., Box]) -> None:
 
 def test_a_temperature_limit_holds(start: Callable[..., Box]) -> None:
     box = start("orin_nano_jp6", "--temperature-limit=60")
+    box.board.set_temperature("tj-thermal", 63.0)
     assert box.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
 
 
@@ -307,9 +331,9 @@ def test_without_a_governor_nothing_of_it_is_imported(repository: Any) -> None:
         "import sys\n"
         "from edge_server.config import parse_serve\n"
         "from edge_server.server import build\n"
-        "from edge_server.telemetry.log import LogSettings\n"
-        "config, _ = parse_serve(sys.argv[1:], {})\n"
-        "build(config, LogSettings(config.log)).close(1.0)\n"
+        "from edge_server.telemetry.log import setup_logging\n"
+        "config = parse_serve(sys.argv[1:], {}).config\n"
+        "build(config, setup_logging(config.log)).close(1.0)\n"
         "print([name for name in sys.modules if 'governor' in name or name == 'pynvml'])\n"
     )
     for flag, is_there in (("--governor=false", False), ("--governor=true", True)):
@@ -334,9 +358,25 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield f"alert {rule['alert']}", rule["expr"]
 
 
-WORDS = {"sum", "max", "min", "avg", "by", "rate", "increase", "on", "and", "or", "unless", "absent", "without", "le"}
+WORDS = {
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "by",
+    "rate",
+    "increase",
+    "on",
+    "and",
+    "or",
+    "unless",
+    "absent",
+    "without",
+    "le",
+    "instance",
+}
 ONLY_AT_TIMES = {"edge_variant_in_force", "edge_joules_per_inference", "edge_governor_clock_cap_hertz"}
-"""Families that have samples only once something happened; those of the frame streams are others."""
+"""Families that have samples only once something happened; those of the frame streams, too."""
 
 
 def test_every_metric_of_the_operators_files_is_on_the_page(box: Box) -> None:
@@ -346,8 +386,7 @@ def test_every_metric_of_the_operators_files_is_on_the_page(box: Box) -> None:
     for place, expression in expressions():
         bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|\[[^\]]*\]|\b(by|without)\s*\([^)]*\)", " ", expression)
         names = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare)) - WORDS
-        missing = {name for name in names if re.sub(r"_(bucket|sum|count)$", "", name) not in known - {""}}
-        missing = {name for name in missing if name not in known and not name.startswith("edge_frame_")}
+        missing = {name for name in names - known if not name.startswith("edge_frame_")}
         if missing:
             unknown[place] = missing
     assert unknown == {}
@@ -368,7 +407,9 @@ def test_panels_lie_side_by_side_and_not_on_each_other() -> None:
     for panel in panels:
         place = panel["gridPos"]
         cells = {
-            (x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
         }
         assert not cells & taken, panel["title"]
         assert place["x"] + place["w"] <= 24

@@ -258,3 +258,27 @@ def test_reading_once_leaves_nvml_closed(make_board: MakeBoard, nvidia: Any) -> 
     nvidia.add_gpu(temperature0=66)
     assert gpu(read_box(make_board("x86_box").root), "gpu0").temperature_c == 66.0
     assert pynvml.nvmlLib.fake_nvml_open_count() == 0
+
+
+def test_what_stood_in_for_a_junction_is_not_missed_once_the_junction_is_back(
+    make_board: MakeBoard, sensors_of: MakeSensors
+) -> None:
+    board = make_board("orin_nano_jp6")
+    sensors = sensors_of(board)
+    sensors.read(0.0)
+    folder = board.zone("tj-thermal")
+    files = [path for path in board.files if path.startswith(f"{folder}/")]
+    board.remove(folder)
+    assert sensors.read(60.0).silent == {"zone tj"}
+    for path in files:
+        board.restore(path)
+    assert sensors.read(120.0).silent == frozenset()
+
+
+def test_alerts_and_alarms_that_told_before_are_missed(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
+    board = make_board("orin_nano_jp6")
+    sensors = sensors_of(board)
+    sensors.read(0.0)
+    board.remove(board.cooler("gpu-throttle-alert"))
+    board.remove(board.monitor("soctherm_oc"))
+    assert sensors.read(60.0).silent == {"alert gpu-throttle-alert", "alarm oc1", "alarm oc2", "alarm oc3"}

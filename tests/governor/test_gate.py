@@ -9,10 +9,10 @@ import pytest
 
 from edge_server.core.message import Request
 from edge_server.core.model import ModelSpec
+from edge_server.core.priority import PriorityClass, priority_class
 from edge_server.errors import BadModelConfig, ErrorCode, Throttled
-from edge_server.governor.gate import GovernorGate, priority_class
+from edge_server.governor.gate import GovernorGate
 from edge_server.governor.policy import Cause, Decision, Level
-from edge_server.governor.rates import PriorityClass
 
 CONTROL, NORMAL, BULK = PriorityClass
 HOT = Decision(Level.HOT, 0.3, heat_share=0.3, limited_by="heat", detail="96 °C, to be kept at 95 °C")

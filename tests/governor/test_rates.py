@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.governor.rates import MAX_WAIT_S, Charge, PriorityClass, WorkMeter
+from edge_server.core.priority import PriorityClass
+from edge_server.governor.rates import MAX_WAIT_S, Charge, WorkMeter
 
 CONTROL, NORMAL, BULK = PriorityClass
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.core.priority import PriorityClass
 from edge_server.errors import InvalidRequest
 from edge_server.governor.plant import Plant, PlantConstants
 from edge_server.governor.policy import Level, Tuning
-from edge_server.governor.rates import PriorityClass
 from edge_server.governor.replay import COLUMNS, Sample, read_trace, replay
 from edge_server.governor.simulate import SCENARIOS, Outcome, Scenario, Strategy, simulate
 

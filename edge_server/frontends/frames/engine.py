@@ -94,6 +94,11 @@ class Engine:
             known = self._input = InputSide(spec)
         return known
 
+    @property
+    def priority(self) -> int:
+        """The priority of frames whose stream states none, as the model declares it; 0 before the first frame."""
+        return self._input.priority if self._input is not None else 0
+
     def answer_side(self) -> AnswerSide:
         """Return what the model as it serves now gives back, and on what it runs. Raises as `input_side`."""
         spec = self.input_side().spec

@@ -95,7 +95,8 @@ class Lane:
     def _run(self, flights: list[Flight]) -> None:
         allowed = []
         for flight in flights:
-            reason = self._gate.refuse_frame(flight.stream.terms.delivery.priority)
+            priority = flight.stream.terms.delivery.priority or self.engine.priority
+            reason = self._gate.refuse_frame(priority)
             if reason is None:
                 allowed.append(flight)
             else:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from edge_server.core.frame import Returns
 from edge_server.core.message import Response
 from edge_server.core.model import ModelSpec
+from edge_server.core.priority import priority_class
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.frames.opening import frame_plan, settled
@@ -64,6 +65,7 @@ class InputSide:
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.plan = frame_plan(spec)
+        self.priority = int(priority_class(spec))
         self.max_rows = max(1, spec.max_batch_size) if spec.dynamic_batching is not None else 1
         self.instance_count = max(
             1, sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups if group.count > 0)

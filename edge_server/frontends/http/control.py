@@ -47,7 +47,9 @@ class ControlEndpoints:
         return web.Response(status=200 if self._service.is_ready() else 400, headers=headers)
 
     async def model_ready(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        if self._service.is_model_ready(names["model"], _version(names)):
+        # Off the loop: a model may have a check of its own, which may take seconds.
+        ask = partial(self._service.is_model_ready, names["model"], _version(names))
+        if await asyncio.get_running_loop().run_in_executor(self._blocking, ask):
             return empty_reply()
         return plain_error("Model version not ready", 400)
 

@@ -1,0 +1,425 @@
+"""A server under load whose work heats a plant: models, sensors, clients, and the loop that joins them.
+
+See test_governor_closed_loop.py for what is real here and what is simulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from edge_server.client import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, FrameStream
+from edge_server.governor.plant import Plant, PlantConstants
+
+TIME = 20.0
+TICK_S = 0.2
+BEGUN_S = 120 / TIME
+"""The first two minutes of simulated time, in which the trip may be touched."""
+SETTLED_S = 18.0
+STEP_S = 36.0
+"""When it becomes cold outside, or quiet."""
+RECOVERY_S = 30.0
+NOISE = 0.03
+"""How much the share may fall back while it recovers."""
+
+CONTROL, NORMAL, BULK = 1, 2, 3
+NAMES = {CONTROL: "control", NORMAL: "normal", BULK: "bulk"}
+DEADLINE_MS = {CONTROL: 500, NORMAL: 800, BULK: 1000}
+RATES = {CONTROL: (2, 2.5), NORMAL: (5, 4.0), BULK: (10, 2.5)}
+"""By class: threads, and requests a second of each. The heavy model is asked for 1.2 s of computing in a second."""
+CAMERA_FPS = 15.0
+SIDE = 8
+
+MODULE = PlantConstants(
+    chip_j_per_k=2.0, sink_j_per_k=150 / TIME, chip_to_sink_k_per_w=1.0, sink_to_air_k_per_w=2.2,
+    idle_w=5.0, dynamic_w=15.0, trip_c=99.0, critical_c=104.5,
+)  # fmt: skip
+CARD = PlantConstants(
+    chip_j_per_k=5.0, sink_j_per_k=450 / TIME, chip_to_sink_k_per_w=0.4, sink_to_air_k_per_w=0.7,
+    idle_w=12.0, dynamic_w=40.0, leakage_w_at_50=1.0, trip_c=90.0, critical_c=98.0,
+)  # fmt: skip
+HW_THERMAL_SLOWDOWN = 0x40
+
+FLAGS = ("--governor-interval-ms=200", "--rate-limit=execution_count")
+
+
+# -- models
+
+ONE_AT_A_TIME = 'instance_group { kind: KIND_CPU count: 1 rate_limiter { resources [ { name: "gpu" count: 1 } ] } }'
+
+
+def detector(delay_ms: int, more: str = "") -> str:
+    return f"""
+    backend: "stub"
+    max_batch_size: 1
+    input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [4] }}
+    output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }}
+    dynamic_batching {{ priority_levels: 3 default_priority_level: 2 }}
+    parameters {{ key: "stub_delay_ms" value {{ string_value: "{delay_ms}" }} }}
+    {ONE_AT_A_TIME}
+    {more}
+    """
+
+
+CAMERA = f"""
+backend: "stub"
+max_batch_size: 1
+input {{ name: "IN" data_type: TYPE_FP32 dims: [3, {SIDE}, {SIDE}] }}
+output {{ name: "SUM" data_type: TYPE_FP32 dims: [1] }}
+parameters {{ key: "stub_op" value {{ string_value: "sum" }} }}
+parameters {{ key: "stub_delay_ms" value {{ string_value: "10" }} }}
+parameters {{ key: "image_color" value {{ string_value: "rgb" }} }}
+parameters {{ key: "image_scale" value {{ string_value: "1" }} }}
+{ONE_AT_A_TIME}
+"""
+
+
+def write_models(repository: Any) -> None:
+    """Write a detector that names a lighter one, and a model for frames."""
+    variant = 'parameters { key: "variant" value { string_value: "detector_small" } }'
+    repository.add("detector", detector(20, variant))
+    repository.add("detector_small", detector(12))
+    repository.add("camera", CAMERA)
+
+
+# -- what feels the heat
+
+
+class Box:
+    """A plant and the sensors that lie in it, warm from the beginning."""
+
+    constants: PlantConstants
+    hot_c: float
+    cold_c: float
+    """Outside, before and after STEP_S."""
+    warm_sink_c: float
+    set_point_c: float
+    quiet: frozenset[int] = frozenset()
+    """Classes that ask for nothing after STEP_S."""
+
+    def __init__(self) -> None:
+        self.plant = Plant(self.constants, self.hot_c, sink_c=self.warm_sink_c, chip_c=self.warm_sink_c + 6.0)
+        self.feel()
+
+    def feel(self) -> None:
+        """Put the plant's state where the box's drivers put it."""
+        raise NotImplementedError
+
+
+class Module(Box):
+    """A Jetson Orin Nano made of files."""
+
+    constants = MODULE
+    hot_c, cold_c = 50.0, 10.0
+    warm_sink_c = 72.0
+    set_point_c = 95.0
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+        super().__init__()
+
+    def feel(self) -> None:
+        plant = self.plant
+        for kind in ("tj", "cpu", "soc0", "soc1", "soc2"):
+            self._board.set_temperature(f"{kind}-thermal", plant.chip_c)
+        self._board.set_rail("VDD_IN", plant.power_w)
+        self._board.write(f"{self._board.cooler('soc0-throttle-alert')}/cur_state", int(plant.is_throttled))
+
+
+class Card(Box):
+    """An NVIDIA card that the fake library tells of: whole degrees, milliwatts, millijoules."""
+
+    constants = CARD
+    hot_c, cold_c = 45.0, 45.0
+    quiet = frozenset({NORMAL, BULK})
+    warm_sink_c = 66.0
+    set_point_c = 86.0
+
+    def __init__(self, nvidia: Any) -> None:
+        self._nvidia = nvidia
+        super().__init__()
+
+    def feel(self) -> None:
+        plant = self.plant
+        self._nvidia.set(
+            0,
+            temperature0=round(plant.chip_c),
+            power=round(plant.power_w * 1000),
+            energy=round(plant.energy_j * 1000),
+            reasons=HW_THERMAL_SLOWDOWN if plant.is_throttled else 0,
+        )
+
+
+# -- the load
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`word`: ok, shed (by the governor), late (the server gave up on the deadline), or what else went wrong."""
+
+    priority: int
+    word: str
+    at_s: float
+    took_s: float
+    variant: str = ""
+
+    @property
+    def class_name(self) -> str:
+        return NAMES[self.priority]
+
+    @property
+    def is_in_time(self) -> bool:
+        return self.word == "ok" and self.took_s <= DEADLINE_MS[self.priority] / 1000
+
+
+@dataclass
+class Load:
+    """Clients of three classes, half of each over HTTP and half over gRPC, and two cameras of class bulk."""
+
+    server: Any
+    answers: list[Answer] = field(default_factory=list)
+    quiet: frozenset[int] = frozenset()
+    """Classes that ask for nothing any more."""
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(priority, index / threads / rate, 1 / rate, index % 2 == 0))
+            for priority, (threads, rate) in RATES.items()
+            for index in range(threads)
+        ]
+        self.cameras = [Camera(self, self._stop, number) for number in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the load, and wait until everything asked for was answered."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for camera in self.cameras:
+            camera.join()
+
+    def _ask(self, priority: int, offset_s: float, period_s: float, is_http: bool) -> None:
+        make = HttpCaller if is_http else GrpcCaller
+        with contextlib.closing(make(self.server, priority)) as caller:
+            due_s = time.monotonic() + offset_s
+            while not self._stop.wait(max(0.0, due_s - time.monotonic())):
+                if priority not in self.quiet:
+                    begun_s = time.monotonic()
+                    word, variant = caller.ask()
+                    now_s = time.monotonic()
+                    self.answers.append(Answer(priority, word, now_s, now_s - begun_s, variant))
+                # Who is late does not catch up: clients of cameras and motors do not either.
+                due_s = max(due_s + period_s, time.monotonic())
+
+
+class HttpCaller:
+    """One keep-alive connection."""
+
+    def __init__(self, server: Any, priority: int) -> None:
+        self._connection = server.connection()
+        self._priority = priority
+        self._body = json.dumps(
+            {
+                "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
+                "parameters": {"priority": priority, "edge_deadline_ms": DEADLINE_MS[priority]},
+            }
+        )
+
+    def ask(self) -> tuple[str, str]:
+        self._connection.request("POST", "/v2/models/detector/infer", self._body)
+        reply = self._connection.getresponse()
+        answer = json.loads(reply.read())
+        if reply.status == 200:
+            return "ok", answer.get("parameters", {}).get("edge_variant", "")
+        if reply.status == 429:
+            wait, state = reply.headers["Retry-After"], reply.headers["Edge-Governor"]
+            is_well_told = wait.isdecimal() and int(wait) >= 1 and tells(answer["error"], state, self._priority)
+            return "shed" if is_well_told else f"429 {dict(reply.headers)} {answer}", ""
+        return "late" if reply.status == 503 else f"{reply.status} {answer}", ""
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class GrpcCaller:
+    """One channel."""
+
+    def __init__(self, server: Any, priority: int) -> None:
+        # Channels to one address share a connection unless they are told not to.
+        self._channel = grpc.insecure_channel(server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._priority = priority
+        request = service_pb2.ModelInferRequest(model_name="detector", raw_input_contents=[bytes(16)])
+        request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+        request.parameters["priority"].int64_param = priority
+        request.parameters["edge_deadline_ms"].int64_param = DEADLINE_MS[priority]
+        self._message = request.SerializeToString()
+        self._call = self._channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
+
+    def ask(self) -> tuple[str, str]:
+        try:
+            answer = self._call(self._message, timeout=30)
+        except grpc.RpcError as error:
+            return self._word(error), ""
+        return "ok", answer.parameters["edge_variant"].string_param if "edge_variant" in answer.parameters else ""
+
+    def _word(self, error: Any) -> str:
+        trailers = dict(error.trailing_metadata())
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            pushback, state = trailers.get("grpc-retry-pushback-ms", ""), trailers.get("edge-governor", "")
+            is_well_told = (
+                pushback.isdecimal() and int(pushback) >= 50 and tells(error.details(), state, self._priority)
+            )
+            return "shed" if is_well_told else f"RESOURCE_EXHAUSTED {trailers} {error.details()}"
+        return "late" if error.code() is grpc.StatusCode.UNAVAILABLE else f"{error.code()} {error.details()}"
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def tells(words: str, state: str, priority: int) -> bool:
+    """Return whether a refusal says what is refused and why, and its state is one in which work is refused."""
+    start = f"model 'detector{{}}' takes no more {NAMES[priority]} requests for now: the box is {state}: "
+    is_named = any(words.startswith(start.format(ending)) for ending in ("", "_small"))
+    return is_named and state in ("WARM", "HOT", "THROTTLED", "CRITICAL")
+
+
+class Camera:
+    """A stream of frames of class bulk that wants to be told of every drop."""
+
+    def __init__(self, load: Load, stop: threading.Event, number: int) -> None:
+        self.results: list[FrameResult] = []
+        self.drops: list[FrameDropped] = []
+        self._stop = stop
+        self._load = load
+        self._stream = FrameStream(
+            load.server.grpc,
+            "camera",
+            stream_id=f"camera {number}",
+            delivery=Delivery(priority=BULK, notifies_drops=True),
+            on_dropped=self.drops.append,
+        )
+        self._threads = [threading.Thread(target=self._offer), threading.Thread(target=self._take)]
+        for thread in self._threads:
+            thread.start()
+
+    def _offer(self) -> None:
+        seq = 0
+        while not self._stop.wait(1 / CAMERA_FPS):
+            if BULK not in self._load.quiet:
+                seq += 1
+                picture = bytes(3 * SIDE * SIDE)
+                self._stream.send(Frame(FrameHeader(0, 0, "", seq), SIDE, SIDE, "rgb8", data=picture))
+        self._stream.finish()
+
+    def _take(self) -> None:
+        self.results.extend(self._stream.results())
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        self._stream.close()
+
+
+# -- the loop
+
+
+@dataclass(frozen=True)
+class Moment:
+    at_s: float
+    chip_c: float
+    power_w: float
+    busy: float
+    share: float
+    state: str
+    lighter: str
+    """The model that answers for the detector, "" for itself."""
+
+
+@dataclass
+class Outcome:
+    load: Load
+    trace: list[Moment]
+    box: Box
+    report: dict[str, Any]
+    log: str
+
+    def of(self, class_name: str) -> list[Answer]:
+        return [answer for answer in self.load.answers if answer.class_name == class_name]
+
+    def between(self, begin_s: float, end_s: float) -> list[Moment]:
+        return [moment for moment in self.trace if begin_s <= moment.at_s < end_s]
+
+    def shed(self) -> Counter[str]:
+        """Return what the server says it refused, by class."""
+        counts: Counter[str] = Counter()
+        for row in self.report["shed"]:
+            counts[row["class"]] += row["count"]
+        return counts
+
+    @property
+    def settled(self) -> list[Moment]:
+        return self.between(SETTLED_S, STEP_S)
+
+
+def busy_s(server: Any) -> float:
+    """Return the seconds that all models computed since the server started."""
+    status, answer = server.ask("/v2/models/stats")
+    assert status == 200, answer
+    batches = [batch for model in answer["model_stats"] for batch in model["batch_stats"]]
+    return (
+        sum(batch[part]["ns"] for batch in batches for part in ("compute_input", "compute_infer", "compute_output"))
+        / 1e9
+    )
+
+
+def governor(server: Any) -> dict[str, Any]:
+    status, answer = server.ask("/edge/v1/governor")
+    assert status == 200
+    return dict(answer)
+
+
+def run_loop(server: Any, box: Box) -> Outcome:
+    """Let the server heat the plant that it feels, through a change for the better, until nothing is held back."""
+    plant = box.plant
+    load = Load(server)
+    trace: list[Moment] = []
+    begun_s = then_s = time.monotonic()
+    before_s = busy_s(server)
+    try:
+        while (at_s := time.monotonic() - begun_s) < STEP_S + RECOVERY_S:
+            time.sleep(TICK_S)
+            now_busy_s, now_s = busy_s(server), time.monotonic()
+            busy = min(1.0, (now_busy_s - before_s) / (now_s - then_s))
+            plant.step(busy, now_s - then_s)
+            before_s, then_s = now_busy_s, now_s
+            box.feel()
+            told = governor(server)
+            lighter = told["variants_in_force"].get("detector", "")
+            trace.append(Moment(at_s, plant.chip_c, plant.power_w, busy, told["share"], told["state"], lighter))
+            if at_s >= STEP_S:
+                plant.ambient_c, load.quiet = box.cold_c, box.quiet
+            if at_s >= STEP_S and told["share"] >= 1.0:
+                break
+    finally:
+        load.stop()
+    return Outcome(load, trace, box, governor(server), server.log())
+
+
+def infer(server: Any) -> int:
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    return int(server.infer("detector", {"inputs": [tensor], "parameters": {"priority": CONTROL}})[0])

@@ -1,0 +1,55 @@
+"""Frames of several cameras as one batch of the classifier, on the installed server; pictures of scikit-image."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skimage.data
+
+from edge_server.client import Delivery, FrameResult, FrameStream, Returns
+
+CLASSIFIER = "efficientnet_lite0"
+PATIENCE_S = 60.0
+COUNT = 40
+SHOWN = {"coffee": "rgb8", "chelsea": "rgb8", "rocket": "rgb8", "camera": "mono8"}
+"""What each camera looks at, and in which encoding."""
+
+
+def ask(address: str, name: str, count: int) -> list[FrameResult]:
+    picture = np.ascontiguousarray(getattr(skimage.data, name)())
+    options: dict[str, Any] = {"returns": Returns(top_k=3), "delivery": Delivery(depth=4), "keeps_all": True}
+    with FrameStream(address, CLASSIFIER, **options) as stream:
+        return list(stream.results([picture] * count, encoding=SHOWN[name]))
+
+
+def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_answer(
+    serve: Any, repository: Any, bundled_repository: Path
+) -> None:
+    folder = shutil.copytree(bundled_repository / CLASSIFIER, repository.path / CLASSIFIER)
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write("dynamic_batching { }\n")
+    answers: dict[str, list[FrameResult]] = {}
+    with serve(repository.path) as server:
+        alone = {name: ask(server.grpc, name, 1)[0] for name in SHOWN}
+        threads = [
+            threading.Thread(target=lambda name=name: answers.update({name: ask(server.grpc, name, COUNT)}))
+            for name in SHOWN
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert server.stop() == 0
+    assert len({result.classes[0].index for result in alone.values()}) == len(SHOWN)
+    for name, expected in alone.items():
+        assert expected.batch_size == 1
+        assert [result.header.seq for result in answers[name]] == list(range(1, COUNT + 1))
+        for result in answers[name]:
+            assert [found.index for found in result.classes] == [found.index for found in expected.classes]
+            assert result.classes[0].score == pytest.approx(expected.classes[0].score, abs=2e-3)
+    assert max(result.batch_size for results in answers.values() for result in results) == len(SHOWN)

@@ -1,0 +1,87 @@
+"""The cap on the GPU's clock: when it moves, on what it is put, and that it is taken off again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.governor.clock_cap import ClockRule, GrantedClockCap
+from edge_server.governor.policy import Decision, Level
+from edge_server.governor.sensors.devfreq_cap import DevfreqCap
+
+SHORT = Decision(Level.HOT, share=0.3)
+
+
+def test_the_clock_goes_down_by_notches_and_never_below_its_floor() -> None:
+    rule = ClockRule()
+    parts = [rule.step(SHORT, second / 2) for second in range(400)]
+    assert parts[0] == 1.0
+    assert sorted(set(parts), reverse=True) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+
+
+def test_the_clock_comes_back_slowly_and_whole() -> None:
+    rule = ClockRule()
+    for second in range(100):
+        rule.step(SHORT, float(second))
+    assert [rule.step(Decision(), 100.0 + second) for second in range(59)][-1] == 0.5
+    assert [rule.step(Decision(), 159.0 + second) for second in range(400)][-1] == 1.0
+
+
+def test_a_lost_sensor_is_no_reason_to_touch_the_clock() -> None:
+    rule = ClockRule()
+    lost = replace(SHORT, lost=frozenset({"temperature"}))
+    assert [rule.step(lost, float(second)) for second in range(100)][-1] == 1.0
+
+
+def squeeze(cap: GrantedClockCap, begin_s: float = 0.0) -> None:
+    for second in range(25):
+        cap.step(SHORT, begin_s + second)
+
+
+def test_a_jetsons_clock_is_capped_to_a_step_that_it_has_and_put_back(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    actuator = DevfreqCap(board.root)
+    before_hz = actuator.highest_hz()
+    assert before_hz is not None
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    steps = [int(word) for word in (path.parent / "available_frequencies").read_text().split()]
+    cap = GrantedClockCap(actuator, tmp_path / "clock_cap.json")
+    squeeze(cap)
+    assert cap.cap_hz in steps
+    assert cap.cap_hz == int(path.read_text()) < before_hz
+    cap.close()
+    assert int(path.read_text()) == before_hz
+    assert not (tmp_path / "clock_cap.json").exists()
+
+
+def test_a_cap_left_behind_by_a_crash_is_lifted_by_the_next_run(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    before_hz = int(path.read_text())
+    killed = GrantedClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json")
+    squeeze(killed)
+    assert int(path.read_text()) < before_hz
+    GrantedClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json").close()
+    assert int(path.read_text()) == before_hz
+    assert not (tmp_path / "clock_cap.json").exists()
+    killed.close()
+
+
+class Refusing(DevfreqCap):
+    asked = 0
+
+    def cap(self, at_hz: int) -> int:
+        self.asked += 1
+        raise PermissionError("max_freq: Permission denied")
+
+
+def test_without_the_right_the_clock_is_left_alone_and_the_reason_kept(make_board: Any) -> None:
+    actuator = Refusing(make_board("orin_nano_jp6").root)
+    cap = GrantedClockCap(actuator)
+    squeeze(cap)
+    squeeze(cap, 100.0)
+    assert (cap.cap_hz, actuator.asked) == (None, 1)
+    assert "Permission denied" in cap.problem
