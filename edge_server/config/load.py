@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_server.config.kinds import ConfigError
+from edge_server.config.setting import CONFIG_VARIABLE, Setting
 from edge_server.config.slices import GrpcConfig, HttpConfig, RepositoryConfig, RestrictedGroup, ServerConfig
 from edge_server.config.sources import BACKENDS, Given, read_environment, read_file, read_flags
-from edge_server.config.table import CONFIG_VARIABLE, SETTINGS, Setting
+from edge_server.config.table import SETTINGS
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 

@@ -15,15 +15,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from edge_server.config.kinds import ConfigError, nearest
-from edge_server.config.table import (
-    CONFIG_FLAG,
-    CONFIG_VARIABLE,
-    DEPRECATED,
-    IGNORED,
-    SETTINGS,
-    VARIABLE_PREFIX,
-    Setting,
-)
+from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, VARIABLE_PREFIX, Setting
+from edge_server.config.table import DEPRECATED, IGNORED, SETTINGS
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,8 +7,8 @@ they are taken with a warning, so that a start line written for Triton works.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from edge_server.config.envelope import ENVELOPE
 from edge_server.config.kinds import (
     BACKEND_SETTING,
     BOOLEAN,
@@ -18,45 +18,15 @@ from edge_server.config.kinds import (
     PATH,
     PATTERN,
     PORT,
-    RATE_RESOURCE,
     RESTRICTED,
     TEXT,
     VERBOSITY,
-    Kind,
     choice,
     integer,
     number,
 )
+from edge_server.config.setting import Setting
 from edge_server.config.slices import LOG_FORMATS
-
-VARIABLE_PREFIX = "EDGE_SERVER_"
-CONFIG_FLAG = "--config"
-CONFIG_VARIABLE = VARIABLE_PREFIX + "CONFIG"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """`name` is slice.field. A non-empty `separator` makes it repeatable, and splits its environment variable."""
-
-    name: str
-    flag: str
-    kind: Kind
-    help: str
-    separator: str = ""
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def variable(self) -> str:
-        return VARIABLE_PREFIX + self.flag.removeprefix("--").upper().replace("-", "_")
-
-    @property
-    def section(self) -> str:
-        return self.name.partition(".")[0]
-
-    @property
-    def field(self) -> str:
-        return self.name.partition(".")[2]
-
 
 _REPOSITORY = (
     Setting(
@@ -327,71 +297,6 @@ _FRAMES = (
     ),
 )
 
-_GOVERNOR = (
-    Setting(
-        "governor.is_enabled",
-        "--governor",
-        BOOLEAN,
-        "Stay inside the heat and power that the box bears: shed the least important work before it throttles.",
-    ),
-    Setting(
-        "governor.power_budget_watts",
-        "--power-budget-watts",
-        number(0, 100_000),
-        "Watts that the box may draw on average; 0: what it enforces by itself, if it tells.",
-    ),
-    Setting(
-        "governor.temperature_limit_c",
-        "--temperature-limit",
-        number(0, 150),
-        "Degrees Celsius to stay at; 0: 4 below the point at which the box would slow itself down.",
-    ),
-    Setting(
-        "governor.control_floor_percent",
-        "--control-floor-percent",
-        number(0, 100),
-        "Part of full work that requests of class control keep in every state.",
-    ),
-    Setting(
-        "governor.interval_ms",
-        "--governor-interval-ms",
-        integer(50, 2_000),
-        "Milliseconds between two looks at the sensors.",
-    ),
-    Setting(
-        "governor.load_wait_s",
-        "--governor-load-wait-secs",
-        number(0, 86_400),
-        "Seconds that the load of a model waits at most for a hot box to cool.",
-    ),
-    Setting(
-        "governor.sysfs_root",
-        "--sysfs-root",
-        PATH,
-        "Folder under which /sys, /proc and /etc are looked for when sensors are read.",
-    ),
-    Setting(
-        "governor.grants_clock_cap",
-        "--grant-clock-cap",
-        BOOLEAN,
-        "Let the governor lower the GPU's highest clock, which needs the right to write it. It is put back at the end.",
-    ),
-    Setting(
-        "rate_limit.mode",
-        "--rate-limit",
-        choice("off", "execution_count"),
-        "execution_count: an instance runs only while the resources of its group's rate_limiter are free.",
-    ),
-    Setting(
-        "rate_limit.resources",
-        "--rate-limit-resource",
-        RATE_RESOURCE,
-        "How many of a resource there are, on one device or on each; repeatable. "
-        "Without it: as many as the most demanding instance needs.",
-        separator=";",
-    ),
-)
-
 _OTHERS = (
     Setting(
         "memory.allows_client_shm",
@@ -454,7 +359,7 @@ _OTHERS = (
     ),
 )
 
-SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_FRAMES, *_METRICS, *_GOVERNOR, *_OTHERS)
+SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_FRAMES, *_METRICS, *ENVELOPE, *_OTHERS)
 
 _THREADS = "threads are managed by the front ends themselves"
 _POOLS = "there are no memory pools"

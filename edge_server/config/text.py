@@ -7,9 +7,10 @@ import re
 import textwrap
 
 from edge_server.config.load import ServeArguments
+from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, Setting
 from edge_server.config.slices import RestrictedGroup, ServerConfig
 from edge_server.config.sources import BACKENDS, PRINT_FLAG
-from edge_server.config.table import CONFIG_FLAG, CONFIG_VARIABLE, SETTINGS, Setting
+from edge_server.config.table import SETTINGS
 
 _TITLES = {
     "repository": "Models",
