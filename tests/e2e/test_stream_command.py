@@ -199,7 +199,7 @@ def test_a_reader_of_the_lines_may_leave(address: str) -> None:
     with process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert json.loads(process.stdout.readline())["seq"] == 1
+        assert json.loads(process.stdout.readline())["seq"] >= 1
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
         assert process.wait(LIMIT_S) == 0

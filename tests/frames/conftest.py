@@ -80,6 +80,7 @@ class StubGate:
     def __init__(self) -> None:
         self.refusal: str | None = None
         self.asked: list[int] = []
+        self.counted: list[int] = []
 
     def state(self) -> GovernorState:
         return GovernorState("HOT", "the test is warm")
@@ -87,6 +88,9 @@ class StubGate:
     def refuse_frame(self, priority: int) -> str | None:
         self.asked.append(priority)
         return self.refusal
+
+    def count_refused(self, priority: int) -> None:
+        self.counted.append(priority)
 
 
 class Camera:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_server.core.frame import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
-from edge_server.errors import Draining, InvalidRequest, Superseded, Throttled, UnknownModel, Unsupported
+from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
 from edge_server.frontends.frames.streams import MOST_REMEMBERED
 
 
@@ -390,6 +390,12 @@ def test_the_opening_message_is_checked(house, tools):
     assert house.streams.reports() == []
 
 
+def test_a_camera_that_comes_before_the_models_are_loaded_is_told_to_try_again(house):
+    with pytest.raises(NotReady, match="is starting.*'sum'") as caught:
+        house.camera("sum")
+    assert caught.value.retry_after_s is not None
+
+
 def test_no_more_streams_than_agreed_are_open(served):
     cameras = [served.camera(stream_id=f"camera {number}") for number in range(8)]
     with pytest.raises(Throttled, match="8 frame streams"):
@@ -481,6 +487,29 @@ def test_a_request_that_the_governor_takes_back_is_a_drop_and_no_error(served, t
     (result,) = camera.finish()
     assert tools.values([result]) == [tools.sum_of(2)]
     assert result.dropped == {DropReason.GOVERNOR: 1}
+
+
+def test_frames_that_the_governor_refuses_together_are_counted_one_by_one(house, tools, monkeypatch):
+    house.add("sum", tools.config(rows=4))
+    house.start()
+    cameras = [house.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
+    all_came, rows = threading.Event(), []
+
+    def refuse(request, sink, *, may_run=False, may_stand_in=True):
+        all_came.wait(20)
+        rows.append(len(request.inputs["IN"].array))
+        request.release()
+        raise Throttled("the box is HOT: 81 degrees", state="HOT")
+
+    monkeypatch.setattr(house.service, "submit", refuse)
+    for camera in cameras:
+        camera.send(*[tools.frame(value) for value in range(1, 4)])
+    all_came.set()
+    for camera in cameras:
+        assert {drop.reason for drop in camera.wait(3, FrameDropped)} == {DropReason.GOVERNOR}
+    assert max(rows) > 1, "some ran together"
+    assert sum(rows) == 9
+    assert house.gate.counted == [3] * (9 - len(rows)), "one of each request was counted when it was refused"
 
 
 def test_results_of_several_instances_leave_in_the_order_of_the_frames(house, tools):

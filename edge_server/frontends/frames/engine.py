@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
+_NORMAL = 2
+"""The priority of who states none."""
+
 
 @dataclass(slots=True, eq=False)
 class Fitted:
@@ -99,6 +102,10 @@ class Engine:
         """The priority of frames whose stream states none, as the model declares it; 0 before the first frame."""
         return self._input.priority if self._input is not None else 0
 
+    def _rank(self, flight: Flight) -> int:
+        """Return the priority of a frame, 1 before 2, that of its model where its stream states none."""
+        return flight.stream.terms.delivery.priority or self.priority or _NORMAL
+
     def answer_side(self) -> AnswerSide:
         """Return what the model as it serves now gives back, and on what it runs. Raises as `input_side`."""
         spec = self.input_side().spec
@@ -116,9 +123,13 @@ class Engine:
             self._run(flights)
         except Exception as error:  # noqa: BLE001 - the worker's boundary: mapped, logged, answered
             failure = _known(error)
-            for flight in flights:
-                if not flight.is_settled:
-                    self._fail(flight, failure)
+            left = [flight for flight in flights if not flight.is_settled]
+            if isinstance(failure, Throttled) and failure.state:
+                # The governor refused them as one request, of the class of the first.
+                for flight in sorted(left, key=self._rank)[1:]:
+                    self._gate.count_refused(self._rank(flight))
+            for flight in left:
+                self._fail(flight, failure)
 
     def _side_for(self, flights: Sequence[Flight]) -> InputSide:
         """Return how these frames get into the model, or into the lighter one that stands in for it now."""
@@ -192,7 +203,7 @@ class Engine:
             model=side.spec.name,
             version=self._version,
             inputs={tensor.name: tensor},
-            priority=min(one.flight.stream.terms.delivery.priority for one in fitted),
+            priority=min((one.flight for one in fitted), key=self._rank).stream.terms.delivery.priority,
             release=partial(side.give_back, rows),
         )
         now_ns = time.monotonic_ns()

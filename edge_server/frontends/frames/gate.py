@@ -16,6 +16,9 @@ class FrameGate(Protocol):
     def refuse_frame(self, priority: int) -> str | None:
         """Return in plain words why a frame of that priority (1 goes first) is not to be run now; None: run it."""
 
+    def count_refused(self, priority: int) -> None:
+        """Count one more frame that was refused: with others, as one request."""
+
 
 class NoGate:
     """No governor: everything may run."""
@@ -27,3 +30,6 @@ class NoGate:
 
     def refuse_frame(self, priority: int) -> str | None:
         return None
+
+    def count_refused(self, priority: int) -> None:
+        pass
