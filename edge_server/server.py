@@ -187,7 +187,15 @@ def first_wish(config: RepositoryConfig, source: RepositorySource) -> dict[str, 
         for name in config.load_models
         if name not in wishes
     }
-    return {name: wish for name, wish in wishes.items() if name in config.load_models} | absent
+    chosen = set(config.load_models)
+    waiting = list(chosen)
+    while waiting:
+        # An ensemble brings what it is made of.
+        wish = wishes.get(waiting.pop())
+        members = {name for name, _ in wish.members} - chosen if wish is not None else set()
+        chosen |= members
+        waiting += members
+    return {name: wish for name, wish in wishes.items() if name in chosen} | absent
 
 
 def serve(config: ServerConfig, log_settings: LogSettings) -> int:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from edge_server.core.lifecycle import ModelWish, VersionState
 from edge_server.core.message import Request, ResponseSink
+from edge_server.core.metric import MetricFamilyView, MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.statistics import VersionStatistics
 from edge_server.core.view import (
@@ -29,7 +30,6 @@ from edge_server.errors import Draining, InvalidRequest, LoadError, NotReady, Re
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.manager import Manager
 from edge_server.serving.variants import Variants, marked
-from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.events import MODEL_PINNED, MODEL_UNPINNED, SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
 
@@ -126,6 +126,8 @@ class InferenceService:
         self._ordered: set[str] = set()
         self._wishing = threading.Lock()
         self._wished: set[str] = set()
+        self._ordered_by_name: set[str] = set()
+        self._metric_sources: list[MetricSource] = []
 
     def started(self) -> None:
         """Say that the first wish was worked off: from now on the server may be ready."""
@@ -145,6 +147,11 @@ class InferenceService:
             self._manager.wish_for_all(self._source.with_pins(wishes).values())
             self._wished = set(wishes)
 
+    @property
+    def has_started(self) -> bool:
+        """Whether the first wish was worked off: until then, a model that is not known may just not be there yet."""
+        return self._has_started
+
     def is_live(self) -> bool:
         return not self._is_stopping
 
@@ -155,7 +162,10 @@ class InferenceService:
         return not self._is_strict or not self._manager.has_failures()
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
-        """Return whether it can serve. Raises UnknownModel for a name that no repository holds."""
+        """Return whether it can serve, by its own word too where it has a check for that. *Blocking* for seconds then.
+
+        Raises UnknownModel for a name that no repository holds.
+        """
         if self._is_stopping:
             return False
         try:
@@ -166,7 +176,7 @@ class InferenceService:
             if version is None and self._manager.is_known(name):
                 return False
             raise
-        return True
+        return self._manager.is_healthy(name, version)
 
     def server_metadata(self) -> ServerMetadata:
         return self._metadata
@@ -213,6 +223,15 @@ class InferenceService:
         serving = self._manager.ready_versions(name)
         return next((item.spec.metric_tags for item in serving if item.version == version), {})
 
+    def add_metrics(self, source: MetricSource) -> None:
+        """Show a model's own metric families from now on. The same source counts once."""
+        if source not in self._metric_sources:
+            self._metric_sources.append(source)
+
+    def model_families(self) -> list[MetricFamilyView]:
+        """Return the metric families that models made."""
+        return [view for source in list(self._metric_sources) for view in source()]
+
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
         """Return every model there is, with the state and reason of each version that was ever wished for."""
         pins = self._source.pins()
@@ -255,6 +274,8 @@ class InferenceService:
             if wish is None:
                 raise ServingFault(f"failed to load '{name}', failed to poll from model repository")
             self._wished.add(name)
+            self._ordered_by_name.add(name)
+            self._load_members(wish)
             reason = self._settle(wish)
         if reason:
             raise LoadError(f"load failed for model '{name}': {reason}")
@@ -264,16 +285,23 @@ class InferenceService:
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         """Stop offering a model and drain it in the background. *Blocking* for the hand-over only.
 
-        A model that is not loaded is left as it is. Raises Refusal outside explicit mode, and ServingFault while
-        another order for it is carried out. No model depends on another yet, so `unload_dependents` has nothing more
-        to unload.
+        A model that is not loaded is left as it is. With `unload_dependents` the members of an ensemble go too, but for
+        those that were ordered by name, or that another ensemble needs. Ensembles that the model is a member of stop
+        serving with it. Raises Refusal outside explicit mode, and ServingFault while another order for it is carried
+        out.
         """
         self._check_control()
         with self._alone(name):
             self._check_settled(name)
+            members = self._manager.members_of(name)
             self._wished.discard(name)
+            self._ordered_by_name.discard(name)
             if self._manager.is_known(name):
                 self._settle(ModelWish(name))
+        if unload_dependents:
+            for member in members:
+                if member not in self._ordered_by_name and not self._manager.is_member(member):
+                    self.unload_model(member, unload_dependents=True)
 
     def rollback(self, name: str, version: int | None = None) -> PinReport:
         """Pin a model to `version`, or to the one before that which serves now, and wait for it. *Blocking.*
@@ -345,22 +373,27 @@ class InferenceService:
         return self._submit(request, sink, may_run=may_run)
 
     def _submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
-        for _ in range(_ROUTE_ATTEMPTS):
+        if self._is_stopping:
+            raise Draining(_STOPPING)
+        try:
+            return self._manager.submit(request, sink, may_run=may_run and self._manager.callers_may_run)
+        except (NotReady, UnknownModel) as error:
             if self._is_stopping:
-                raise Draining(_STOPPING)
-            try:
-                version: ModelVersion = self._manager.route_request(request.model, request.version)
-            except (NotReady, UnknownModel):
-                parked = self._manager.park(request, sink, lambda again: self._submit(again, sink, may_run=False))
-                if parked is None:
-                    raise
-                return parked
-            try:
-                return version.submit(request, sink, may_run=may_run and self._manager.callers_may_run)
-            except Draining:
-                # Retired between the look and the call: the routing table names its successor, or says there is none.
+                raise Draining(_STOPPING) from error
+            raise
+
+    def _load_members(self, wish: ModelWish) -> None:
+        """Wish for what an ensemble is made of, members of members first, as far as it is not served already."""
+        for member in dict.fromkeys(name for name, _ in wish.members):
+            is_fine = not self._manager.is_known(member) or self._manager.failure(member) is None
+            if member in self._wished and is_fine:
                 continue
-        raise NotReady(f"model '{request.model}' is being replaced faster than requests can follow")
+            found = self._source.wish(member, None, {})
+            if found is None or member == wish.name:
+                continue
+            self._wished.add(member)
+            self._load_members(found)
+            self._manager.wish_for(found, retry=True)
 
     def _with_variant(self, report: InstanceReport) -> InstanceReport:
         note = self.variants.note(report.name)

@@ -211,6 +211,12 @@ def nvidia_library(fake_nvml: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     return library
 
 
+@pytest.fixture(scope="session")
+def heated() -> Any:
+    """The module tests/e2e/heated_server.py."""
+    return _module("governor_heated_server", Path(__file__).parent / "e2e" / "heated_server.py")
+
+
 @pytest.fixture
 def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     """Makes a box of files by the name of a board in tests/governor/boards; its `root` is for --sysfs-root."""

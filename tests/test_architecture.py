@@ -68,6 +68,8 @@ FENCES: dict[str, tuple[str, ...]] = {
     "tritonclient": (),
     "watchdog": ("repository/observe",),
     "torch": (),
+    "treelite": (),
+    "ai_edge_litert": (),
 }
 """Library -> the only files, by the beginning of their path, that import it."""
 
@@ -252,7 +254,10 @@ def test_the_client_needs_nothing_of_the_server() -> None:
     assert "edge_server.protocol.messages" not in loaded
 
 
-HEAVY = ("onnxruntime", "openvino", "cv2", "tensorrt", "torch", "onnx", "fsspec", "cryptography")
+HEAVY = (
+    "onnxruntime", "openvino", "cv2", "tensorrt", "torch", "onnx", "fsspec", "cryptography", "treelite",
+    "ai_edge_litert",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("module", ["edge_server", "edge_server.service", "edge_server.server"])

@@ -11,6 +11,16 @@ Rules that every backend keeps:
 - Whatever the library raises leaves as BackendError (in `run`) or LoadError (in `inspect`, `open`), with the model's
   name, the runtime's words, and nothing that pins a tensor.
 - `close` may be called once, after the last run; it gives the memory back.
+
+A package of its own may add a backend: it derives from `Backend`, and registers the class, or a function of the name
+that returns one, under the entry points `edge_server.backends`; in its pyproject.toml:
+
+    [project.entry-points."edge_server.backends"]
+    thermal = "thermal_runtime.serving:ThermalBackend"
+
+Installed beside the server, it is imported and called as `ThermalBackend("thermal")` when a model first states
+`backend: "thermal"`. Names that ship cannot be taken. Of this package it needs `backends.base`, `core.model`,
+`core.tensor` and `errors`; what it raises otherwise fails the model alone, and is quoted with the package's name.
 """
 
 from __future__ import annotations
@@ -23,7 +33,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edge_server.core.message import Request
+from edge_server.core.message import NO_PARAMETERS, Parameter, Request, ResponseSink
+from edge_server.core.metric import MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model import ModelFile as ModelFile
 from edge_server.errors import EdgeServerError
@@ -50,13 +61,15 @@ class SessionInfo:
 
     `runtime`: "onnxruntime 1.23.2". `device`: "CPU", "GPU:0". `precision`: the arithmetic in use: "f32", "bf16",
     "f16", "int8" ...; "int" for a model without floating point, "mixed", or "as the model says" where a device chooses
-    by itself and does not tell. `options`: runtime options set, as text.
+    by itself and does not tell. `options`: runtime options set, as text. `keeps_thread`: once open, it is run on its
+    instance's own thread alone, as code expects that keeps something for each thread.
     """
 
     runtime: str
     device: str
     precision: str
     options: Mapping[str, str] = field(default_factory=dict)
+    keeps_thread: bool = False
 
 
 class Session(abc.ABC):
@@ -86,11 +99,17 @@ class Execution(Protocol):
 
     def is_cancelled(self) -> bool: ...
 
-    def send(self, outputs: Mapping[str, Array], *, is_final: bool = False) -> None:
+    def send(
+        self,
+        outputs: Mapping[str, Array],
+        *,
+        is_final: bool = False,
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+    ) -> None:
         """Send one response. The last one says `is_final`; `finish` closes without one."""
 
-    def fail(self, error: EdgeServerError) -> None:
-        """Answer with an error and close."""
+    def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
+        """Answer with an error, and close unless more is to come."""
 
     def finish(self) -> None:
         """Close the stream of responses without a further one."""
@@ -108,22 +127,61 @@ class RequestSession(abc.ABC):
     def execute(self, executions: Sequence[Execution]) -> None:
         """Take the requests of one batch. What it raises fails every execution that is not closed."""
 
+    has_health_check: bool = False
+    """Whether `is_healthy` may ever say no, and may take time to say it."""
+
+    def is_healthy(self) -> bool:
+        """Say whether it can serve, within seconds; called from any thread, also while it executes."""
+        return True
+
     @abc.abstractmethod
     def close(self) -> None:
         """Give the model's memory back. Called once."""
+
+
+class Call(Protocol):
+    """A request that a model made of another model."""
+
+    def cancel(self) -> None:
+        """Take it back: its sink gets a final CANCELLED now, unless the final response was sent already."""
+
+
+class ServerCalls(Protocol):
+    """What a model may ask of the server that it lives in. From any thread; raises EdgeServerError."""
+
+    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> Call:
+        """Have a model answer. An error found at once is raised instead, and the sink is never called then.
+
+        `may_run`: the calling thread, which waits anyway, may do the computing.
+        """
+
+    def model_spec(self, name: str, version: int | None) -> ModelSpec:
+        """Return what the model promises now."""
+
+    def is_model_ready(self, name: str, version: int | None) -> bool: ...
+
+    def load_model(self, name: str, config_json: str | None, files: Mapping[str, bytes] | None) -> None:
+        """Load or reload, and wait for it."""
+
+    def unload_model(self, name: str, *, unload_dependents: bool = False) -> None: ...
+
+    def add_metrics(self, source: MetricSource) -> None:
+        """Show the families of `source` on the metrics page from now on. The same source counts once."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
     """What a backend needs to open one instance. `device_id` counts GPUs; None is the CPU.
 
-    `settings` are server-wide options for this backend (`--backend-config=name,key=value`)."""
+    `settings` are server-wide options for this backend (`--backend-config=name,key=value`). `server` is None where
+    the model lives outside a server, as in a test of a backend alone."""
 
     spec: ModelSpec
     file: ModelFile
     instance_name: str
     device_id: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    server: ServerCalls | None = None
 
 
 class Backend(abc.ABC):
@@ -147,6 +205,13 @@ class Backend(abc.ABC):
 
         Raises LoadError when the file is missing, corrupt, or not for this runtime.
         """
+
+    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
+        """Return the configuration as the model itself completes it, both as JSON; None when it has no say in it.
+
+        For models that are programs; what a file declares is `inspect`'s. Raises LoadError.
+        """
+        return None
 
     @abc.abstractmethod
     def open(self, job: OpenJob) -> Session | RequestSession:

@@ -13,7 +13,7 @@ from edge_server.config.sources import process_environment
 from edge_server.core.view import TensorMetadata
 from edge_server.errors import EdgeServerError
 from edge_server.server import Core, build, copy_first, first_wish
-from edge_server.serving.version import ModelVersion
+from edge_server.serving.served import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
 HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
@@ -75,7 +75,7 @@ def _report(core: Core) -> int:
     return 1 if reasons else 0
 
 
-def _row(core: Core, version: ModelVersion, infer_ms: str) -> tuple[str, ...]:
+def _row(core: Core, version: ServedVersion, infer_ms: str) -> tuple[str, ...]:
     report = version.report()
     metadata = core.service.model_metadata(version.name, version.version)
     return (

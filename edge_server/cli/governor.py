@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.cli.table import render
+from edge_server.core.priority import PriorityClass
 from edge_server.governor.picture import draw, draw_replay
 from edge_server.governor.plant import PlantConstants
 from edge_server.governor.policy import Tuning
-from edge_server.core.priority import PriorityClass
 from edge_server.governor.replay import COLUMNS, Stretch, read_trace, replay
 from edge_server.governor.simulate import SCENARIOS, Outcome, Scenario, Strategy, simulate
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import threading
 from collections.abc import Sequence
 
 from edge_server.config.load import parse_serve
@@ -27,4 +30,16 @@ def run(arguments: Sequence[str]) -> int:
     settings = setup_logging(parsed.config.log)
     for warning in parsed.warnings:
         log.warning("%s", warning)
-    return serve(parsed.config, settings)
+    code = serve(parsed.config, settings)
+    _end_if_held_up(code)
+    return code
+
+
+def _end_if_held_up(code: int) -> None:
+    """End the process now if threads of models would keep it: the interpreter waits for all that are no daemons."""
+    left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    if left:
+        log.warning("ending with threads still running: %s", ", ".join(thread.name for thread in left))
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)

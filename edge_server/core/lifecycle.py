@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from edge_server.core.model import ModelFile, ModelSpec
 
@@ -78,19 +79,25 @@ class VersionWish:
     resolve: Callable[[Mapping[str, str]], Resolved] = field(compare=False)
 
 
+Member: TypeAlias = tuple[str, int | None]
+"""A model, and the version of it, None being the newest."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelWish:
     """Every version of one model that should be served; leaving a version out is the order to unload it.
 
     `reason`, when not empty, says why nothing of the model can be served (a duplicate name, an unreadable
     configuration) and appears in the index; what serves already stays. `pin` is the version that an operator pinned
-    the model to, whatever its version policy says; no other is among `versions` then.
+    the model to, whatever its version policy says; no other is among `versions` then. `members` are the models that an
+    ensemble is made of.
     """
 
     name: str
     versions: Mapping[int, VersionWish] = field(default_factory=dict)
     reason: str = ""
     pin: int | None = None
+    members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,11 @@ class GovernorGate:
             self._count(level)
             return _reason(self._decision)
 
+    def count_refused(self, priority: int) -> None:
+        """Count one more frame that was refused: with others, as one request."""
+        with self._lock:
+            self._count(PriorityClass.of_priority(priority))
+
     def shed(self) -> Mapping[tuple[PriorityClass, str], int]:
         """Return how many requests and frames were refused, by class and by what held the share down."""
         with self._lock:

@@ -22,8 +22,8 @@ _ROUNDING_S = 1e-6
 """Who comes back after exactly the time that it was told is let in, whatever the clock's last digits."""
 
 
-_RESERVE = {PriorityClass.CONTROL: 0.0, PriorityClass.NORMAL: 0.25, PriorityClass.BULK: 0.5}
-"""The part of the store that a class leaves to those above it."""
+_RESERVE = (0.0, 0.0, 0.25, 0.5)
+"""The part of the store that a class, by its value, leaves to those above it."""
 
 
 class Charge(float):
@@ -55,31 +55,26 @@ class WorkMeter:
 
     def __init__(self, floor_share: float = 0.2) -> None:
         self._floor_share = floor_share
-        self._rate = 1.0
-        self._capacity = 1.0
+        self._set_rates(1.0, 1.0)
         self._level_s = self.burst_s
         self._floor_level_s = self._floor_burst_s
         self._then_s: float | None = None
         self._lowest = PriorityClass.BULK
 
-    @property
-    def burst_s(self) -> float:
+    def _set_rates(self, share: float, capacity: float) -> None:
+        """Work out once what every request asks for."""
+        self._rate = share * capacity
+        self._floor_rate = self._floor_share * capacity
+        self.burst_s = max(_LEAST_BURST_S, _BURST_S * self._rate)
         """What the store of all holds at most; its debt by control's floor is at most four times as much."""
-        return max(_LEAST_BURST_S, _BURST_S * self._rate)
-
-    @property
-    def _floor_rate(self) -> float:
-        return self._floor_share * self._capacity
-
-    @property
-    def _floor_burst_s(self) -> float:
-        return max(_LEAST_BURST_S, _BURST_S * self._floor_rate) if self._floor_rate > 0 else 0.0
+        self._least_level_s = -4 * self.burst_s
+        has_floor = self._floor_rate > 0
+        self._floor_burst_s = max(_LEAST_BURST_S, _BURST_S * self._floor_rate) if has_floor else 0.0
 
     def grant(self, share: float, capacity: float, now_s: float, *, lowest: PriorityClass = PriorityClass.BULK) -> None:
         """Set what the law allows from now on. Classes below `lowest` get nothing."""
         self._fill(now_s)
-        self._capacity = capacity
-        self._rate = share * capacity
+        self._set_rates(share, capacity)
         self._lowest = lowest
         self._level_s = min(self._level_s, self.burst_s)
         self._floor_level_s = min(self._floor_level_s, self._floor_burst_s)
@@ -124,10 +119,6 @@ class WorkMeter:
             self._floor_level_s = min(self._floor_level_s + charge - took_s, self._floor_burst_s)
             level_s = max(level_s, min(self._level_s, self._least_level_s))
         self._level_s = min(level_s, self.burst_s)
-
-    @property
-    def _least_level_s(self) -> float:
-        return -4 * self.burst_s
 
     def _store_serves(self, priority: PriorityClass, caution: float = 0.0) -> bool:
         needed_s = (_RESERVE[priority] + caution) * self.burst_s

@@ -33,10 +33,19 @@ _BACKENDS_OF_FILE = {
     "model.pt2": ("pytorch",),
     "model.py": ("python",),
     "model.tflite": ("openvino",),
+    "xgboost.json": ("forest",),
+    "xgboost.ubj": ("forest",),
+    "xgboost.model": ("forest",),
+    "checkpoint.tl": ("forest",),
+    "model.txt": ("forest",),
 }
 """Well-known file name -> backends that read it, the preferred one first. The first name that is there decides."""
 
-_BACKENDS_OF_SUFFIX = {Path(name).suffix: backends for name, backends in _BACKENDS_OF_FILE.items()}
+_BACKENDS_OF_SUFFIX = {
+    Path(name).suffix: backends
+    for name, backends in _BACKENDS_OF_FILE.items()
+    if Path(name).suffix not in (".json", ".model", ".txt")  # which say nothing
+}
 
 
 @dataclass(frozen=True, slots=True)

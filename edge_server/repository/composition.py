@@ -16,6 +16,7 @@ from edge_server.core.composition import (
     SequenceBatching,
     StateTensor,
 )
+from edge_server.core.lifecycle import Member
 from edge_server.core.tensor import DType
 from edge_server.repository.pbtxt import ConfigMessage
 
@@ -38,6 +39,12 @@ def ensemble(config: ConfigMessage) -> Ensemble | None:
         for step in scheduling.step
     )
     return Ensemble(steps, scheduling.max_inflight_requests)
+
+
+def members(config: ConfigMessage) -> tuple[Member, ...]:
+    """Return the models, with versions, that an ensemble is made of; none of any other model."""
+    made_of = ensemble(config)
+    return () if made_of is None else tuple(dict.fromkeys((step.model, step.version) for step in made_of.steps))
 
 
 def sequence_batching(config: ConfigMessage) -> SequenceBatching | None:

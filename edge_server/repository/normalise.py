@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge_server.errors import BadModelConfig
 from edge_server.repository.choice import PLATFORM_OF_BACKEND
 from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.validate_ensemble import PLATFORM, is_ensemble
 
 KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 """Numbers of inference.ModelInstanceGroup.Kind."""
@@ -31,6 +32,9 @@ def normalise(config: ConfigMessage, model: str, devices: Devices) -> None:
     if not config.platform:
         config.platform = PLATFORM_OF_BACKEND.get(config.backend, "")
     _fill_version_policy(config)
+    if is_ensemble(config):
+        config.platform = PLATFORM
+        return
     _fill_batching(config)
     _fill_pinned_memory(config)
     _fill_instance_groups(config, model, devices)

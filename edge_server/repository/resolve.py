@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edge_server.core.lifecycle import Resolved
-from edge_server.core.model import ModelSpec
+from edge_server.core.model import ModelFile, ModelSpec
 from edge_server.errors import LoadError
 from edge_server.repository.autocomplete import Inspected, check_against_file, complete, inspect_model
 from edge_server.repository.labels import read_labels
 from edge_server.repository.normalise import Devices, normalise
-from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
+from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
 from edge_server.repository.scan import ModelOnDisk
 from edge_server.repository.to_spec import to_spec
 from edge_server.repository.trust.agent import run_agents
 from edge_server.repository.trust.verify import TrustPolicy, verify
 from edge_server.repository.validate import check_complete, check_stated
+from edge_server.repository.validate_ensemble import is_ensemble
 
 _NOTHING: Mapping[str, str] = {}
 
@@ -56,8 +57,19 @@ def resolve(
     config = _read(model, config_json)
     check_stated(config, model.name)
     run_agents(config, model.name, model.path, version)
+    if is_ensemble(config):
+        normalise(config, model.name, Devices())
+        file = ModelFile(model.path / str(version), model.path, version)
+        return Resolved(_finish(config, model, options, ()), file, confirm=verified.confirm)
     inspected = inspect_model(config, model.name, model.path, version, passed_over)
     notes = _fill(config, model.name, inspected, options)
+    spec = _finish(config, model, options, notes)
+    verified.confirm()
+    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm)
+
+
+def _finish(config: ConfigMessage, model: ModelOnDisk, options: ResolveOptions, notes: tuple[str, ...]) -> ModelSpec:
+    """Return the specification that a complete configuration makes, checked."""
     check_complete(config, model.name)
     labels = {
         output.name: read_labels(model.name, output.name, model.path, output.label_filename)
@@ -67,8 +79,7 @@ def resolve(
     spec = to_spec(config, labels, notes)
     for check in options.checks:
         check(spec)
-    verified.confirm()
-    return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm)
+    return spec
 
 
 def _read(model: ModelOnDisk, config_json: str | None) -> ConfigMessage:
@@ -77,10 +88,23 @@ def _read(model: ModelOnDisk, config_json: str | None) -> ConfigMessage:
     return new_config() if model.config_path is None else read_file(model.config_path, model.name)
 
 
+def _let_model_complete(config: ConfigMessage, model: str, inspected: Inspected) -> None:
+    """Have a model that is a program complete its configuration, in place. Raises LoadError."""
+    config.name = model
+    completed = inspected.backend.auto_complete(inspected.file, write_json(config))
+    if completed is None:
+        return
+    whole = parse_json(completed, model, "the configuration completed by the model")
+    config.CopyFrom(whole)
+    check_stated(config, model)
+
+
 def _fill(config: ConfigMessage, model: str, inspected: Inspected, options: ResolveOptions) -> tuple[str, ...]:
     """Complete the configuration in place and return the notes about it."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
     notes = list(inspected.notes)
+    if options.auto_complete:
+        _let_model_complete(config, model, inspected)
     config.backend = backend.name
     if file.path != file.version_dir:
         config.default_model_filename = file.path.relative_to(file.version_dir).as_posix()

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edge_server.core.lifecycle import Member
 from edge_server.core.model import VersionPolicy
 from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.repository.composition import members
 from edge_server.repository.fingerprint import Fence, Trace, folder_trace, is_folder, is_ignored, trace
-from edge_server.repository.pbtxt import new_config, parse_json, read_file
+from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
 from edge_server.repository.to_spec import version_policy
 
 MAX_VERSION = 2**63 - 1
@@ -40,7 +42,8 @@ class ModelOnDisk:
     ascending order; `wished` are those that the version policy asks for. `fingerprint` covers the files outside the
     version directories. `problem`, when not empty, says why nothing of the model can be served; `wished` is then
     empty. `is_policy_unmet`: the problem is just that the policy names no version that is there. `policy` is that of
-    the configuration, None when it could not be read; `trace` is all that was found outside the version directories.
+    the configuration, None when it could not be read; `members` are the models that an ensemble is made of; `trace` is
+    all that was found outside the version directories.
     """
 
     name: str
@@ -52,6 +55,7 @@ class ModelOnDisk:
     problem: str = ""
     is_policy_unmet: bool = False
     policy: VersionPolicy | None = field(default=None, compare=False)
+    members: tuple[Member, ...] = field(default=(), compare=False)
     trace: Trace = field(default=Trace(), compare=False)
 
     def fingerprint_of(self, version: int) -> str:
@@ -102,8 +106,8 @@ def with_config(model: ModelOnDisk, config_json: str) -> ModelOnDisk:
 
     Raises BadModelConfig.
     """
-    policy = version_policy(parse_json(config_json, model.name))
-    return _with_policy(replace(model, problem=""), policy) if model.versions else model
+    stated = _stated(parse_json(config_json, model.name))
+    return _with_policy(replace(model, problem="", members=stated.members), stated.policy) if model.versions else model
 
 
 def with_versions(model: ModelOnDisk, versions: Iterable[VersionOnDisk]) -> ModelOnDisk:
@@ -140,7 +144,7 @@ class Scanner:
         self.roots = tuple({os.path.realpath(root): Path(root) for root in roots}.values())
         self._allows_external_links = allows_external_links
         self._config_names = (f"configs/{config_name}.pbtxt", "config.pbtxt") if config_name else ("config.pbtxt",)
-        self._policies: dict[Path, tuple[tuple[int, ...], VersionPolicy | BadModelConfig]] = {}
+        self._policies: dict[Path, tuple[tuple[int, ...], _Stated | BadModelConfig]] = {}
 
     def scan(self) -> Snapshot:
         """Return what is there now. Raises ServingFault when a root cannot be read: half a wish would unload models."""
@@ -220,11 +224,12 @@ class Scanner:
         if not model.versions:
             return replace(model, problem=_no_versions(model))
         try:
-            policy = self._policy(model)
+            stated = self._stated(model)
         except BadModelConfig as error:
             return replace(model, problem=error.message)
+        policy = stated.policy
         _warn_of_absent(model, policy, warnings)
-        return _with_policy(replace(model, policy=policy), policy)
+        return _with_policy(replace(model, policy=policy, members=stated.members), policy)
 
     def _read_dir(self, model: ModelOnDisk, fence: Fence, warnings: list[str]) -> ModelOnDisk:
         versions: list[VersionOnDisk] = []
@@ -247,11 +252,11 @@ class Scanner:
             trace=files,
         )
 
-    def _policy(self, model: ModelOnDisk) -> VersionPolicy:
-        """Return the version policy of the model's configuration, read again only when the file changed."""
+    def _stated(self, model: ModelOnDisk) -> _Stated:
+        """Return what the model's configuration says of its versions and members, read again only when it changed."""
         path = model.config_path
         if path is None:
-            return version_policy(new_config())
+            return _stated(new_config())
         try:
             found = path.stat()
         except OSError as error:
@@ -259,7 +264,7 @@ class Scanner:
         stamp = (found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
         known = self._policies.get(path)
         if known is None or known[0] != stamp:
-            known = (stamp, _read_policy(path, model.name))
+            known = (stamp, _read_stated(path, model.name))
             self._policies[path] = known
         if isinstance(known[1], BadModelConfig):
             raise known[1]
@@ -281,9 +286,21 @@ def _stray_problem(name: str, stray: str) -> str:
     return f"model '{name}': a link leads out of the repository: {stray}; --allow-external-links permits it"
 
 
-def _read_policy(path: Path, model: str) -> VersionPolicy | BadModelConfig:
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    """What a configuration tells before anything is loaded."""
+
+    policy: VersionPolicy
+    members: tuple[Member, ...]
+
+
+def _stated(config: ConfigMessage) -> _Stated:
+    return _Stated(version_policy(config), members(config))
+
+
+def _read_stated(path: Path, model: str) -> _Stated | BadModelConfig:
     try:
-        return version_policy(read_file(path, model))
+        return _stated(read_file(path, model))
     except BadModelConfig as error:
         return BadModelConfig(error.message)
 

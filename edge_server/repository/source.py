@@ -34,7 +34,7 @@ def model_wish(model: ModelOnDisk, options: ResolveOptions, config_json: str | N
         )
         for version in model.wished
     }
-    return ModelWish(model.name, versions, model.problem)
+    return ModelWish(model.name, versions, model.problem, members=model.members)
 
 
 class RepositorySource:

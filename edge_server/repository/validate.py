@@ -12,6 +12,7 @@ from math import prod
 from edge_server.errors import BadModelConfig
 from edge_server.repository.paths import check_relative
 from edge_server.repository.pbtxt import ConfigMessage, dtype_name
+from edge_server.repository.validate_ensemble import check_ensemble, is_ensemble
 
 MAX_RANK = 32
 MAX_INSTANCES = 1024
@@ -65,12 +66,8 @@ def _check_name(config: ConfigMessage, model: str) -> None:
 
 def _check_scheduling(config: ConfigMessage, model: str) -> None:
     """Refuse the schedulers that change results and are not there, rather than serve wrong answers."""
-    if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
-        if config.instance_group:
-            raise _bad(
-                model, "instance_group", "none, for an ensemble has no instances", f"{len(config.instance_group)}"
-            )
-        raise BadModelConfig(f"model '{model}': ensemble_scheduling: ensembles are not offered yet")
+    if is_ensemble(config):
+        check_ensemble(config, model)
     if config.HasField("sequence_batching"):
         _check_sequence_cache(config, model)
         raise BadModelConfig(f"model '{model}': sequence_batching: stateful sequences are not offered yet")

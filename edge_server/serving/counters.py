@@ -105,6 +105,26 @@ class Counters:
             for arrived_ns in arrivals_ns:
                 observer(times.end_ns - arrived_ns)
 
+    def record_composed(self, arrived_ns: int, rows: int, now_ns: int, queue_ns: int, infer_ns: int) -> None:
+        """Count a request that other models answered: `queue_ns` and `infer_ns` are sums over its steps."""
+        now_ms = time.time_ns() // 1_000_000
+        self.last_used_ns = now_ns
+        with self._lock:
+            values = self._values
+            values.last_inference_ms = now_ms
+            values.inference_count += rows
+            values.execution_count += 1
+            self._success_count += 1
+            self._success_ns += now_ns - arrived_ns
+            self._queue_ns += queue_ns
+            self._infer_ns += infer_ns
+            batch = values.batches.setdefault(rows, BatchStatistics(rows))
+            batch.compute_input.add(0)
+            batch.compute_infer.add(infer_ns)
+            batch.compute_output.add(0)
+        if (observer := self._observer) is not None:
+            observer(now_ns - arrived_ns)
+
     def record_failure(self, error: EdgeServerError, arrived_ns: int, now_ns: int, *, in_backend: bool = False) -> None:
         """Count one request that was answered with `error`; `in_backend` when it failed while executing."""
         if isinstance(error, Cancelled):

@@ -77,6 +77,11 @@ class Instance:
         """Run the check of what was opened and wait for it. Raises WarmupFailed."""
         self._try(self._check)
 
+    def is_healthy(self) -> bool:
+        """Return what the session says of itself; it may take seconds to say it. True while there is none."""
+        session = self._session
+        return not isinstance(session, RequestSession) or not session.has_health_check or session.is_healthy()
+
     def attach(self, serve: Server) -> None:
         """Name who is called on the instance's thread with each posted batch."""
         self._serve = serve

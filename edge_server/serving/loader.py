@@ -12,10 +12,12 @@ from edge_server.backends.base import ServerCalls
 from edge_server.core.lifecycle import Resolved, VersionWish
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.canary import canary_terms
+from edge_server.serving.ensemble import EnsembleVersion, Members
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.passing import HEALS, as_passing
+from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Alarm, Timer
 from edge_server.serving.version import ModelVersion
 from edge_server.serving.warmup import warmup_rules
@@ -39,6 +41,8 @@ class Loader:
         self._timer = timer
         self._settings = settings
         self._limits = limits
+        self.members: Members | None = None
+        """The models around ensembles; set before anything is loaded."""
         self.server: ServerCalls | None = None
         """What models may ask of the server; None where there is none around them."""
 
@@ -54,7 +58,7 @@ class Loader:
         warmup_rules(spec)
         return resolved
 
-    def open(self, wish: VersionWish, resolved: Resolved, generation: int) -> ModelVersion:
+    def open(self, wish: VersionWish, resolved: Resolved, generation: int) -> ServedVersion:
         """Return the version, READY. A load that fails for good is tried again `load_retry_count` times at once.
 
         Raises LoadError, BackendError ...: what the last try raised.
@@ -71,8 +75,13 @@ class Loader:
                 log.warning("model '%s' failed to load, %d tries are left: %s", name, tries_left, error.message)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _open_by_any(self, wish: VersionWish, resolved: Resolved, generation: int) -> ModelVersion:
+    def _open_by_any(self, wish: VersionWish, resolved: Resolved, generation: int) -> ServedVersion:
         """Return the version opened by the first of the runtimes to choose from that can."""
+        if resolved.spec.ensemble is not None:
+            assert self.members is not None
+            ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self.members)
+            ensemble.open()
+            return ensemble
         passed_over: dict[str, str] = {}
         while True:
             version = ModelVersion(

@@ -8,28 +8,32 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from edge_server.backends.base import ServerCalls
+from edge_server.core.ensemble import members_first
 from edge_server.core.lifecycle import ModelWish, VersionState
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import IndexEntry, VersionReport
-from edge_server.errors import Draining, EdgeServerError, NotReady, QueueFull, SessionLost, UnknownModel
+from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, QueueFull, SessionLost, UnknownModel
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.hang import HangWatch
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.mover import Announce, AskRoom, Mover
-from edge_server.serving.parked import ParkedRequest, Submit
+from edge_server.serving.parked import Cancellable, ParkedRequest, Submit
 from edge_server.serving.record import UNLOADED_IDLE, Failure, ModelRecord
 from edge_server.serving.residency import idle
 from edge_server.serving.routes import Routes
+from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Timer
-from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.events import MODEL_HUNG
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 3.0
 """How long batches that run, and sessions that close, are still waited for when the time to drain is over."""
+
+_ROUTE_ATTEMPTS = 16
+"""How often a request that met a version just being retired looks for its successor. One is the rule."""
 
 _MOST_PARKED = 1000
 """How many requests may wait for one model to be loaded; each holds its inputs in memory."""
@@ -67,6 +71,7 @@ class Manager(Mover):
             gate=gate,
             limiter=limiter,
         )
+        self._loader.members = self
         self._hangs = HangWatch(self._limits.hang_timeout_s)
         # A caller whose own thread hangs in a runtime could not be told so.
         self.callers_may_run = self._limits.hang_timeout_s <= 0
@@ -78,6 +83,48 @@ class Manager(Mover):
     def let_models_call(self, server: ServerCalls) -> None:
         """Hand models loaded from now on what they may ask of the server."""
         self._loader.server = server
+
+    # -- what ensembles ask ----------------------------------------------------------------------------------------
+
+    def member_spec(self, name: str, version: int | None) -> ModelSpec:
+        """Return what a member of an ensemble promises. Raises MemberMissing, saying why it does not serve."""
+        with self._changed:
+            lack = self._dependents.lacks(name, version)
+        if lack:
+            raise MemberMissing(lack)
+        try:
+            return self.spec(name, version)
+        except EdgeServerError as error:
+            raise MemberMissing(error.message) from error
+
+    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Cancellable:
+        """Have the model answer that the request names, whichever version of it serves now; one out of memory is
+        brought back first. What it raises leaves the request with the caller."""
+        for _ in range(_ROUTE_ATTEMPTS):
+            try:
+                version = self.route_request(request.model, request.version)
+            except (NotReady, UnknownModel):
+                parked = self.park(request, sink, lambda again: self.submit(again, sink, may_run=False))
+                if parked is None:
+                    raise
+                return parked
+            try:
+                return version.submit(request, sink, may_run=may_run)
+            except Draining:
+                # Retired between the look and the call: the routing table names its successor, or says there is none.
+                continue
+        raise NotReady(f"model '{request.model}' is being replaced faster than requests can follow")
+
+    def members_of(self, name: str) -> list[str]:
+        """Return the models that a wished-for ensemble is made of; none of any other model."""
+        with self._changed:
+            model = self._models.get(name)
+            return [] if model is None else list(dict.fromkeys(member for member, _ in model.stated.members))
+
+    def is_member(self, name: str) -> bool:
+        """Return whether an ensemble is wished for that the model is a member of."""
+        with self._changed:
+            return bool(self._dependents.of(name))
 
     # -- the wish ---------------------------------------------------------------------------------------------------
 
@@ -99,11 +146,16 @@ class Manager(Mover):
         with self._changed:
             if self._is_closed:
                 return
-            for name in self._models:
-                if name not in by_name:
-                    self._replace_wish(ModelWish(name))
-            for wish in by_name.values():
-                self._replace_wish(wish)
+            gone = {name: ModelWish(name) for name in self._models if name not in by_name}
+            whole = by_name | gone
+            order = members_first({name: [member for member, _ in wish.members] for name, wish in whole.items()})
+            # Ensembles see the wishes for all their members before anything is done about them.
+            self._proceeding.update(order)
+            for name in order:
+                self._replace_wish(whole[name])
+            self._proceeding.difference_update(order)
+            for name in order:
+                self._proceed(self._models[name])
         self._tell_news()
 
     def wait_settled(self, names: Iterable[str] | None = None, timeout_s: float | None = None) -> bool:
@@ -132,7 +184,7 @@ class Manager(Mover):
 
     # -- routing ----------------------------------------------------------------------------------------------------
 
-    def route(self, name: str, version: int | None) -> ModelVersion:
+    def route(self, name: str, version: int | None) -> ServedVersion:
         """Return the version that stands for a model: metadata, configuration, types. Takes no lock: the table is
         replaced, never changed.
 
@@ -145,7 +197,7 @@ class Manager(Mover):
                 return found
         raise self._no_route(name, version)
 
-    def route_request(self, name: str, version: int | None) -> ModelVersion:
+    def route_request(self, name: str, version: int | None) -> ServedVersion:
         """Return the version that takes a request: as `route`, but a canary gets its share. Ask once a request."""
         if version is None:
             routes = self._routes.get(name)
@@ -172,6 +224,14 @@ class Manager(Mover):
             if version in offered:
                 return offered[version]
             raise
+
+    def is_healthy(self, name: str, version: int | None) -> bool:
+        """Return what the version itself says of its health; True for one that is out of memory. May take seconds."""
+        try:
+            serving = self.route(name, version)
+        except (NotReady, UnknownModel):
+            return True
+        return serving.is_healthy()
 
     def offered_versions(self, name: str) -> list[int]:
         """Return the versions of a model that a request may ask for, ascending; those too that it would bring back."""
@@ -208,12 +268,12 @@ class Manager(Mover):
             parked.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
         return parked
 
-    def ready_versions(self, name: str) -> list[ModelVersion]:
+    def ready_versions(self, name: str) -> list[ServedVersion]:
         """Return the serving versions of a model, highest first; empty when there is none."""
         routes = self._routes.get(name)
         return list(routes.ready.values()) if routes is not None else []
 
-    def all_ready(self) -> list[ModelVersion]:
+    def all_ready(self) -> list[ServedVersion]:
         return [version for name in sorted(self._routes) for version in reversed(self.ready_versions(name))]
 
     def is_known(self, name: str) -> bool:
@@ -266,8 +326,7 @@ class Manager(Mover):
             for model in self._models.values():
                 for failure in model.failures.values():
                     failure.forget_retry()
-                for version in [item for item in model.living if item.state is VersionState.READY]:
-                    self._start_retire(model, version)
+            self._retire_unused()
             self._changed.notify_all()
         for item in parked:
             item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
@@ -278,7 +337,7 @@ class Manager(Mover):
         failed_count += sum(version.abandon_running() for version in self._living())
         return failed_count == 0
 
-    def _living(self) -> list[ModelVersion]:
+    def _living(self) -> list[ServedVersion]:
         with self._changed:
             return [item for model in self._models.values() for item in model.living]
 
@@ -290,11 +349,14 @@ class Manager(Mover):
     # -- under the lock ---------------------------------------------------------------------------------------------
 
     def _is_settled(self, names: list[str] | None) -> bool:
-        return not any(model.loading for name, model in self._models.items() if names is None or name in names)
+        return not any(
+            model.loading or model.awaits for name, model in self._models.items() if names is None or name in names
+        )
 
     def _replace_wish(self, wish: ModelWish, *, retry: bool = False) -> None:
         model = self._models.setdefault(wish.name, ModelRecord(wish))
-        model.wish = wish
+        model.stated = wish
+        model.wish = wish = self._dependents.effective(wish)
         if not wish.versions and not wish.reason:
             model.cold.clear()
         for version, failure in list(model.failures.items()):
@@ -363,7 +425,7 @@ class Manager(Mover):
                 f"come back within --hang-timeout-secs={limit_s:g}",
             )
 
-    def _give_up(self, version: ModelVersion, reason: str) -> None:
+    def _give_up(self, version: ServedVersion, reason: str) -> None:
         """Fail a version that hangs. It is not loaded again by itself: the server is not ready from now on, and who
         watches over the process should start a new one."""
         with self._changed:
@@ -374,11 +436,12 @@ class Manager(Mover):
             self._publish_routes(model, without=version)
             version.stop_for_good(reason)
             model.failures[version.version] = Failure(version.fingerprint, SessionLost(reason), version.generation)
+            self._proceed(model)
             self._tell(MODEL_HUNG, model, version.version, version.generation, reason=reason)
             # Not one of the threads that `close` waits for: it may never end.
             threading.Thread(target=self._bury, args=(model, version), name="edge-bury", daemon=True).start()
 
-    def _bury(self, model: ModelRecord, version: ModelVersion) -> None:
+    def _bury(self, model: ModelRecord, version: ServedVersion) -> None:
         self._tell_news()
         version.bury()
         with self._changed:

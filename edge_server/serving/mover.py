@@ -16,16 +16,18 @@ from edge_server.core.lifecycle import Load, ReloadPolicy, Resolved, Retire, Ver
 from edge_server.core.model import ModelFile
 from edge_server.errors import EdgeServerError, LoadError, NotReady, OutOfMemory
 from edge_server.serving.canary import Trial
+from edge_server.serving.dependents import Dependents, is_used, own_fingerprint, steps_of
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
+from edge_server.serving.load_log import log_failure, log_ready
 from edge_server.serving.loader import Loader, LoadSlot, LoadSlots
 from edge_server.serving.parked import ParkedRequest
 from edge_server.serving.record import UNLOADED_FOR_ROOM, ColdVersion, Failure, ModelRecord, Retired
 from edge_server.serving.residency import to_evict
 from edge_server.serving.routes import FallenCanary, Routes, plan_routes, ready_versions
+from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Timer
-from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.events import (
     MODEL_CANARY_FAILED,
     MODEL_DRAINING,
@@ -81,6 +83,8 @@ class Mover:
         self._ask_room = ask_room or (lambda file, instance_count: None)
         self._changed = threading.Condition()
         self._models: dict[str, ModelRecord] = {}
+        self._dependents = Dependents(self._models)
+        self._proceeding: set[str] = set()
         self._routes: dict[str, Routes] = {}
         self._slots = LoadSlots(load_threads, timer, self._limits.hang_timeout_s or _SLOT_PATIENCE_S)
         self._threads: set[threading.Thread] = set()
@@ -92,7 +96,19 @@ class Mover:
     # -- under the lock ---------------------------------------------------------------------------------------------
 
     def _proceed(self, model: ModelRecord) -> None:
-        """Start the model's next actions, unless a load is under way."""
+        """Start the model's next actions, unless a load is under way, and those of ensembles that it is a member of."""
+        if model.name in self._proceeding:
+            return
+        self._proceeding.add(model.name)
+        self._proceed_alone(model)
+        for ensemble in self._dependents.of(model.name):
+            self._proceed(ensemble)
+        self._proceeding.discard(model.name)
+        self._changed.notify_all()
+
+    def _proceed_alone(self, model: ModelRecord) -> None:
+        model.wish = self._dependents.effective(model.stated)
+        model.awaits = ""
         while model.loading is None and not self._is_closed:
             attempt = model.to_serve()
             if model.wish.reason and not attempt:
@@ -102,17 +118,29 @@ class Mover:
             if action is None:
                 break
             if isinstance(action, Load):
+                model.awaits = self._dependents.awaited(model)
+                if model.awaits:
+                    break
                 self._start_load(model, action)
-            else:
+            elif not self._retire_users(model, _generation(model, action)):
                 self._start_retire(model, _generation(model, action))
-        self._changed.notify_all()
+            else:
+                break
+
+    def _retire_users(self, model: ModelRecord, version: ServedVersion) -> bool:
+        """Begin to retire the ensembles that need a version which is to go. False when there is none: it may go."""
+        users = self._dependents.users(model, version)
+        for other, item in users:
+            if item.state is VersionState.READY:
+                self._start_retire(other, item)
+        return bool(users)
 
     def _start_load(self, model: ModelRecord, action: Load) -> None:
         model.generation += 1
         self._start_thread("edge-load", self._load, model, action, model.generation)
         model.begin_load(action)
 
-    def _start_retire(self, model: ModelRecord, version: ModelVersion) -> None:
+    def _start_retire(self, model: ModelRecord, version: ServedVersion) -> None:
         # First out of the table, so that whoever is refused finds the successor there.
         self._publish_routes(model, without=version)
         version.stop_taking()
@@ -134,7 +162,7 @@ class Mover:
         thread.start()
         self._threads.add(thread)
 
-    def _publish_routes(self, model: ModelRecord, without: ModelVersion | None = None) -> None:
+    def _publish_routes(self, model: ModelRecord, without: ServedVersion | None = None) -> None:
         name, fallen = model.name, model.fallen
         routes = dict(self._routes)
         ready = ready_versions(model.living, without)
@@ -172,6 +200,7 @@ class Mover:
                 self._take_in(model, version)
             elif cause is not None:
                 self._note_failure(model, action, generation, cause)
+                self._retire_unfounded(model, action, cause)
             model.end_load()
             self._proceed(model)
             if model.loading is None:
@@ -182,7 +211,7 @@ class Mover:
 
     def _try_load(
         self, model: ModelRecord, action: Load, generation: int
-    ) -> tuple[ModelVersion | None, EdgeServerError | None]:
+    ) -> tuple[ServedVersion | None, EdgeServerError | None]:
         """Return the open version, or why there is none: nothing when it is not wished for now, or must rest."""
         name = model.name
         cause: EdgeServerError
@@ -193,6 +222,9 @@ class Mover:
             self._tell(MODEL_LOADING, model, action.version, generation)
             try:
                 self._tell_news()
+                if model.stated.members:
+                    with self._changed:
+                        self._dependents.check_circle(name)
                 resolved = self._loader.resolve(wish, {})
                 if not self._make_way(model, action, generation, resolved, slot):
                     return None, None
@@ -204,11 +236,11 @@ class Mover:
                 log.exception("model '%s' version %d failed to load", name, action.version)
                 cause = LoadError(f"{type(error).__name__}: {error}")
             else:
-                _log_ready(version)
+                log_ready(version)
                 return version, None
         return None, cause
 
-    def _take_in(self, model: ModelRecord, version: ModelVersion) -> None:
+    def _take_in(self, model: ModelRecord, version: ServedVersion) -> None:
         failure = model.failures.pop(version.version, None)
         if failure is not None:
             failure.forget_retry()
@@ -236,11 +268,20 @@ class Mover:
             failure.retry_at_s = time.time() + delay_s
             when_ns = time.monotonic_ns() + int(delay_s * 1e9)
             failure.alarm = self._timer.call_at(when_ns, lambda: self._retry(model, action.version, failure))
-        _log_failure(model.name, action.version, failure, before)
+        log_failure(model.name, action.version, failure, before)
         self._tell(
             MODEL_FAILED, model, action.version, generation,
             reason=failure.reason, failed_count=failure.count, retry_in_s=delay_s,
         )  # fmt: skip
+
+    def _retire_unfounded(self, model: ModelRecord, action: Load, cause: EdgeServerError) -> None:
+        """Let go of an ensemble that failed to be made anew though nothing of its own changed: its members did."""
+        for item in list(model.living):
+            is_same = item.version == action.version and item.state is VersionState.READY
+            is_same = is_same and own_fingerprint(item.fingerprint) == own_fingerprint(action.fingerprint)
+            if model.stated.members and is_same:
+                item.reason = cause.message
+                self._start_retire(model, item)
 
     def _retry(self, model: ModelRecord, version: int, failure: Failure) -> None:
         """Try a failed load again; on the timer's thread, or because memory has become free."""
@@ -257,6 +298,8 @@ class Mover:
 
         Raises OutOfMemory.
         """
+        if resolved.spec.ensemble is not None:
+            return True
         is_replaced = self._limits.reload_policy_of(resolved.spec) is ReloadPolicy.REPLACE
         if is_replaced and not self._replace_old(model, action, slot):
             return False
@@ -331,7 +374,7 @@ class Mover:
 
     # -- unloading, on a thread of its own --------------------------------------------------------------------------
 
-    def _retire(self, model: ModelRecord, version: ModelVersion) -> None:
+    def _retire(self, model: ModelRecord, version: ServedVersion) -> None:
         self._tell_news()
         version.drain()
         version.close()
@@ -343,11 +386,22 @@ class Mover:
                 model.retired[version.version] = Retired(report.generation, report.since_s, report.served_count)
             self._tell(MODEL_UNLOADED, model, version.version, version.generation)
             self._proceed(model)
+            for name in {member for member, _ in steps_of(version)} & self._models.keys():
+                self._proceed(self._models[name])
+            if self._is_closed:
+                self._retire_unused()
             for other in self._models.values():
                 for number, failure in list(other.failures.items()):
                     if failure.lacks_memory and not failure.is_due:
                         self._retry(other, number, failure)
         self._tell_news()
+
+    def _retire_unused(self) -> None:
+        """Retire what serves and no ensemble needs any more: the end has come."""
+        for model in self._models.values():
+            for version in [item for item in model.living if item.state is VersionState.READY]:
+                if not is_used(version, self._models.values()):
+                    self._start_retire(model, version)
 
     def _on_canary_failed(self, trial: Trial, reason: str) -> None:
         with self._changed:
@@ -403,24 +457,5 @@ class Mover:
                 self._announce(kind, **fields)
 
 
-def _generation(model: ModelRecord, action: Retire) -> ModelVersion:
+def _generation(model: ModelRecord, action: Retire) -> ServedVersion:
     return next(item for item in model.living if item.generation == action.generation)
-
-
-def _log_failure(name: str, version: int, failure: Failure, before: Failure | None) -> None:
-    # The same cause at every try would fill the log.
-    is_old = before is not None and before.fingerprint == failure.fingerprint
-    is_old = is_old and before is not None and before.cause.message == failure.cause.message
-    level = logging.DEBUG if is_old else logging.ERROR
-    log.log(level, "model '%s' version %d failed to load: %s", name, version, failure.reason)
-
-
-def _log_ready(version: ModelVersion) -> None:
-    report = version.report()
-    log.info(
-        "model '%s' version %d is loaded: %s on %s, %s, %d instance(s), in %.0f ms",
-        report.name, report.version, report.runtime, report.device, report.precision, report.instance_count,
-        report.load_s * 1000,
-    )  # fmt: skip
-    for note in report.notes:
-        log.info("model '%s': %s", report.name, note)

@@ -13,8 +13,8 @@ from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.parked import ParkedRequest
 from edge_server.serving.passing import HEALS
 from edge_server.serving.routes import FallenCanary, Routes
+from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Alarm
-from edge_server.serving.version import ModelVersion
 
 UNLOADED = "unloaded"
 """Triton's reason of a version that nobody wishes for any more."""
@@ -84,7 +84,7 @@ class ModelRecord:
     cold versions back. `failures` are those of the latest files tried."""
 
     wish: ModelWish
-    living: list[ModelVersion] = field(default_factory=list)
+    living: list[ServedVersion] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
     retired: dict[int, Retired] = field(default_factory=dict)
     cold: dict[int, ColdVersion] = field(default_factory=dict)
@@ -96,6 +96,13 @@ class ModelRecord:
     is_replacing: bool = False
     loading_since_s: float = 0.0
     fallen: FallenCanary | None = None
+    stated: ModelWish = field(init=False)
+    """The wish as it was stated; for an ensemble `wish` takes its members into account."""
+    awaits: str = ""
+    """The member that the next load of an ensemble waits for."""
+
+    def __post_init__(self) -> None:
+        self.stated = self.wish
 
     @property
     def name(self) -> str:
@@ -109,12 +116,14 @@ class ModelRecord:
     @property
     def is_resident(self) -> bool:
         """Whether it takes a place in memory, or is about to."""
-        return self.is_opening or bool(self.living)
+        return self.is_opening or any(item.spec.ensemble is None for item in self.living)
 
     @property
     def stays(self) -> bool:
         """Whether it takes a place in memory that it will not give back by itself."""
-        return self.is_opening or any(item.state is VersionState.READY for item in self.living)
+        return self.is_opening or any(
+            item.state is VersionState.READY and item.spec.ensemble is None for item in self.living
+        )
 
     def begin_load(self, action: Load) -> None:
         self.loading = action
@@ -157,8 +166,10 @@ class ModelRecord:
     def can_be_evicted(self) -> bool:
         """Return whether it serves just what is wished for, and nobody uses it now.
 
-        An old generation that stands in for files that do not load would not come back.
+        An old generation that stands in for files that do not load would not come back. Ensembles take no memory.
         """
+        if self.stated.members:
+            return False
         as_wished = {item.version: item.fingerprint for item in self.living if item.state is VersionState.READY}
         wished = {number: wish.fingerprint for number, wish in self.wish.versions.items()}
         is_quiet = self.loading is None and not self.parked and not any(item.in_flight for item in self.living)
@@ -174,7 +185,7 @@ class ModelRecord:
         rows.update({number: ("UNAVAILABLE", failure.reason) for number, failure in self.failures.items()})
         rows.update({number: ("UNAVAILABLE", cold.reason) for number, cold in self.resting().items()})
         rows.update({item.version: (INDEX_STATES[item.state], item.reason) for item in self.living})
-        if self.loading is not None:
+        if self.loading is not None or self.awaits:
             resting = set() if self.is_demanded else self.resting().keys()
             coming = self.wish.versions.keys() - failed.keys() - resting
             rows.update(dict.fromkeys(coming, ("LOADING", "")))
@@ -217,7 +228,7 @@ class ModelRecord:
             )
         return [past[number] for number in sorted(past)]
 
-    def _note_on(self, item: ModelVersion, failed: dict[int, Failure]) -> str:
+    def _note_on(self, item: ServedVersion, failed: dict[int, Failure]) -> str:
         if item.version in failed:
             return f"an earlier generation serves; the newest failed: {failed[item.version].reason}"
         if self.fallen is not None and self.fallen.generation == item.generation:

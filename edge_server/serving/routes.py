@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge_server.core.lifecycle import VersionState
 from edge_server.serving.canary import Trial, canary_terms, promise_difference
-from edge_server.serving.version import ModelVersion
+from edge_server.serving.served import ServedVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +23,18 @@ class Routes:
     """`ready` maps versions to what serves them, highest first; never empty. `first` takes requests without a version,
     but for the share of the trial's canary."""
 
-    ready: dict[int, ModelVersion]
-    first: ModelVersion
-    canary: ModelVersion | None = None
+    ready: dict[int, ServedVersion]
+    first: ServedVersion
+    canary: ServedVersion | None = None
     trial: Trial | None = None
 
-    def next(self) -> ModelVersion:
+    def next(self) -> ServedVersion:
         """Return who takes the next request without a version. Counts it: ask once for each request."""
         if self.canary is not None and self.trial is not None and self.trial.takes_next():
             return self.canary
         return self.first
 
-    def share_of(self, version: ModelVersion) -> float:
+    def share_of(self, version: ServedVersion) -> float:
         """Return which part of the requests without a version it takes."""
         share = self.trial.terms.share if self.trial is not None else 0.0
         if version is self.canary:
@@ -42,7 +42,7 @@ class Routes:
         return 1.0 - share if version is self.first else 0.0
 
 
-def ready_versions(living: Iterable[ModelVersion], without: ModelVersion | None) -> dict[int, ModelVersion]:
+def ready_versions(living: Iterable[ServedVersion], without: ServedVersion | None) -> dict[int, ServedVersion]:
     """Return what serves each version, highest first; of several generations the newest."""
     ready = [item for item in living if item.state is VersionState.READY and item is not without]
     by_age = {item.version: item for item in sorted(ready, key=lambda item: item.generation)}
@@ -50,7 +50,7 @@ def ready_versions(living: Iterable[ModelVersion], without: ModelVersion | None)
 
 
 def plan_routes(
-    ready: dict[int, ModelVersion],
+    ready: dict[int, ServedVersion],
     before: Routes | None,
     fallen: FallenCanary | None,
     on_failed: Callable[[Trial, str], None],
@@ -71,7 +71,7 @@ def plan_routes(
 
 
 def _plan(
-    ready: dict[int, ModelVersion],
+    ready: dict[int, ServedVersion],
     before: Routes | None,
     fallen: FallenCanary | None,
     on_failed: Callable[[Trial, str], None],

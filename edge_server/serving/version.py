@@ -233,6 +233,10 @@ class ModelVersion:
     def snapshot(self) -> VersionSnapshot:
         return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
 
+    def is_healthy(self) -> bool:
+        """Return whether every instance says that it can serve. May take seconds where models have a check for it."""
+        return all(instance.is_healthy() for instance in list(self._instances))
+
     def statistics(self) -> VersionStatistics:
         return self._counters.snapshot(self._scheduler.pending_count)
 

@@ -1,8 +1,9 @@
-"""Small ONNX models that every runtime reads, made once for the run."""
+"""Small models that the runtimes read, each in the form its runtime takes, made once for the run."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def _save(path: Path, nodes: list, inputs: list, outputs: list, initializers: li
 
 
 @pytest.fixture(scope="session")
-def add_sub_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def add_sub_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, each FP32 [N, 16], with 4 MB of weights it adds as 0."""
     tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 16]) for name in ("INPUT0", "INPUT1")]
     results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 16]) for name in ("OUTPUT0", "OUTPUT1")]
@@ -40,7 +41,7 @@ def add_sub_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def slow_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def slow_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """FP32 X [1, 1] -> Y [1, 1] = 0 X through tens of milliseconds of matrix products."""
     given = [helper.make_tensor_value_info("X", TensorProto.FLOAT, [1, 1])]
     results = [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [1, 1])]
@@ -49,3 +50,124 @@ def slow_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes.append(helper.make_node("ReduceMean", ["m40"], ["Y"], keepdims=1))
     shape = [numpy_helper.from_array(np.array([512, 512]), "shape")]
     return _save(tmp_path_factory.mktemp("slow") / "1" / "model.onnx", nodes, given, results, shape)
+
+
+class LiteGraph:
+    """A TensorFlow Lite model with one subgraph, put together tensor by tensor."""
+
+    def __init__(self) -> None:
+        self.schema: Any = pytest.importorskip("ai_edge_litert.schema_py_generated")
+        self.graph = self.schema.SubGraphT(tensors=[], operators=[], inputs=[], outputs=[])
+        self.model = self.schema.ModelT(version=3, operatorCodes=[], subgraphs=[self.graph], buffers=[])
+        self.model.buffers.append(self.schema.BufferT())
+
+    def tensor(self, name: str, shape: list[int], data: np.ndarray | None = None, role: str = "") -> int:
+        """Add a tensor and return its number; -1 is a dimension of any size."""
+        kinds = {"f": self.schema.TensorType.FLOAT32, "i": self.schema.TensorType.INT32}
+        one = self.schema.TensorT(name=name, shape=[max(1, size) for size in shape], buffer=0)
+        one.shapeSignature = list(shape)
+        one.type = kinds["f" if data is None else data.dtype.kind]
+        if data is not None:
+            one.buffer = len(self.model.buffers)
+            self.model.buffers.append(self.schema.BufferT(data=np.frombuffer(data.tobytes(), dtype="u1")))
+        self.graph.tensors.append(one)
+        number = len(self.graph.tensors) - 1
+        if role:
+            getattr(self.graph, role).append(number)
+        return number
+
+    def operator(self, name: str, options: str, inputs: list[int], output: int, version: int = 1) -> None:
+        code = self.schema.OperatorCodeT(builtinCode=getattr(self.schema.BuiltinOperator, name), version=version)
+        code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+        self.model.operatorCodes.append(code)
+        one = self.schema.OperatorT(opcodeIndex=len(self.model.operatorCodes) - 1, inputs=inputs, outputs=[output])
+        one.builtinOptionsType = getattr(self.schema.BuiltinOptions, options)
+        one.builtinOptions = getattr(self.schema, options + "T")()
+        self.graph.operators.append(one)
+
+    def save(self, folder: Path) -> Path:
+        flatbuffers = pytest.importorskip("flatbuffers")
+        builder = flatbuffers.Builder(1 << 20)
+        builder.Finish(self.model.Pack(builder), b"TFL3")
+        path = folder / "1" / "model.tflite"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(builder.Output()))
+        return path
+
+
+@pytest.fixture(scope="session")
+def add_sub_lite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `add_sub_onnx`."""
+    lite = LiteGraph()
+    left, right = (lite.tensor(name, [-1, 16], role="inputs") for name in ("INPUT0", "INPUT1"))
+    wide = lite.tensor("wide", [32_768, 16], np.ones((32_768, 16), "f4"))
+    narrow = lite.tensor("narrow", [16, 32_768], np.zeros((16, 32_768), "f4"))
+    high, nothing, sum_ = (
+        lite.tensor("high", [-1, 32_768]),
+        lite.tensor("nothing", [-1, 16]),
+        lite.tensor("s", [-1, 16]),
+    )
+    lite.operator("FULLY_CONNECTED", "FullyConnectedOptions", [left, wide, -1], high)
+    lite.operator("FULLY_CONNECTED", "FullyConnectedOptions", [high, narrow, -1], nothing)
+    lite.operator("ADD", "AddOptions", [left, nothing], sum_)
+    lite.operator("ADD", "AddOptions", [sum_, right], lite.tensor("OUTPUT0", [-1, 16], role="outputs"))
+    lite.operator("SUB", "SubOptions", [sum_, right], lite.tensor("OUTPUT1", [-1, 16], role="outputs"))
+    return lite.save(tmp_path_factory.mktemp("add_sub_lite"))
+
+
+@pytest.fixture(scope="session")
+def slow_lite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `slow_onnx`."""
+    lite = LiteGraph()
+    given = lite.tensor("X", [1, 1], role="inputs")
+    last = lite.tensor("m0", [512, 512])
+    shape = lite.tensor("shape", [2], np.array([512, 512], "i4"))
+    lite.operator("BROADCAST_TO", "BroadcastToOptions", [given, shape], last, version=2)
+    for number in range(1, 21):
+        result = lite.tensor(f"m{number}", [512, 512])
+        lite.operator("BATCH_MATMUL", "BatchMatMulOptions", [last, last], result)
+        last = result
+    axes = lite.tensor("axes", [2], np.array([0, 1], "i4"))
+    lite.operator("MEAN", "ReducerOptions", [last, axes], lite.tensor("Y", [1, 1], role="outputs"))
+    lite.graph.operators[-1].builtinOptions.keepDims = True
+    return lite.save(tmp_path_factory.mktemp("slow_lite"))
+
+
+@pytest.fixture(scope="session")
+def add_sub_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `add_sub_onnx`, its outputs in a dictionary."""
+    torch = pytest.importorskip("torch")
+
+    class AddSub(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("wide", torch.ones(16, 32_768))
+            self.register_buffer("narrow", torch.zeros(32_768, 16))
+
+        def forward(self, INPUT0: torch.Tensor, INPUT1: torch.Tensor) -> dict[str, torch.Tensor]:
+            left = INPUT0 + INPUT0 @ self.wide @ self.narrow
+            return {"OUTPUT0": left + INPUT1, "OUTPUT1": left - INPUT1}
+
+    path = tmp_path_factory.mktemp("add_sub_torch") / "1" / "model.pt"
+    path.parent.mkdir()
+    example = (torch.zeros(2, 16), torch.zeros(2, 16))
+    torch.jit.trace(AddSub(), example, strict=False).save(str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def slow_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `slow_onnx`."""
+    torch = pytest.importorskip("torch")
+
+    class Slow(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, X: torch.Tensor) -> torch.Tensor:
+            wide = X.expand(512, 512)
+            for _ in range(20):
+                wide = wide @ wide
+            return wide.mean().reshape(1, 1)
+
+    path = tmp_path_factory.mktemp("slow_torch") / "1" / "model.pt"
+    path.parent.mkdir()
+    torch.jit.trace(Slow(), torch.zeros(1, 1)).save(str(path))
+    return path

@@ -23,8 +23,8 @@ TIME = 20.0
 TICK_S = 0.2
 BEGUN_S = 120 / TIME
 """The first two minutes of simulated time, in which the trip may be touched."""
-SETTLED_S = 18.0
-STEP_S = 36.0
+SETTLED_S = 21.0
+STEP_S = 37.0
 """When it becomes cold outside, or quiet."""
 RECOVERY_S = 30.0
 NOISE = 0.03

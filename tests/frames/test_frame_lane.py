@@ -391,7 +391,7 @@ def test_the_opening_message_is_checked(house, tools):
 
 
 def test_a_camera_that_comes_before_the_models_are_loaded_is_told_to_try_again(house):
-    with pytest.raises(NotReady, match="is starting.*'sum'") as caught:
+    with pytest.raises(NotReady, match=r"is starting.*'sum'") as caught:
         house.camera("sum")
     assert caught.value.retry_after_s is not None
 

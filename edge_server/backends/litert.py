@@ -1,0 +1,216 @@
+"""TensorFlow Lite models (model.tflite) through LiteRT, as backend `litert` or `tflite`.
+
+OpenVINO reads such files too, and is what they go to when the configuration names no backend. Keys in config.pbtxt's
+`parameters` (server-wide ones through `--backend-config=litert,key=value`):
+
+- `num_threads` (default: every usable core);
+- `xnnpack` no: the plain kernels, without the XNNPACK delegate.
+
+Inputs and outputs have the names of the file's tensors. Quantised tensors travel as the whole numbers that they are.
+Each instance has an interpreter of its own over weights that are held once. The file is read, not mapped: a mapped file
+that is overwritten in place kills the process.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
+from edge_server.backends.runtime import (
+    SharedModels,
+    existing_file,
+    file_title,
+    fingerprint,
+    import_runtime,
+    is_batchable,
+    load_error,
+    precision_of_tensors,
+    readable,
+    usable_cores,
+    whole_number,
+    words,
+    yes_or_no,
+)
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, BackendMissing, LoadError
+
+_TYPES = {
+    np.dtype(kind): dtype
+    for kind, dtype in {
+        "bool": DType.BOOL, "f2": DType.FP16, "f4": DType.FP32, "f8": DType.FP64, "i1": DType.INT8, "i2": DType.INT16,
+        "i4": DType.INT32, "i8": DType.INT64, "u1": DType.UINT8, "u2": DType.UINT16, "u4": DType.UINT32,
+        "u8": DType.UINT64,
+    }.items()
+}  # fmt: skip
+
+_FAILURES = (RuntimeError, ValueError, TypeError, KeyError, OSError, MemoryError)
+"""What the library raises; it has no exceptions of its own."""
+
+_IDENTIFIER = b"TFL3"
+"""Bytes 4 to 8 of every TensorFlow Lite file."""
+
+
+def make(name: str) -> LiteRtBackend:
+    return LiteRtBackend(name)
+
+
+class LiteRtBackend(Backend):
+    """The LiteRT library, and the files that instances share."""
+
+    default_filename = "model.tflite"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        try:
+            self._litert = import_runtime("ai_edge_litert.interpreter", "Interpreter")
+        except BackendMissing as error:
+            said = error.message.replace("edge-server[ai_edge_litert]", "edge-server[litert]")
+        else:
+            self._version = importlib.metadata.version("ai-edge-litert")
+            self._shared: SharedModels[bytes] = SharedModels()
+            return
+        raise BackendMissing(said)
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+        interpreter = self._interpreter(file, _content(file, self._path(file)), 1, False)
+        inputs = tuple(InputSpec(*_declared(file, "input", one)) for one in interpreter.get_input_details())
+        outputs = tuple(OutputSpec(*_declared(file, "output", one)) for one in interpreter.get_output_details())
+        opened = _opened(inputs, outputs)
+        return Signature(inputs, opened, is_batchable(inputs, opened))
+
+    def open(self, job: OpenJob) -> LiteRtSession:
+        merged = {**job.settings, **job.spec.parameters}
+        threads = whole_number(job.spec.name, merged, "num_threads", 0) or usable_cores()
+        has_xnnpack = yes_or_no(job.spec.name, merged, "xnnpack", True)
+        path = self._path(job.file)
+        key = fingerprint(path)
+        content = self._shared.take(key, lambda: _content(job.file, path))
+        try:
+            interpreter = self._interpreter(job.file, content, threads, has_xnnpack)
+            precision = _precision(interpreter) or precision_of_tensors(job.spec)
+        except LoadError:
+            self._shared.give_back(key)
+            raise
+        in_force = {"num_threads": str(threads), "xnnpack": str(int(has_xnnpack))}
+        info = SessionInfo(f"litert {self._version}", "CPU", precision, in_force)
+        return LiteRtSession(job.spec.name, info, interpreter, lambda: self._shared.give_back(key))
+
+    def _path(self, file: ModelFile) -> Path:
+        return existing_file(file, self.default_filename)
+
+    def _interpreter(self, file: ModelFile, content: bytes, threads: int, has_xnnpack: bool) -> Any:
+        """Return an interpreter of its own with memory for its tensors. Raises LoadError."""
+        kinds = self._litert.OpResolverType
+        kind = kinds.AUTO if has_xnnpack else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        try:
+            interpreter = self._litert.Interpreter(
+                model_content=content, num_threads=threads, experimental_op_resolver_type=kind
+            )
+            interpreter.allocate_tensors()
+        except _FAILURES as error:
+            failure = load_error(file, "litert", error)
+        else:
+            return interpreter
+        raise failure
+
+
+def _content(file: ModelFile, path: Path) -> bytes:
+    """Return the whole file. Raises LoadError, also for what is no TensorFlow Lite file."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        failure = load_error(file, "litert", error)
+    else:
+        if content[4:8] == _IDENTIFIER:
+            return content
+        failure = LoadError(f"{file_title(file)}: litert cannot load it: it is not a TensorFlow Lite file")
+    raise failure
+
+
+def _dims(detail: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a tensor's shape as the file declares it, -1 for any size."""
+    declared = detail["shape_signature"] if len(detail["shape_signature"]) else detail["shape"]
+    return tuple(int(size) for size in declared)
+
+
+def _declared(file: ModelFile, role: str, detail: Mapping[str, Any]) -> tuple[str, DType, tuple[int, ...]]:
+    try:
+        dtype = _TYPES[np.dtype(detail["dtype"])]
+    except (KeyError, TypeError):
+        kind = getattr(detail["dtype"], "__name__", str(detail["dtype"]))
+    else:
+        return str(detail["name"]), dtype, _dims(detail)
+    raise LoadError(f"{file_title(file)}: {role} '{detail['name']}' is a {kind}, which this backend does not carry")
+
+
+def _opened(inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]) -> tuple[OutputSpec, ...]:
+    """Return the outputs with a first dimension of any size where each input has one.
+
+    Converters leave the outputs' first dimension at 1; it follows the inputs' when those are resized.
+    """
+    if not all(one.dims[:1] == (-1,) for one in inputs):
+        return tuple(outputs)
+    return tuple(
+        OutputSpec(one.name, one.dtype, (-1, *one.dims[1:])) if one.dims[:1] == (1,) else one for one in outputs
+    )
+
+
+def _precision(interpreter: Any) -> str | None:
+    """Return "int8" for a file whose tensors are mostly quantised to 8 bits, else None."""
+    kinds = [np.dtype(detail["dtype"]) for detail in interpreter.get_tensor_details()]
+    narrow = sum(kind in (np.dtype("i1"), np.dtype("u1")) for kind in kinds)
+    wide = sum(kind in (np.dtype("f4"), np.dtype("f2")) for kind in kinds)
+    return "int8" if narrow > wide else None
+
+
+class LiteRtSession(Session):
+    """One interpreter. Its tensors are given the shapes of each batch."""
+
+    def __init__(self, model: str, info: SessionInfo, interpreter: Any, give_back: Callable[[], None]) -> None:
+        self.info = info
+        self._model = model
+        self._interpreter = interpreter
+        self._give_back = give_back
+        details = interpreter.get_input_details()
+        self._inputs = {str(detail["name"]): (int(detail["index"]), _dims(detail)) for detail in details}
+        self._outputs = {str(one["name"]): int(one["index"]) for one in interpreter.get_output_details()}
+        self._shapes = {str(detail["name"]): tuple(map(int, detail["shape"])) for detail in details}
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        try:
+            self._fit(inputs)
+            for name, array in inputs.items():
+                self._interpreter.set_tensor(self._inputs[name][0], readable(array))
+            self._interpreter.invoke()
+            # get_tensor copies.
+            return {name: self._interpreter.get_tensor(self._outputs[name]) for name in outputs}
+        except _FAILURES as error:
+            said = words(error)
+        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+        raise BackendError(f"model '{self._model}': litert failed: {said}")
+
+    def _fit(self, inputs: Mapping[str, Array]) -> None:
+        """Resize the inputs to the batch's shapes, where they differ from the last one's. Raises ValueError."""
+        shapes = {name: array.shape for name, array in inputs.items()}
+        if shapes == self._shapes:
+            return
+        for name, shape in shapes.items():
+            dims = self._inputs[name][1]
+            if len(shape) != len(dims) or any(had not in (-1, size) for size, had in zip(shape, dims, strict=True)):
+                raise ValueError(f"input '{name}' must have the shape {list(dims)}, got {list(shape)}")
+        # Unknown until all went well: the next batch then starts anew.
+        self._shapes = {}
+        for name, shape in shapes.items():
+            self._interpreter.resize_tensor_input(self._inputs[name][0], list(shape))
+        self._interpreter.allocate_tensors()
+        self._shapes = shapes
+
+    def close(self) -> None:
+        self._interpreter = None
+        self._give_back()

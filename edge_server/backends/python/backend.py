@@ -1,0 +1,73 @@
+"""The backend `python`: a version is a model.py with a class TritonPythonModel.
+
+Parameters of a model's configuration, beside those that it reads itself:
+
+- `isolation`: "process" gives each instance a process of its own: for models that must not share the GIL, that may
+  crash, or that call os._exit. "none", the default, runs them in the server's process.
+- `read_only_inputs`: true hands inputs over as read-only views of the received request instead of copies that the
+  model may write to.
+- `EXECUTION_ENV_PATH`: named in the log and otherwise ignored; models run on the server's own Python and packages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+
+from edge_server.backends.base import Backend, ModelFile, OpenJob, RequestSession, Signature
+from edge_server.backends.python import triton_python_backend_utils
+from edge_server.backends.python.completion import completed
+from edge_server.backends.python.isolated import IsolatedSession
+from edge_server.backends.python.process import completed_in_process
+from edge_server.backends.python.session import PythonSession
+from edge_server.backends.runtime import existing_file
+from edge_server.errors import BadModelConfig
+
+log = logging.getLogger(__name__)
+
+MODULE_NAME = "triton_python_backend_utils"
+
+_ISOLATION = "isolation"
+
+
+def make(name: str) -> Backend:
+    return PythonBackend(name)
+
+
+class PythonBackend(Backend):
+    """Needs nothing but Python."""
+
+    default_filename = "model.py"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        sys.modules[MODULE_NAME] = triton_python_backend_utils
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+        existing_file(file, self.default_filename)
+        return None
+
+    def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
+        parameters = json.loads(config_json).get("parameters", {})
+        words = {name: value.get("string_value", "") for name, value in parameters.items()}
+        if is_isolated(file.model_dir.name, words):
+            return completed_in_process(file, config_json)
+        return completed(file, config_json)
+
+    def open(self, job: OpenJob) -> RequestSession:
+        existing_file(job.file, self.default_filename)
+        if "EXECUTION_ENV_PATH" in job.spec.parameters:
+            log.warning("model '%s': EXECUTION_ENV_PATH is not used; it runs on %s", job.spec.name, sys.executable)
+        if is_isolated(job.spec.name, job.spec.parameters):
+            return IsolatedSession(job)
+        return PythonSession(job)
+
+
+def is_isolated(model: str, parameters: Mapping[str, str]) -> bool:
+    """Return whether the model wants processes of its own. Raises BadModelConfig for an unknown word."""
+    word = parameters.get(_ISOLATION, "none").strip().lower()
+    if word not in ("none", "process"):
+        raise BadModelConfig(f"model '{model}': parameter {_ISOLATION} must be none or process, got '{word[:80]}'")
+    return word == "process"

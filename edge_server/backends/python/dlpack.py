@@ -1,0 +1,184 @@
+"""DLPack, both ways, for arrays in the machine's own memory.
+
+numpy's own exporter refuses read-only arrays and knows no bfloat16, so the few structures of dlpack.h (version 0.8,
+unversioned) are written here: DLTensor {data, device {type, id}, ndim, dtype {code, bits, lanes}, shape, strides,
+byte_offset} and DLManagedTensor {DLTensor, manager_ctx, deleter}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.base import Array
+from edge_server.backends.python.failures import TritonModelException
+from edge_server.core.tensor import DType
+
+CPU_DEVICE = (1, 0)
+"""kDLCPU, device 0."""
+
+_HOST_DEVICES = (1, 3)
+"""kDLCPU, kDLCUDAHost: memory that the CPU reads."""
+
+_NAME = b"dltensor"
+_USED_NAME = b"used_dltensor"
+
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
+_BFLOAT = 4
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _DLManagedTensor(ctypes.Structure):
+    pass
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_DLManagedTensor._fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+# The destructor sees a capsule whose last reference is gone: it must be handled as a bare address.
+_is_valid_address = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer_of_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+
+# Reentrant: the garbage collector may destroy a capsule while one is entered.
+_lock = threading.RLock()
+_exported: dict[int, tuple[Any, ...]] = {}
+"""Address of an exported structure -> everything that it points to, until its consumer deletes it."""
+
+
+def export(array: Array, dtype: DType) -> object:
+    """Return a capsule over the array's memory, which is kept until the consumer lets go."""
+    if dtype is DType.BYTES:
+        raise TritonModelException("a tensor of strings has no DLPack form")
+    managed = _DLManagedTensor()
+    tensor = managed.tensor
+    shape = (ctypes.c_int64 * max(1, array.ndim))(*array.shape)
+    strides = (ctypes.c_int64 * max(1, array.ndim))(*(step // array.itemsize for step in array.strides))
+    tensor.data = array.__array_interface__["data"][0]
+    tensor.device = _DLDevice(*CPU_DEVICE)
+    tensor.ndim = array.ndim
+    tensor.dtype = _DLDataType(_BFLOAT if dtype is DType.BF16 else _CODES[array.dtype.kind], 8 * array.itemsize, 1)
+    tensor.shape, tensor.strides, tensor.byte_offset = shape, strides, 0
+    managed.deleter = _delete_exported
+    address = ctypes.addressof(managed)
+    with _lock:
+        _exported[address] = (managed, array, shape, strides)
+    return _new_capsule(address, _NAME, _destroy_capsule)
+
+
+def _forget(address: int) -> None:
+    with _lock:
+        _exported.pop(address, None)
+
+
+def _on_destroyed(capsule: int) -> None:
+    if _is_valid_address(capsule, _NAME):
+        # Nobody consumed it.
+        _forget(_pointer_of_address(capsule, _NAME))
+
+
+_delete_exported = _Deleter(_forget)
+_destroy_capsule = _Destructor(_on_destroyed)
+
+
+class _Foreign:
+    """Memory of another library, presented to numpy; given back when the last array over it is gone."""
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, managed: _DLManagedTensor, kind: np.dtype[np.generic]) -> None:
+        tensor = managed.tensor
+        shape = tuple(tensor.shape[: tensor.ndim])
+        strides = None
+        if tensor.strides and tensor.ndim:
+            strides = tuple(step * kind.itemsize for step in tensor.strides[: tensor.ndim])
+        self.__array_interface__ = {
+            "data": ((tensor.data or 0) + tensor.byte_offset, False),
+            "shape": shape,
+            "strides": strides,
+            "typestr": kind.str,
+            "version": 3,
+        }
+
+
+def read(source: Any) -> tuple[Array, DType]:
+    """Return an array over the memory of a capsule, or of an object with `__dlpack__`, and its type.
+
+    Raises TritonModelException for memory that the CPU cannot read and for types that have no tensor type.
+    """
+    capsule = source
+    if not _is_valid(source, _NAME):
+        if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+            raise TritonModelException(
+                f"from_dlpack takes a DLPack capsule or an object with __dlpack__ and __dlpack_device__, "
+                f"got {type(source).__name__}"
+            )
+        _check_device(int(source.__dlpack_device__()[0]))
+        capsule = source.__dlpack__()
+    if not _is_valid(capsule, _NAME):
+        raise TritonModelException("the DLPack capsule was consumed before, or is of a newer kind than 'dltensor'")
+    address = _pointer_of(capsule, _NAME)
+    managed = _DLManagedTensor.from_address(address)
+    _check_device(managed.tensor.device.type)
+    kind, dtype = _kind(managed.tensor.dtype)
+    foreign = _Foreign(managed, kind)
+    _rename(capsule, _USED_NAME)
+    if managed.deleter:
+        weakref.finalize(foreign, managed.deleter, address).atexit = False
+    return np.asarray(foreign), dtype
+
+
+def _check_device(device: int) -> None:
+    if device not in _HOST_DEVICES:
+        raise TritonModelException(f"from_dlpack takes tensors in the CPU's memory, got one of DLPack device {device}")
+
+
+def _kind(given: _DLDataType) -> tuple[np.dtype[np.generic], DType]:
+    """Return the numpy type that carries a DLPack type, and the type of the tensor."""
+    if given.lanes == 1:
+        if given.code == _BFLOAT and given.bits == 16:
+            return DType.BF16.numpy, DType.BF16
+        letter = next((letter for letter, code in _CODES.items() if code == given.code), "")
+        name = "?" if letter == "b" and given.bits == 8 else f"<{letter}{given.bits // 8}"
+        try:
+            return np.dtype(name), DType.from_numpy(name)
+        except (TypeError, KeyError):
+            pass
+    raise TritonModelException(
+        f"from_dlpack: no tensor type for DLPack code {given.code}, {given.bits} bits, {given.lanes} lanes"
+    )

@@ -1,0 +1,57 @@
+"""pb_utils.Logger: lines of models in the server's log, each with the model's name."""
+
+from __future__ import annotations
+
+import enum
+import logging
+
+from edge_server.backends.python.scope import find_host
+
+log = logging.getLogger("edge_server.model")
+
+
+class LogLevel(enum.IntEnum):
+    """Triton's levels; VERBOSE is shown from --log-verbose=1 on."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+_LEVELS = {
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+    LogLevel.VERBOSE: logging.DEBUG,
+}
+
+
+class Logger:
+    """All static, as in Triton."""
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: int = LogLevel.INFO) -> None:
+        host = find_host()
+        log.log(_LEVELS[LogLevel(level)], "%s: %s", "a model" if host is None else f"model '{host.model}'", message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        Logger.log(message, LogLevel.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        Logger.log(message, LogLevel.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        Logger.log(message, LogLevel.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        Logger.log(message, LogLevel.VERBOSE)

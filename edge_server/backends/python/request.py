@@ -1,0 +1,250 @@
+"""pb_utils.InferenceRequest: what a model is asked, and what it asks of other models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edge_server.backends.python.failures import TritonModelException
+from edge_server.backends.python.response import InferenceResponse, Reply, ResponseSender, checked_parameters
+from edge_server.backends.python.scope import find_host
+from edge_server.backends.python.tensor import Tensor
+from edge_server.core.message import Parameter, Request, SequenceStep
+
+if TYPE_CHECKING:
+    from edge_server.backends.python.calls import ResponseIterator
+    from edge_server.backends.python.scope import Host
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+RELEASE_ALL = 1
+RELEASE_RESCHEDULE = 2
+
+_INT64_MAX = 2**63 - 1
+_UINT64_MAX = 2**64 - 1
+
+
+class PreferredMemory:
+    """Where a model would like the outputs of another; all memory here is the CPU's."""
+
+    TRITONSERVER_MEMORY_CPU = 0
+    TRITONSERVER_MEMORY_GPU = 2
+
+    def __init__(self, preferred_memory_type: int = 0, preferred_device_id: int = 0) -> None:
+        self._type = preferred_memory_type
+        self._device = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace of a request; there is none."""
+
+    def get_context(self) -> str | None:
+        return None
+
+
+class InferenceRequest:
+    """Given to `execute`, or made by a model to ask another one with `exec` or `async_exec`."""
+
+    __slots__ = (
+        "_correlation_id", "_flags", "_host", "_inputs", "_model_name", "_model_version", "_outputs", "_parameters",
+        "_preferred_memory", "_reply", "_request_id", "_sender", "_timeout", "_trace",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Any = None,
+    ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError("an InferenceRequest needs inputs, requested_output_names and model_name")
+        self._request_id: str = _of(str, request_id, "request_id")
+        self._correlation_id = _correlation_id(correlation_id)
+        self._inputs = [_of(Tensor, item, "inputs") for item in inputs]
+        self._outputs = tuple(_of(str, name, "requested_output_names") for name in requested_output_names)
+        self._model_name: str = _of(str, model_name, "model_name")
+        self._model_version: int = _of(int, model_version, "model_version")
+        self._timeout = _in_range(timeout, "timeout", _INT64_MAX)
+        self._preferred_memory = preferred_memory or PreferredMemory()
+        self._trace = trace or InferenceTrace()
+        self._parameters = checked_parameters(parameters, f"a request to model '{model_name}'")
+        self._host = find_host()
+        self._reply: Reply | None = None
+        self._sender: ResponseSender | None = None
+        self.set_flags(flags)
+
+    @classmethod
+    def received(
+        cls, request: Request, inputs: list[Tensor], outputs: tuple[str, ...], version: int, host: Host, reply: Reply
+    ) -> InferenceRequest:
+        """Return what a model is asked with `request`."""
+        mine = cls.__new__(cls)
+        mine._request_id, mine._inputs, mine._outputs = request.id, inputs, outputs
+        mine._model_name, mine._model_version = host.model, version
+        step = request.sequence
+        mine._correlation_id = 0 if step is None else step.id
+        mine._flags = 0 if step is None else SEQUENCE_START * step.is_start + SEQUENCE_END * step.is_end
+        mine._timeout, mine._parameters = request.timeout_us, request.parameters
+        mine._preferred_memory, mine._trace = _ANYWHERE, _UNTRACED
+        mine._host, mine._reply, mine._sender = host, reply, None
+        return mine
+
+    def inputs(self) -> list[Tensor]:
+        return self._inputs
+
+    def requested_output_names(self) -> list[str]:
+        return list(self._outputs)
+
+    def model_name(self) -> str:
+        return self._model_name
+
+    def model_version(self) -> int:
+        return self._model_version
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """Return the id of the request's sequence, 0 when it is in none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """Return TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END, or-ed."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = _in_range(flags, "flags", SEQUENCE_START | SEQUENCE_END)
+
+    def timeout(self) -> int:
+        """Return the request's time-out in microseconds, 0 for none."""
+        return self._timeout
+
+    def preferred_memory(self) -> PreferredMemory:
+        return self._preferred_memory
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def parameters(self) -> str:
+        """Return the parameters as JSON text."""
+        return json.dumps(dict(self._parameters))
+
+    def is_cancelled(self) -> bool:
+        return self._received().is_cancelled()
+
+    def get_response_sender(self) -> ResponseSender:
+        if self._sender is None:
+            self._sender = ResponseSender(self._received())
+        return self._sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """Take TRITONSERVER_REQUEST_RELEASE_ALL, which is what happens anyway."""
+        if flags != RELEASE_ALL:
+            raise TritonModelException(f"request release flags: rescheduling is not offered, got {flags!r}")
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Have the model answer, and wait: for the response, or with `decoupled` for each as it is iterated.
+
+        What goes wrong is the response's error; nothing is raised.
+        """
+        from edge_server.backends.python.calls import call
+
+        return call(self, decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
+        """Begin at once, and return what to await. Call it in a coroutine."""
+        from edge_server.backends.python.calls import call_later
+
+        return call_later(self, decoupled)
+
+    # What follows is the server's, not of Triton's API.
+
+    @property
+    def host(self) -> Host | None:
+        return self._host
+
+    @property
+    def version(self) -> int | None:
+        return None if self._model_version < 0 else self._model_version
+
+    @property
+    def reply(self) -> Reply:
+        return self._received()
+
+    @property
+    def parameter_map(self) -> Mapping[str, Parameter]:
+        return self._parameters
+
+    def core(self, deadline_ns: int) -> Request:
+        """Return the request as the server takes it. Raises ValueError for a tensor of strange elements."""
+        sequence = None
+        if self._correlation_id:
+            is_start, is_end = bool(self._flags & SEQUENCE_START), bool(self._flags & SEQUENCE_END)
+            sequence = SequenceStep(self._correlation_id, is_start, is_end)
+        return Request(
+            self._model_name,
+            {tensor.name(): tensor.core() for tensor in self._inputs},
+            self.version,
+            self._request_id,
+            self._outputs,
+            self._parameters,
+            timeout_us=self._timeout,
+            sequence=sequence,
+            deadline_ns=deadline_ns,
+        )
+
+    def _received(self) -> Reply:
+        if self._reply is None:
+            raise TritonModelException("this request was made by the model, not received; it has nobody to answer")
+        return self._reply
+
+
+_ANYWHERE = PreferredMemory()
+_UNTRACED = InferenceTrace()
+
+
+def _of(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _in_range(value: Any, name: str, most: int) -> int:
+    number: int = _of(int, value, name)
+    if not 0 <= number <= most:
+        raise TypeError(f"{name}: expected 0 to {most}, got {number}")
+    return number
+
+
+def _correlation_id(value: Any) -> int | str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("Correlation ID must be integer or string")
+    return _in_range(value, "correlation_id", _UINT64_MAX)
+
+
+def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
+    """Return the input of that name, None when the request has none."""
+    return _named(request.inputs(), name)
+
+
+def get_output_tensor_by_name(response: InferenceResponse, name: str) -> Tensor | None:
+    """Return the output of that name, None when the response has none."""
+    return _named(response.output_tensors(), name)
+
+
+def _named(tensors: Iterable[Tensor], name: str) -> Tensor | None:
+    for tensor in tensors:
+        if tensor.name() == name:
+            return tensor
+    return None

@@ -1,0 +1,154 @@
+"""pb_utils.InferenceResponse and ResponseSender."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from edge_server.backends.python.failures import TritonError, TritonModelException
+from edge_server.backends.python.tensor import Tensor
+from edge_server.core.message import NO_PARAMETERS, Parameter
+
+COMPLETE_FINAL = 1
+"""TRITONSERVER_RESPONSE_COMPLETE_FINAL."""
+
+
+def checked_parameters(given: Any, owner: str) -> Mapping[str, Parameter]:
+    """Return parameters given as a dict or as JSON text. Raises TypeError for what no wire can carry."""
+    if not given:
+        return NO_PARAMETERS
+    found = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(found, Mapping):
+        raise TypeError(f"parameters of {owner}: expected a dict, got {type(given).__name__}")
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise TypeError(
+                f"parameters of {owner}: expected names with a str, int, float or bool each, "
+                f"got {key!r} with {type(value).__name__}"
+            )
+    return dict(found)
+
+
+class InferenceResponse:
+    """One answer: tensors, or an error."""
+
+    __slots__ = ("_error", "_parameters", "_tensors")
+
+    def __init__(
+        self, output_tensors: Iterable[Tensor] = (), error: TritonError | None = None, parameters: Any = None
+    ) -> None:
+        self._tensors = list(output_tensors)
+        for tensor in self._tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"output_tensors: expected Tensor objects, got {type(tensor).__name__}")
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error: expected a TritonError, got {type(error).__name__}")
+        self._error = error
+        self._parameters = checked_parameters(parameters, "an InferenceResponse")
+
+    @classmethod
+    def received(
+        cls, tensors: Sequence[Tensor], error: TritonError | None, parameters: Mapping[str, Parameter]
+    ) -> InferenceResponse:
+        response = cls.__new__(cls)
+        response._tensors, response._error, response._parameters = list(tensors), error, parameters
+        return response
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """Return the parameters as JSON text."""
+        return json.dumps(dict(self._parameters))
+
+    @property
+    def parameter_map(self) -> Mapping[str, Parameter]:
+        """The parameters as they are; of the server, not of Triton's API."""
+        return self._parameters
+
+
+class Reply:
+    """Where the answers to one request go, until it is closed."""
+
+    def __init__(
+        self,
+        send: Callable[[InferenceResponse | None, bool], None],
+        fail: Callable[[str], None],
+        is_cancelled: Callable[[], bool],
+        *,
+        is_decoupled: bool,
+    ) -> None:
+        self._send = send
+        self._fail = fail
+        self.is_cancelled = is_cancelled
+        self.is_decoupled = is_decoupled
+        self.is_closed = False
+        self.has_sender = False
+
+    def send(self, response: InferenceResponse | None, flags: int) -> None:
+        """Send one answer, or close with none. Raises TritonModelException for what the rules forbid."""
+        if self.is_closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        if flags not in (0, COMPLETE_FINAL):
+            raise TritonModelException(
+                f"Unable to send response. flags: expected 0 or TRITONSERVER_RESPONSE_COMPLETE_FINAL, got {flags!r}"
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(
+                f"Unable to send response. Expected an InferenceResponse, got {type(response).__name__}"
+            )
+        is_final = flags == COMPLETE_FINAL
+        if response is None and not is_final:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if not self.is_decoupled:
+            if response is None:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+                )
+            # A model with one response a request is done with it, whatever its flags say.
+            is_final = True
+        self.is_closed = is_final
+        self._send(response, is_final)
+
+    def fail(self, text: str) -> None:
+        """Answer with an error in words of ours, and close."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._fail(text)
+
+    def abandon(self) -> None:
+        """Answer for a model that will never answer."""
+        self.fail("the model let go of the request without a final response")
+
+
+class ResponseSender:
+    """Sends any number of responses to one request, from any thread. One that is dropped unfinished fails the
+    request, so that no client waits for a model that forgot it."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        reply.has_sender = True
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        reply = self._reply
+        if not reply.is_decoupled and reply.is_closed and response is None and flags == COMPLETE_FINAL:
+            # The customary second call, which only says that the first one was the last.
+            return
+        reply.send(response, flags)
+
+    def is_cancelled(self) -> bool:
+        return self._reply.is_cancelled()
+
+    def __del__(self) -> None:
+        self._reply.abandon()

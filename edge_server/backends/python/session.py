@@ -1,0 +1,333 @@
+"""One instance of a Python model in this process: requests in the shape that models expect, answers checked."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import inspect
+import logging
+import platform
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
+from edge_server.backends.python.failures import error_of, full_text, let_go, told
+from edge_server.backends.python.loop import ModelLoop
+from edge_server.backends.python.metrics import REGISTRY
+from edge_server.backends.python.request import InferenceRequest
+from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, Reply
+from edge_server.backends.python.scope import Batch, Host, current_batch, current_host, enter
+from edge_server.backends.python.source import ModelSource, threads_of
+from edge_server.backends.python.tensor import Tensor
+from edge_server.backends.python.waits import Waits
+from edge_server.backends.runtime import file_title, yes_or_no
+from edge_server.core.batch import BatchPlan
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, EdgeServerError, LoadError
+
+log = logging.getLogger(__name__)
+
+WAITS: Waits[Host] = Waits()
+"""Who waits for whom in this process."""
+
+HEALTH_LIMIT_S = 5.0
+"""How long a model's `is_ready` may take; Triton's number."""
+
+_RAISED = (Exception, SystemExit, KeyboardInterrupt)
+"""What a model may raise without taking its thread down: `sys.exit()` in a model ends its batch, not the server."""
+
+
+class PythonSession(RequestSession):
+    """Opened, executed and closed on one thread. `waits` None: calls that wait for themselves are found elsewhere."""
+
+    def __init__(self, job: OpenJob, waits: Waits[Host] | None = WAITS) -> None:
+        spec = job.spec
+        self.info = SessionInfo(
+            f"python {platform.python_version()}", "CPU", "as the model says", {"isolation": "none"}, keeps_thread=True
+        )
+        self._spec = spec
+        self._version = job.file.version
+        self._folder = job.file.model_dir
+        self._plan = BatchPlan(spec)
+        self._outputs = {item.name: item.dtype for item in spec.outputs}
+        self._dropped: set[str] = set()
+        self._source = ModelSource(job.file.path, job.file.model_dir)
+        self._host = Host(spec.name, self._source.package, job.server, waits)
+        self._is_read_only = yes_or_no(spec.name, spec.parameters, "read_only_inputs", False)
+        self._loop = ModelLoop(f"{job.instance_name}-loop")
+        self._health = HealthCheck()
+        enter(self._host)
+        if job.server is not None:
+            job.server.add_metrics(REGISTRY.views)
+        self._context = contextvars.copy_context()
+        self._context.run(current_host.set, self._host)
+        try:
+            self._model = self._context.run(self._initialize, job)
+        except _RAISED as error:
+            self._unload()
+            raise self._load_error(job, error) from None
+        self.has_health_check = hasattr(self._model, "is_ready")
+        if waits is not None:
+            waits.enter(spec.name, self._host)
+
+    def execute(self, executions: Sequence[Execution]) -> None:
+        self._context.run(self._execute, executions)
+
+    def is_healthy(self) -> bool:
+        """Ask the model's `is_ready`; one that raises, or takes longer than HEALTH_LIMIT_S, is not."""
+        if not self.has_health_check:
+            return True
+        return self._health.ask(lambda: contextvars.copy_context().run(self._ask_ready))
+
+    def close(self) -> None:
+        """Let the model finish. What it leaves running is named in the log."""
+        if not self._loop.close():
+            log.warning("model '%s': a coroutine did not end when it was cancelled", self._spec.name)
+        if hasattr(self._model, "finalize"):
+            try:
+                self._context.run(self._model.finalize)
+            except _RAISED as error:
+                log.error("model '%s' failed to finalize: %s", self._spec.name, full_text(error))
+                let_go(error)
+        del self._model
+        left = threads_of(self._source.package)
+        if left:
+            names = ", ".join(thread.name for thread in left)
+            log.warning(
+                "model '%s' was closed and left %d thread(s) running, which keep its memory: %s",
+                self._spec.name, len(left), names,
+            )  # fmt: skip
+        self._unload()
+
+    # -- opening and closing
+
+    def _initialize(self, job: OpenJob) -> Any:
+        module = self._source.load()
+        kind = getattr(module, "TritonPythonModel", None)
+        if kind is None:
+            raise LoadError(f"{file_title(job.file)}: it has no class TritonPythonModel")
+        model = kind()
+        if not callable(getattr(model, "execute", None)):
+            raise LoadError(f"{file_title(job.file)}: its TritonPythonModel has no method execute")
+        if hasattr(model, "initialize"):
+            model.initialize(initialize_arguments(job))
+        return model
+
+    def _load_error(self, job: OpenJob, error: BaseException) -> LoadError:
+        """Return what to tell; the traceback is for the log, and is not kept: its frames hold the model."""
+        if isinstance(error, LoadError):
+            return error.detached()
+        log.error("%s failed to open: %s", file_title(job.file), full_text(error))
+        found = LoadError(f"{file_title(job.file)}: {told(error, self._folder)}")
+        let_go(error)
+        return found
+
+    def _unload(self) -> None:
+        if self._host.waits is not None:
+            self._host.waits.leave(self._spec.name, self._host)
+        self._source.unload()
+        self._context = contextvars.Context()
+        # A module and its functions refer to each other; what they hold may be gigabytes, or a GPU's.
+        gc.collect()
+
+    def _ask_ready(self) -> bool:
+        current_host.set(self._host)
+        return bool(self._model.is_ready())
+
+    # -- one batch
+
+    def _execute(self, executions: Sequence[Execution]) -> None:
+        requests = [self._receive(execution) for execution in executions]
+        replies = [request.reply for request in requests]
+        batch = Batch(self._host, executions)
+        token = current_batch.set(batch)
+        try:
+            answers = self._model.execute(requests)
+            if inspect.iscoroutine(answers):
+                if self._spec.is_decoupled:
+                    batch.holds_instance = False
+                    self._finish_later(answers, replies, executions)
+                    return
+                answers = self._loop.start(answers).result()
+            self._answer(answers, requests)
+        except _RAISED as error:
+            self._fail_all(error, replies, executions)
+        finally:
+            current_batch.reset(token)
+
+    def _receive(self, execution: Execution) -> InferenceRequest:
+        request = execution.request
+        inputs = []
+        for name, array in self._plan.gather([request]).items():
+            if self._is_read_only:
+                array = array.view()
+                array.flags.writeable = False
+            inputs.append(Tensor.received(name, request.inputs[name].dtype, array, is_lent=not self._is_read_only))
+        reply = Reply(
+            lambda response, is_final: self._send(execution, response, is_final),
+            lambda text: execution.fail(self._error(execution, text)),
+            execution.is_cancelled,
+            is_decoupled=self._spec.is_decoupled,
+        )
+        outputs = request.outputs or tuple(self._outputs)
+        return InferenceRequest.received(request, inputs, outputs, self._version, self._host, reply)
+
+    def _answer(self, answers: Any, requests: Sequence[InferenceRequest]) -> None:
+        """Send what `execute` returned. Raises BackendError for what fails the whole batch."""
+        if self._spec.is_decoupled:
+            if answers is not None:
+                raise self._wrong("is decoupled, so execute must return None", answers)
+            answers = [None] * len(requests)
+        elif answers is None:
+            answers = [None] * len(requests)
+        elif not isinstance(answers, list | tuple):
+            raise self._wrong("execute must return a list", answers)
+        elif len(answers) != len(requests):
+            raise BackendError(
+                f"model '{self._spec.name}': execute returned {len(answers)} responses to {len(requests)} requests; "
+                "expected one for each, in their order"
+            )
+        for request, answer in zip(requests, answers, strict=True):
+            self._answer_one(request, answer)
+
+    def _answer_one(self, request: InferenceRequest, answer: Any) -> None:
+        reply = request.reply
+        if answer is None:
+            if not reply.has_sender:
+                reply.abandon()
+        elif isinstance(answer, InferenceResponse) and not reply.is_closed:
+            reply.send(answer, COMPLETE_FINAL)
+        elif not reply.is_closed:
+            reply.fail(f"execute must return an InferenceResponse for each request, got {type(answer).__name__}")
+
+    def _send(self, execution: Execution, response: InferenceResponse | None, is_final: bool) -> None:
+        if response is None:
+            execution.finish()
+            return
+        error = response.error()
+        if error is not None:
+            execution.fail(error_of(error), is_final=is_final)
+            return
+        try:
+            outputs = self._checked(execution, response)
+        except EdgeServerError as problem:
+            execution.fail(problem)
+            return
+        if response.parameter_map:
+            execution.send(outputs, is_final=is_final, parameters=response.parameter_map)
+        else:
+            execution.send(outputs, is_final=is_final)
+
+    def _checked(self, execution: Execution, response: InferenceResponse) -> Mapping[str, Array]:
+        """Return the tensors that were asked for. Raises BackendError for one of another type than promised."""
+        wanted = execution.request.outputs
+        found: dict[str, Array] = {}
+        for tensor in response.output_tensors():
+            name = tensor.name()
+            promised = self._outputs.get(name)
+            if promised is None:
+                self._tell_dropped(name)
+                continue
+            if wanted and name not in wanted:
+                continue
+            if name in found:
+                raise self._error(execution, f"output '{name}' is there twice in one response")
+            if tensor.dtype is not promised and (promised, tensor.dtype) != (DType.BF16, DType.UINT16):
+                raise self._error(
+                    execution,
+                    f"output '{name}' has elements of type {tensor.dtype.value}, "
+                    f"but the configuration promises {promised.value}",
+                )
+            try:
+                found[name] = tensor.take()
+            except ValueError as error:
+                raise self._error(execution, f"output '{name}': {error}") from None
+        return found
+
+    def _tell_dropped(self, name: str) -> None:
+        if name not in self._dropped:
+            self._dropped.add(name)
+            log.warning("model '%s' answers '%s', which its configuration does not declare: left out",
+                        self._spec.name, name)  # fmt: skip
+
+    def _finish_later(
+        self, work: Coroutine[Any, Any, Any], replies: Sequence[Reply], executions: Sequence[Execution]
+    ) -> None:
+        """Let a coroutine of a decoupled model run on, and take the next batch meanwhile."""
+
+        def end(future: Future[Any]) -> None:
+            try:
+                answers = future.result()
+                if answers is not None:
+                    raise self._wrong("is decoupled, so execute must return None", answers)
+                for reply in replies:
+                    if not reply.has_sender:
+                        reply.abandon()
+            except (*_RAISED, CancelledError) as error:
+                self._fail_all(error, replies, executions)
+
+        future = self._loop.start(work)
+        future.add_done_callback(end)
+
+    def _fail_all(self, error: BaseException, replies: Sequence[Reply], executions: Sequence[Execution]) -> None:
+        small: EdgeServerError
+        if isinstance(error, EdgeServerError):
+            small = error.detached()
+        else:
+            log.error("model '%s' failed: %s", self._spec.name, full_text(error))
+            small = BackendError(f"model '{self._spec.name}': {told(error, self._folder)}")
+        for reply, execution in zip(replies, executions, strict=True):
+            if not reply.is_closed:
+                reply.is_closed = True
+                execution.fail(small)
+        # Only now: what the frames held may be the senders, which answer for themselves when they are dropped.
+        let_go(error)
+
+    def _wrong(self, expected: str, given: object) -> BackendError:
+        return BackendError(f"model '{self._spec.name}': {expected}, got {type(given).__name__}")
+
+    def _error(self, execution: Execution, text: str) -> BackendError:
+        name = execution.request.id
+        which = f", request '{name}'" if name else ""
+        return BackendError(f"model '{self._spec.name}'{which}: {text}")
+
+
+class HealthCheck:
+    """Asks a question that may hang, on threads of its own; while one hangs the answer is no."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: threading.Thread | None = None
+
+    def ask(self, question: Any, limit_s: float = HEALTH_LIMIT_S) -> bool:
+        answers: list[bool] = []
+
+        def answer() -> None:
+            try:
+                answers.append(question())
+            except _RAISED as error:
+                log.error("is_ready failed: %s", full_text(error))
+                answers.append(False)
+
+        with self._lock:
+            if self._pending is not None and self._pending.is_alive():
+                return False
+            thread = self._pending = threading.Thread(target=answer, name="is-ready", daemon=True)
+            thread.start()
+        thread.join(limit_s)
+        return bool(answers) and answers[0]
+
+
+def initialize_arguments(job: OpenJob) -> dict[str, str]:
+    """Return what Triton hands to `initialize`: all of it text."""
+    return {
+        "model_config": job.spec.config_json,
+        "model_instance_kind": "CPU" if job.device_id is None else "GPU",
+        "model_instance_name": job.instance_name,
+        "model_instance_device_id": str(job.device_id or 0),
+        "model_repository": str(job.file.model_dir),
+        "model_version": str(job.file.version),
+        "model_name": job.spec.name,
+    }

@@ -1,0 +1,301 @@
+"""PyTorch models: TorchScript (model.pt) and programs saved by torch.export (a .pt2 file), as backend `pytorch`.
+
+Names. A TorchScript file says neither types nor shapes, so that the configuration states all tensors: inputs as the
+arguments of `forward`, or as NAME__INDEX with the argument's number; outputs as NAME__INDEX with the place in the
+tuple, as the keys of a returned dictionary, or by any name when there is one. A .pt2 file says it all: inputs have the
+names of forward's arguments, outputs are OUTPUT__0 and so on.
+
+Keys in config.pbtxt's `parameters`, named as in Triton's PyTorch backend:
+
+- `INFERENCE_MODE` (default yes), `DISABLE_OPTIMIZED_EXECUTION`, `DISABLE_CUDNN`;
+- `INTRA_OP_THREAD_COUNT`: threads of an operator. torch has one such number for the whole process: the last model
+  loaded with one sets it for all.
+
+All instances on a device run on one module: weights are held once, whatever `ENABLE_WEIGHT_SHARING` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
+from edge_server.backends.runtime import (
+    SharedModels,
+    existing_file,
+    file_title,
+    fingerprint,
+    import_runtime,
+    is_batchable,
+    load_error,
+    precision_of_tensors,
+    whole_number,
+    words,
+    writable,
+    yes_or_no,
+)
+from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, BackendMissing, LoadError
+
+_TYPES = {
+    "bfloat16": DType.BF16,
+    "bool": DType.BOOL,
+    "float16": DType.FP16,
+    "float32": DType.FP32,
+    "float64": DType.FP64,
+    "int16": DType.INT16,
+    "int32": DType.INT32,
+    "int64": DType.INT64,
+    "int8": DType.INT8,
+    "uint8": DType.UINT8,
+}
+_BY_INDEX = re.compile(r".*__(\d{1,4})")
+_EXPORTED = ".pt2"
+
+
+def make(name: str) -> PyTorchBackend:
+    return PyTorchBackend(name)
+
+
+class PyTorchBackend(Backend):
+    """The torch library, and the modules that instances share."""
+
+    default_filename = "model.pt"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        try:
+            self._torch: Any = import_runtime("torch", "jit")
+        except BackendMissing as error:
+            said = error.message.replace("edge-server[torch]", "edge-server[pytorch]")
+        else:
+            self.runs_on_gpu = bool(self._torch.cuda.is_available())
+            self._failures = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError,
+                              AssertionError, ImportError, MemoryError, self._torch.jit.Error)  # fmt: skip
+            self._shared: SharedModels[_Module] = SharedModels()
+            return
+        raise BackendMissing(said)
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """Exception classes that the library, and models run by it, raise."""
+        return self._failures
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+        path = existing_file(file, self.default_filename)
+        module = self._load(file, path, "cpu")
+        return module.signature
+
+    def open(self, job: OpenJob) -> PyTorchSession:
+        spec, merged = job.spec, {**job.settings, **job.spec.parameters}
+        path = existing_file(job.file, self.default_filename)
+        device = "cpu" if job.device_id is None else f"cuda:{job.device_id}"
+        threads = whole_number(spec.name, merged, "INTRA_OP_THREAD_COUNT", 0)
+        modes = self._modes(spec.name, merged)
+        key = (fingerprint(path), device)
+        module = self._shared.take(key, lambda: self._load(job.file, path, device))
+        try:
+            calls = _Calls(spec, module)
+        except LoadError:
+            self._shared.give_back(key)
+            raise
+        if threads:
+            self._torch.set_num_threads(threads)
+        in_force = {"intra_op_thread_count": str(self._torch.get_num_threads()), "format": module.format}
+        shown = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
+        info = SessionInfo(f"pytorch {self._torch.__version__}", shown, precision_of_tensors(spec), in_force)
+        return PyTorchSession(self, info, spec, module, calls, device, modes, lambda: self._shared.give_back(key))
+
+    def _modes(self, model: str, merged: Mapping[str, str]) -> Callable[[], Any]:
+        """Return what makes a context in which a run takes place."""
+        torch = self._torch
+        infers = yes_or_no(model, merged, "INFERENCE_MODE", True)
+        is_plain = yes_or_no(model, merged, "DISABLE_OPTIMIZED_EXECUTION", False)
+        has_no_cudnn = yes_or_no(model, merged, "DISABLE_CUDNN", False)
+
+        @contextlib.contextmanager
+        def modes() -> Iterator[None]:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.inference_mode() if infers else torch.no_grad())
+                if is_plain:
+                    stack.enter_context(torch.jit.optimized_execution(False))
+                if has_no_cudnn:
+                    stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+                yield
+
+        return modes
+
+    def _load(self, file: ModelFile, path: Path, device: str) -> _Module:
+        """Read a file. Raises LoadError."""
+        try:
+            if path.suffix == _EXPORTED:
+                return self._load_exported(file, path, device)
+            module = self._torch.jit.load(str(path), map_location=device)
+            module.eval()
+            arguments = [argument.name for argument in module.forward.schema.arguments[1:]]
+            return _Module(module, arguments, None, "torchscript")
+        except self._failures as error:
+            failure = load_error(file, "pytorch", error)
+        raise failure
+
+    def _load_exported(self, file: ModelFile, path: Path, device: str) -> _Module:
+        if not zipfile.is_zipfile(path):
+            raise LoadError(f"{file_title(file)}: pytorch cannot load it: it is not a .pt2 archive")
+        with zipfile.ZipFile(path) as archive:
+            if any("/aotinductor/" in name for name in archive.namelist()):
+                raise LoadError(
+                    f"{file_title(file)}: it is compiled ahead of time by AOTInductor; "
+                    "save the exported program itself, with torch.export.save"
+                )
+        program = self._torch.export.load(str(path))
+        if device != "cpu":
+            program = self._torch.export.passes.move_to_device_pass(program, device)
+        signature = _exported_signature(file, program)
+        return _Module(program.module(), [one.name for one in signature.inputs], signature, "torch.export")
+
+    def tensor(self, array: Array, is_bf16: bool, device: str) -> Any:
+        """Return a torch tensor over the array's own memory, or a copy of it on a GPU."""
+        tensor = self._torch.from_numpy(writable(array))
+        if is_bf16:
+            tensor = tensor.view(self._torch.bfloat16)
+        return tensor if device == "cpu" else tensor.to(device)
+
+    def array(self, tensor: Any, dtype: DType) -> Array:
+        """Return a tensor's elements as an array of the caller's own. Raises ValueError for another type."""
+        if not isinstance(tensor, self._torch.Tensor):
+            raise ValueError(f"expected a tensor, got a {type(tensor).__name__}")
+        kind = _TYPES.get(str(tensor.dtype).removeprefix("torch."))
+        if kind is not dtype:
+            raise ValueError(f"expected {dtype.config_name}, as configured, got {tensor.dtype}")
+        tensor = tensor.detach().cpu()
+        if kind is DType.BF16:
+            tensor = tensor.view(self._torch.int16)
+        # Models may hand out their inputs, or weights of theirs.
+        return np.array(tensor.numpy(), dtype=dtype.numpy if kind is not DType.BF16 else None).view(dtype.numpy)
+
+
+class _Module:
+    """A loaded module: `arguments` of its forward, and its tensors where the file tells them."""
+
+    def __init__(self, call: Any, arguments: Sequence[str], signature: Signature | None, form: str) -> None:
+        self.call = call
+        self.arguments = arguments
+        self.signature = signature
+        self.format = form
+
+
+def _exported_signature(file: ModelFile, program: Any) -> Signature:
+    """Return the tensors of an exported program. Raises LoadError where one is no tensor."""
+    names = program.graph_signature
+    nodes = {node.name: node for node in program.graph.nodes}
+    inputs = [InputSpec(name, *_exported(file, name, nodes[name])) for name in map(str, names.user_inputs)]
+    outputs = [
+        OutputSpec(f"OUTPUT__{number}", *_exported(file, str(name), nodes.get(str(name))))
+        for number, name in enumerate(names.user_outputs)
+    ]
+    return Signature(tuple(inputs), tuple(outputs), is_batchable(inputs, outputs))
+
+
+def _exported(file: ModelFile, name: str, node: Any) -> tuple[DType, tuple[int, ...]]:
+    value = None if node is None else node.meta.get("val")
+    dtype = _TYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+    if dtype is None or value is None:
+        raise LoadError(f"{file_title(file)}: '{name}' is no tensor of a type that requests carry")
+    return dtype, tuple(size if isinstance(size, int) else -1 for size in value.shape)
+
+
+class _Calls:
+    """Which tensor is which argument, and which result. Raises LoadError for names that say neither."""
+
+    def __init__(self, spec: ModelSpec, module: _Module) -> None:
+        self.order = _input_order(spec, module.arguments)
+        self.places = _output_places(spec)
+        tensors: tuple[InputSpec | OutputSpec, ...] = (*spec.inputs, *spec.outputs)
+        self.dtypes = {one.name: one.dtype for one in tensors}
+        for name, dtype in self.dtypes.items():
+            if dtype not in _TYPES.values():
+                raise LoadError(f"model '{spec.name}': pytorch has no {dtype.config_name}, which '{name}' states")
+
+
+def _input_order(spec: ModelSpec, arguments: Sequence[str]) -> tuple[str, ...]:
+    names = [one.name for one in spec.inputs]
+    if set(names) <= set(arguments):
+        ordered = sorted(names, key=list(arguments).index)
+        if list(arguments)[: len(ordered)] == ordered:
+            return tuple(ordered)
+    places = {name: int(found[1]) for name in names if (found := _BY_INDEX.fullmatch(name))}
+    if sorted(places.values()) == list(range(len(names))) and len(names) <= len(arguments):
+        return tuple(sorted(names, key=places.__getitem__))
+    raise LoadError(
+        f"model '{spec.name}': inputs must be called as the arguments of forward, {list(arguments)}, "
+        f"or NAME__0 to NAME__{max(0, len(arguments) - 1)}, got {names}"
+    )
+
+
+def _output_places(spec: ModelSpec) -> dict[str, int] | None:
+    """Return each output's place in the returned tuple; None when they can only be keys of a returned dictionary."""
+    names = [one.name for one in spec.outputs]
+    places = {name: int(found[1]) for name in names if (found := _BY_INDEX.fullmatch(name))}
+    if len(places) == len(names) and len(set(places.values())) == len(names):
+        return places
+    return {names[0]: 0} if len(names) == 1 else None
+
+
+class PyTorchSession(Session):
+    """One instance's use of a shared module."""
+
+    def __init__(
+        self, backend: PyTorchBackend, info: SessionInfo, spec: ModelSpec, module: _Module, calls: _Calls, device: str,
+        modes: Callable[[], Any], give_back: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.info = info
+        self._backend = backend
+        self._failures = backend.failures
+        self._model = spec.name
+        self._module: _Module | None = module
+        self._calls = calls
+        self._device = device
+        self._modes = modes
+        self._give_back = give_back
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        try:
+            return self._run(inputs, outputs)
+        except self._failures as error:
+            said = words(error)
+        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+        raise BackendError(f"model '{self._model}': pytorch failed: {said}")
+
+    def _run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        assert self._module is not None
+        dtypes = self._calls.dtypes
+        given = [name for name in self._calls.order if name in inputs]
+        tensors = [self._backend.tensor(inputs[name], dtypes[name] is DType.BF16, self._device) for name in given]
+        with self._modes():
+            results = self._module.call(*tensors)
+            return {name: self._backend.array(self._result(results, name), dtypes[name]) for name in outputs}
+
+    def _result(self, results: Any, name: str) -> Any:
+        """Return one of what forward returned. Raises ValueError when it is not there."""
+        if isinstance(results, dict):
+            if name not in results:
+                raise ValueError(f"forward returned {sorted(map(str, results))}, without '{name}'")
+            return results[name]
+        found = results if isinstance(results, (tuple, list)) else (results,)
+        places = self._calls.places
+        if places is None:
+            raise ValueError(f"forward returned no dictionary; call output '{name}' NAME__INDEX, by its place")
+        if places[name] >= len(found):
+            raise ValueError(f"forward returned {len(found)} tensor(s), none for '{name}'")
+        return found[places[name]]
+
+    def close(self) -> None:
+        self._module = None
+        self._give_back()

@@ -1,0 +1,353 @@
+"""Models in Python that answer any number of times, and that call other models."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edge_server.errors import Cancelled
+
+DOUBLE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(given(request) * 2) for request in requests]
+"""
+
+CALLER = """
+def ask(model, array, **more):
+    return pb_utils.InferenceRequest(
+        model_name=model, requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", array)], **more)
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            response = ask(TARGET, given(request)).exec()
+            if response.has_error():
+                answers.append(pb_utils.InferenceResponse(error=response.error()))
+            else:
+                answers.append(answer(pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy() + 1))
+        return answers
+"""
+
+COUNTER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(given(request)[0])):
+                sender.send(answer([number]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def calling(target: str) -> str:
+    return f"TARGET = '{target}'\n{CALLER}"
+
+
+def test_a_model_calls_another_through_the_servers_door(python_house: Any) -> None:
+    python_house.add("double", DOUBLE)
+    python_house.add("caller", calling("double"))
+    assert python_house.value("caller", [5.0]) == [11.0]
+    (counted,) = python_house.service.statistics("double", None)
+    assert counted.success.count == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [("absent", "Request for unknown model: 'absent'"), ("counter", r"exec\(decoupled=True\)")]
+)
+def test_a_call_that_cannot_be_is_an_error_response(
+    python_house: Any, decoupled: str, target: str, expected: str
+) -> None:
+    python_house.add("counter", COUNTER, decoupled)
+    python_house.add("caller", calling(target))
+    with pytest.raises(AssertionError, match=expected):
+        raise AssertionError(python_house.error("caller"))
+
+
+def test_a_model_that_calls_itself_with_one_instance_is_told_so_at_once(python_house: Any) -> None:
+    python_house.add("caller", calling("caller"))
+    assert "every instance of 'caller' is waiting" in python_house.error("caller")
+
+
+def test_models_that_call_each_other_in_a_circle_are_told_so(python_house: Any) -> None:
+    python_house.add("a", calling("b"))
+    python_house.add("b", calling("c"))
+    python_house.add("c", calling("a"))
+    assert "every instance of 'a' is waiting" in python_house.error("a")
+    started = [python_house.start(name) for name in "abcabc"]
+    assert all(final.wait(20) for _, final, _ in started)
+
+
+def test_recursion_is_fine_as_far_as_there_are_instances(python_house: Any) -> None:
+    code = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            (request,) = requests
+            depth = given(request)
+            if depth[0] == 0:
+                return [answer([0])]
+            inner = pb_utils.InferenceRequest(
+                model_name="m", requested_output_names=[], inputs=[pb_utils.Tensor("IN", depth - 1)])
+            response = inner.exec()
+            if response.has_error():
+                return [pb_utils.InferenceResponse(error=response.error())]
+            return [answer(response.output_tensors()[0].as_numpy() + 1)]
+    """
+    config = """
+    input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+    instance_group { count: 3 }
+    """
+    python_house.add("m", code, config)
+    assert python_house.value("m", [2.0]) == [2.0]
+    assert "every instance of 'm'" in python_house.error("m", [3.0])
+    assert python_house.value("m", [2.0]) == [2.0]
+
+
+def test_calls_begun_together_run_together(python_house: Any) -> None:
+    config = """
+    input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+    instance_group { count: 2 }
+    """
+    python_house.add(
+        "meet",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                # Both instances must be running at the same time to get past this.
+                barrier = sys.modules["tests_barrier"].barrier
+                barrier.wait(20)
+                return [answer(given(request)) for request in requests]
+        """,
+        config,
+    )
+    python_house.add(
+        "caller",
+        """
+        class TritonPythonModel:
+            async def execute(self, requests):
+                calls = [
+                    pb_utils.InferenceRequest(
+                        model_name="meet", requested_output_names=["OUT"],
+                        inputs=[pb_utils.Tensor("IN", np.array([number], dtype=np.float32))]).async_exec()
+                    for number in (1, 2)
+                ]
+                responses = await asyncio.gather(*calls)
+                return [answer(np.concatenate([r.output_tensors()[0].as_numpy() for r in responses]))]
+        """,
+    )
+    module = types.ModuleType("tests_barrier")
+    module.barrier = threading.Barrier(2)  # type: ignore[attr-defined]
+    sys.modules["tests_barrier"] = module
+    try:
+        assert python_house.value("caller") == [1.0, 2.0]
+    finally:
+        del sys.modules["tests_barrier"]
+
+
+def test_a_coroutine_that_awaits_itself_is_told_so(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            async def execute(self, requests):
+                inner = pb_utils.InferenceRequest(
+                    model_name="m", requested_output_names=[], inputs=requests[0].inputs())
+                response = await inner.async_exec()
+                return [pb_utils.InferenceResponse(error=response.error())]
+        """,
+    )
+    assert "every instance of 'm' is waiting" in python_house.error("m")
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_decoupled_model_answers_any_number_of_times(python_house: Any, decoupled: str, count: int) -> None:
+    python_house.add("counter", COUNTER, decoupled)
+    responses = python_house.ask("counter", [count])
+    assert [item.outputs[0].array.tolist() for item in responses[:-1]] == [[float(n)] for n in range(count)]
+    assert responses[-1].is_empty
+
+
+def test_a_decoupled_model_answers_later_from_other_threads_and_takes_more_meanwhile(
+    python_house: Any, decoupled: str
+) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.waiting = []
+            def execute(self, requests):
+                for request in requests:
+                    self.waiting.append((request.get_response_sender(), given(request)))
+                if len(self.waiting) == 2:
+                    threading.Thread(target=self.release).start()
+            def release(self):
+                for sender, array in reversed(self.waiting):
+                    error = pb_utils.TritonError("first", pb_utils.TritonError.NOT_FOUND)
+                    sender.send(pb_utils.InferenceResponse(error=error))
+                    sender.send(answer(array), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """,
+        decoupled,
+    )
+    started = [python_house.start("m", [float(number)]) for number in (1, 2)]
+    for number, (responses, final, _) in zip((1, 2), started, strict=True):
+        assert final.wait(20)
+        assert responses[0].error.message == "first"
+        assert responses[1].outputs[0].array.tolist() == [float(number)]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("pass", "let go of the request without a final response"),
+        ("requests[0].get_response_sender().send(answer([1]))", "let go of the request without a final response"),
+        ("return [answer([1])]", "is decoupled, so execute must return None"),
+        ("requests[0].get_response_sender().send()", "must be provided when the response flags is set to zero"),
+        (
+            "sender = requests[0].get_response_sender(); sender.send(flags=1); sender.send(flags=1)",
+            "",
+        ),
+    ],
+)
+def test_a_decoupled_model_that_does_wrong_leaves_no_caller_waiting(
+    python_house: Any, decoupled: str, code: str, expected: str
+) -> None:
+    python_house.add(
+        "m",
+        f"""
+        class TritonPythonModel:
+            def execute(self, requests):
+                {code}
+        """,
+        decoupled,
+    )
+    last = python_house.ask("m")[-1]
+    assert (last.error.message if last.error else "").find(expected) >= 0
+
+
+def test_coroutines_of_a_decoupled_model_run_side_by_side(python_house: Any, decoupled: str) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.arrived = 0
+            async def execute(self, requests):
+                for request in requests:
+                    sender = request.get_response_sender()
+                    self.arrived += 1
+                    while self.arrived < 3:
+                        await asyncio.sleep(0.001)
+                    if given(request)[0] == 0:
+                        raise ValueError("one of three")
+                    sender.send(answer(given(request)), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """,
+        decoupled,
+    )
+    started = [python_house.start("m", [float(number)]) for number in range(3)]
+    assert all(final.wait(20) for _, final, _ in started)
+    assert "one of three" in started[0][0][0].error.message
+    assert [responses[0].outputs[0].array.tolist() for responses, _, _ in started[1:]] == [[1.0], [2.0]]
+
+
+def test_the_responses_of_a_decoupled_model_are_iterated_as_they_come(python_house: Any, decoupled: str) -> None:
+    python_house.add("counter", COUNTER, decoupled)
+    python_house.add(
+        "caller",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                request = pb_utils.InferenceRequest(
+                    model_name="counter", requested_output_names=["OUT"], inputs=requests[0].inputs())
+                responses = request.exec(decoupled=True)
+                return [answer(np.concatenate([r.output_tensors()[0].as_numpy() for r in responses]))]
+        """,
+    )
+    assert python_house.value("caller", [4.0]) == [0.0, 1.0, 2.0, 3.0]
+
+
+ENDLESS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        threading.Thread(target=self.run, args=(request.get_response_sender(),)).start()
+    def run(self, sender):
+        number = 0
+        while not sender.is_cancelled():
+            sender.send(answer([number]))
+            number += 1
+            time.sleep(0.001)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_cancelling_the_caller_cancels_whom_it_called(
+    python_house: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    python_house.add("endless", ENDLESS, decoupled)
+    python_house.add(
+        "caller",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                request = pb_utils.InferenceRequest(
+                    model_name="endless", requested_output_names=["OUT"], inputs=requests[0].inputs())
+                last = None
+                for last in request.exec(decoupled=True):
+                    pass
+                return [pb_utils.InferenceResponse(error=last.error())]
+        """,
+    )
+    responses, final, ticket = python_house.start("caller")
+    assert eventually(lambda: any("(run)" in thread.name for thread in threading.enumerate()))
+    ticket.cancel()
+    assert final.wait(5)
+    assert isinstance(responses[-1].error, Cancelled)
+    python_house.service.unload_model("endless")
+    assert eventually(lambda: not any("(run)" in thread.name for thread in threading.enumerate()))
+
+
+def test_a_deadline_holds_for_what_is_called_too(python_house: Any) -> None:
+    python_house.add(
+        "inner",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                time.sleep(0.3)
+                return [answer(given(request)) for request in requests]
+        """,
+    )
+    python_house.add("caller", calling("inner"))
+    assert python_house.value("inner") == [1.0]
+    assert "deadline" in python_house.error("caller", deadline_ns=time.monotonic_ns() + 100_000_000)
+
+
+def test_a_model_loads_and_unloads_another(python_house: Any) -> None:
+    python_house.write("double", DOUBLE)
+    python_house.add(
+        "keeper",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                said = [pb_utils.is_model_ready("double"), pb_utils.is_model_ready("absent")]
+                pb_utils.load_model("double")
+                said += [pb_utils.is_model_ready("double"), pb_utils.is_model_ready("double", "1")]
+                pb_utils.unload_model("double")
+                said.append(pb_utils.is_model_ready("double"))
+                try:
+                    pb_utils.load_model("absent")
+                except pb_utils.TritonModelException:
+                    said.append(True)
+                return [answer(said)]
+        """,
+    )
+    assert python_house.value("keeper") == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]

@@ -1,0 +1,303 @@
+"""Python models in processes of their own: the same behaviour, and crashes that cost one batch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends.python.arena import Arena, ArenaReader
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import LoadError, Refusal, SessionLost
+
+TENSORS = """
+input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+"""
+PROCESS = 'parameters { key: "isolation" value { string_value: "process" } }\n'
+ISOLATED = TENSORS + PROCESS
+
+CALLER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        inner = pb_utils.InferenceRequest(
+            model_name=TARGET, requested_output_names=["OUT"], inputs=requests[0].inputs())
+        response = inner.exec()
+        if response.has_error():
+            return [pb_utils.InferenceResponse(error=response.error())]
+        return [answer(response.output_tensors()[0].as_numpy() + 1)]
+"""
+
+CRASHER = """
+import ctypes
+class TritonPythonModel:
+    def execute(self, requests):
+        value = given(requests[0])[0]
+        if value == -1: os._exit(7)
+        if value == -2: ctypes.string_at(0)
+        if value == -3: os.kill(os.getpid(), 9)
+        return [answer([os.getpid()]) for request in requests]
+"""
+
+
+def test_an_isolated_model_runs_elsewhere_and_answers_the_same(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                pb_utils.Logger.log_warn("hello from " + args["model_instance_name"])
+            def execute(self, requests):
+                return [answer(given(r) * 2, parameters={"pid": os.getpid(), "said": r.parameters()}) for r in requests]
+        """,
+        ISOLATED,
+    )
+    for size in (1, 3, 50_000, 3_000_000, 10):
+        (response,) = python_house.ask("m", np.arange(size), parameters={"a": 1})
+        np.testing.assert_array_equal(response.outputs[0].array, np.arange(size, dtype=np.float32) * 2)
+        assert response.parameters["pid"] != os.getpid()
+        assert response.parameters["said"] == '{"a": 1}'
+
+
+def test_strings_and_errors_pass_between_the_processes(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                words = requests[0].inputs()[0].as_numpy()
+                if words[0] == b"bad":
+                    error = pb_utils.TritonError("so", pb_utils.TritonError.NOT_FOUND)
+                    return [pb_utils.InferenceResponse(error=error)]
+                if words[0] == b"worse":
+                    raise ValueError("why")
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", words[::-1])])]
+        """,
+        PROCESS + TENSORS.replace("TYPE_FP32", "TYPE_STRING"),
+    )
+
+    def ask(*words: bytes) -> Any:
+        array = np.array(words, dtype=object)
+        return python_house.ask("m", inputs={"IN": Tensor("IN", DType.BYTES, array)})[-1]
+
+    assert ask(b"a", b"b").outputs[0].array.tolist() == [b"b", b"a"]
+    assert (ask(b"bad").error.message, ask(b"bad").error.code.value) == ("so", "NOT_FOUND")
+    assert "ValueError: why" in ask(b"worse").error.message
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(-1.0, "ended with exit code 7"), (-2.0, "signal SIGSEGV"), (-3.0, "signal SIGKILL")]
+)
+def test_a_crash_costs_one_batch_is_told_with_its_reason_and_is_healed(
+    python_house: Any, value: float, expected: str
+) -> None:
+    python_house.add("m", CRASHER, ISOLATED)
+    (first,) = python_house.value("m")
+    (response,) = python_house.ask("m", [value])
+    assert isinstance(response.error, SessionLost)
+    assert expected in response.error.message
+    (second,) = python_house.value("m")
+    assert second != first
+
+
+def test_crash_upon_crash_is_put_off_longer_and_longer(python_house: Any) -> None:
+    python_house.add("m", CRASHER, ISOLATED)
+    assert isinstance(python_house.ask("m", [-1.0])[0].error, SessionLost)
+    assert isinstance(python_house.ask("m", [-1.0])[0].error, SessionLost)
+    error = python_house.ask("m", [-1.0])[0].error
+    assert isinstance(error, Refusal)
+    assert 0 < error.retry_after_s <= 0.5
+    end = time.monotonic() + 20
+    while (response := python_house.ask("m")[0]).error is not None and time.monotonic() < end:
+        time.sleep(0.05)
+    assert response.error is None
+
+
+def test_other_instances_go_on_while_one_crashes(python_house: Any) -> None:
+    python_house.add("m", CRASHER, ISOLATED + "instance_group { count: 2 }")
+    started = [python_house.start("m", [-1.0 if number == 3 else 1.0]) for number in range(10)]
+    assert all(final.wait(20) for _, final, _ in started)
+    assert [number for number, (responses, _, _) in enumerate(started) if responses[0].error] == [3]
+
+
+def test_nothing_is_left_of_the_processes_and_their_memory(python_house: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    code = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [answer([os.getpid()]) for request in requests]
+        def finalize(self):
+            pb_utils.Logger.log_warn("finalized in %d" % os.getpid())
+    """
+    python_house.add("m", code, ISOLATED)
+    before, threads = descriptors(), threading.active_count()
+    shared = set(os.listdir("/dev/shm"))
+    pids = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            pids.append(int(python_house.value("m", np.zeros(100_000))[0]))
+            path = python_house.path / "m" / "config.pbtxt"
+            path.write_text(path.read_text() + "\n#")
+            python_house.service.load_model("m")
+    for _ in range(200):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids) and descriptors() <= before:
+            break
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert descriptors() <= before
+    assert threading.active_count() <= threads + 1
+    assert set(os.listdir("/dev/shm")) <= shared
+    for pid in pids:
+        assert any(f"finalized in {pid}" in line for line in caplog.messages)
+
+
+def test_a_model_that_does_not_open_or_dies_of_it_says_so(python_house: Any) -> None:
+    python_house.write("m", "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n"
+                            "    def execute(self, requests): pass", ISOLATED)  # fmt: skip
+    with pytest.raises(LoadError, match="ValueError: no weights"):
+        python_house.service.load_model("m")
+    python_house.write("n", "os._exit(5)", ISOLATED)
+    with pytest.raises(LoadError, match="its process ended with exit code 5"):
+        python_house.service.load_model("n")
+
+
+def test_auto_complete_config_runs_in_a_process_too(python_house: Any) -> None:
+    python_house.write(
+        "m",
+        f"""
+        assert os.getpid() != {os.getpid()}
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                config.add_input({{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}})
+                config.add_output({{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}})
+                return config
+            def execute(self, requests):
+                return [answer(given(request)) for request in requests]
+        """,
+        PROCESS,
+    )
+    python_house.service.load_model("m")
+    assert python_house.value("m", [3.0]) == [3.0]
+
+
+def test_an_isolated_model_calls_others_and_is_told_when_it_waits_for_itself(python_house: Any) -> None:
+    python_house.add(
+        "double",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [answer(given(request) * 2) for request in requests]
+        """,
+    )
+    python_house.add("caller", "TARGET = 'double'" + CALLER, ISOLATED)
+    np.testing.assert_array_equal(python_house.value("caller", np.full(40_000, 2)), np.full(40_000, 5))
+    python_house.add("absent", "TARGET = 'nobody'" + CALLER, ISOLATED)
+    assert "unknown model: 'nobody'" in python_house.error("absent")
+    python_house.add("self", "TARGET = 'self'" + CALLER, ISOLATED)
+    assert "every instance of 'self' is waiting" in python_house.error("self")
+
+
+def test_an_isolated_decoupled_model_streams_and_learns_of_cancellation(
+    python_house: Any, decoupled: str, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                for request in requests:
+                    threading.Thread(target=self.run, args=(request.get_response_sender(), given(request))).start()
+            def run(self, sender, array):
+                count = int(array[0])
+                for number in range(count if count >= 0 else 1_000_000):
+                    if sender.is_cancelled():
+                        pb_utils.Logger.log_error("stopped early")
+                        break
+                    sender.send(answer(np.full(30_000, number)))
+                    time.sleep(0.001)
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """,
+        decoupled + PROCESS,
+    )
+    responses = python_house.ask("m", [4.0])
+    assert [item.outputs[0].array[0] for item in responses[:-1]] == [0, 1, 2, 3]
+    assert responses[-1].is_empty
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("edge_server.model").addHandler(handler)
+    try:
+        got, final, ticket = python_house.start("m", [-1.0])
+        assert eventually(lambda: len(got) > 3)
+        ticket.cancel()
+        assert final.wait(5)
+        assert eventually(lambda: any("stopped early" in line for line in records))
+    finally:
+        logging.getLogger("edge_server.model").removeHandler(handler)
+
+
+def test_metrics_of_an_isolated_model_reach_the_page(
+    python_house: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.calls = pb_utils.MetricFamily("far_calls", "Calls", pb_utils.MetricFamily.COUNTER).Metric()
+            def execute(self, requests):
+                self.calls.increment(1)
+                return [answer([1]) for request in requests]
+        """,
+        ISOLATED,
+    )
+    python_house.value("m")
+    assert eventually(lambda: [view.samples[0].value for view in python_house.service.model_families()] == [1.0])
+    python_house.service.unload_model("m")
+    assert eventually(lambda: python_house.service.model_families() == [])
+
+
+def test_shared_memory_is_used_again_and_grows_when_it_must() -> None:
+    arena = Arena()
+    reader = ArenaReader(os.dup(arena.fd))
+    first = arena.write([memoryview(b"a" * 1000), memoryview(b"b" * 10)])
+    second = arena.write([memoryview(b"c" * (3 << 20))])
+    views = reader.read(first, [1000, 10], arena.size)
+    assert [bytes(view[:2]) for view in views] == [b"aa", b"bb"]
+    assert bytes(reader.read(second, [3 << 20], arena.size)[0][-1:]) == b"c"
+    arena.free(first)
+    assert arena.write([memoryview(b"d" * 900)]) == first
+    assert arena.used_bytes == 960 + (3 << 20)
+    del views
+    arena.close()
+    reader.close()
+
+
+def test_the_process_ends_with_the_server(python_house: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                threading.Thread(target=time.sleep, args=(600,)).start()
+                return [answer([os.getpid()])]
+        """,
+        ISOLATED,
+    )
+    pid = int(python_house.value("m")[0])
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
+    assert int(python_house.value("m")[0]) == pid
+    python_house.core.close(5.0)
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())

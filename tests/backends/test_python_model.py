@@ -1,0 +1,499 @@
+"""Models in Python within the server's process: what they are given, what they may answer, what they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.message import SequenceStep
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import ErrorCode, LoadError, NotFound
+
+BATCHED = """
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [1] }
+dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [2] }
+"""
+
+DOUBLE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(given(request) * 2) for request in requests]
+"""
+
+
+def test_a_model_gets_what_triton_gives_it_and_answers_in_order(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                assert all(type(key) is type(value) is str for key, value in args.items())
+                config = json.loads(args["model_config"])
+                assert config["name"] == args["model_name"] == "m"
+                assert pb_utils.get_input_config_by_name(config, "IN")["data_type"] == "TYPE_FP32"
+                assert not pb_utils.using_decoupled_model_transaction_policy(config)
+                self.args = sorted(args)
+                self.thread = threading.get_ident()
+
+            def execute(self, requests):
+                assert threading.get_ident() == self.thread
+                (request,) = requests
+                said = {
+                    "args": self.args, "id": request.request_id(), "correlation": request.correlation_id(),
+                    "flags": request.flags(), "timeout": request.timeout(), "name": request.model_name(),
+                    "version": request.model_version(), "outputs": request.requested_output_names(),
+                    "parameters": json.loads(request.parameters()), "cancelled": request.is_cancelled(),
+                    "memory": type(request.preferred_memory()).__name__, "trace": request.trace().get_context(),
+                }
+                return [answer(given(request), parameters={"said": json.dumps(said)})]
+        """,
+    )
+    step = SequenceStep("cam", is_start=True, is_end=True)
+    (response,) = python_house.ask(
+        "m", [3.0], id="seven", parameters={"a": 1, "b": "x", "c": 0.5, "d": True}, sequence=step, timeout_us=9_000_000
+    )
+    assert response.outputs[0].array.tolist() == [3.0]
+    assert response.parameters["said"] is not None
+    assert json.loads(str(response.parameters["said"])) == {
+        "args": [
+            "model_config", "model_instance_device_id", "model_instance_kind", "model_instance_name", "model_name",
+            "model_repository", "model_version",
+        ],
+        "id": "seven", "correlation": "cam", "flags": 3, "timeout": 9_000_000, "name": "m", "version": 1,
+        "outputs": ["OUT"], "parameters": {"a": 1, "b": "x", "c": 0.5, "d": True}, "cancelled": False,
+        "memory": "PreferredMemory", "trace": None,
+    }  # fmt: skip
+
+
+def test_requests_of_one_batch_fail_and_succeed_each_on_its_own(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                answers = []
+                for request in requests:
+                    if given(request)[0, 0] < 0:
+                        error = pb_utils.TritonError("no negatives", pb_utils.TritonError.NOT_FOUND)
+                        answers.append(pb_utils.InferenceResponse(error=error))
+                    else:
+                        answers.append(answer(given(request) + len(requests)))
+                return answers
+        """,
+        BATCHED,
+    )
+    good, good_final, _ = python_house.start("m", [[5.0]])
+    bad, bad_final, _ = python_house.start("m", [[-5.0]])
+    assert good_final.wait(20)
+    assert bad_final.wait(20)
+    assert good[0].outputs[0].array.tolist() == [[7.0]]
+    assert isinstance(bad[0].error, NotFound)
+    assert bad[0].error.message == "no negatives"
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN", "INTERNAL", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "CANCELLED"])
+def test_the_code_of_an_error_reaches_the_caller(python_house: Any, code: str) -> None:
+    python_house.add(
+        "m",
+        f"""
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [pb_utils.InferenceResponse(error=pb_utils.TritonError("so", pb_utils.TritonError.{code}))]
+        """,
+    )
+    error = python_house.ask("m")[0].error
+    assert error.code is ErrorCode[code]
+
+
+WRONG = {
+    "a number": ("return 7", "execute must return a list, got int"),
+    "too few": ("return []", "execute returned 0 responses to 1 requests"),
+    "a string": ("return ['x']", "request 'r1': execute must return an InferenceResponse for each request, got str"),
+    "nothing": ("return None", "request 'r1': the model let go of the request without a final response"),
+    "another type": (
+        "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.zeros(1))])]",
+        "request 'r1': output 'OUT' has elements of type FP64, but the configuration promises FP32",
+    ),
+    "another shape": ("return [answer([[1.0]])]", r"answered output 'OUT' with shape \[1, 1\]"),
+    "an exception": ("raise ValueError('bad')", r"model 'm': ValueError: bad \(model.py, line 14\)"),
+    "the exception": ("raise pb_utils.TritonModelException('bad')", r"model 'm': bad \(model.py, line 14\)"),
+    "the end": ("sys.exit(3)", "model 'm': SystemExit: 3"),
+    "an interrupt": ("raise KeyboardInterrupt()", "model 'm': KeyboardInterrupt"),
+    "no array": ("pb_utils.Tensor('OUT', [1.0])", "TypeError: tensor 'OUT': expected a numpy array, got list"),
+    "twice": (
+        "t = pb_utils.Tensor('OUT', np.zeros(1, 'f4')); return [pb_utils.InferenceResponse([t, t])]",
+        "output 'OUT' is there twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_model_does_wrong_is_told_and_costs_that_batch_only(python_house: Any, case: str) -> None:
+    action, expected = WRONG[case]
+    python_house.add(
+        "m",
+        f"""
+        class TritonPythonModel:
+            def execute(self, requests):
+                if given(requests[0])[0] == 0: {action}
+                return [answer(given(request)) for request in requests]
+        """,
+    )
+    with pytest.raises(AssertionError, match=expected):
+        raise AssertionError(python_house.error("m", [0.0], id="r1"))
+    assert python_house.value("m", [4.0]) == [4.0]
+
+
+def test_outputs_that_are_not_declared_or_not_asked_for_are_left_out(
+    python_house: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                extra = pb_utils.Tensor("EXTRA", np.zeros(1))
+                return [pb_utils.InferenceResponse([extra, pb_utils.Tensor("OUT", given(r))]) for r in requests]
+        """,
+    )
+    with caplog.at_level(logging.WARNING):
+        (response,) = python_house.ask("m")
+        python_house.ask("m")
+    assert [tensor.name for tensor in response.outputs] == ["OUT"]
+    assert sum("'EXTRA', which its configuration does not declare" in line for line in caplog.messages) == 1
+
+
+def test_strings_come_as_bytes_and_leave_as_utf8(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                words = requests[0].inputs()[0].as_numpy()
+                assert words.dtype == object and all(type(word) is bytes for word in words.flat)
+                assert list(pb_utils.deserialize_bytes_tensor(pb_utils.serialize_byte_tensor(words))) == list(words)
+                text = np.array([word.decode() + "ß" for word in words])
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)])]
+        """,
+        """
+        input { name: "IN" data_type: TYPE_STRING dims: [-1] }
+        output { name: "OUT" data_type: TYPE_STRING dims: [-1] }
+        """,
+    )
+    words = np.array([b"a", b"", "grüß".encode()], dtype=object)
+    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.BYTES, words)})
+    assert response.outputs[0].array.tolist() == ["aß".encode(), "ß".encode(), "grüßß".encode()]
+
+
+def test_bf16_passes_by_dlpack_and_not_by_numpy(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                given = requests[0].inputs()[0]
+                try:
+                    given.as_numpy()
+                except pb_utils.TritonModelException:
+                    pass
+                else:
+                    raise AssertionError("numpy has no bfloat16")
+                assert given.triton_dtype() == 14 and given.is_cpu()
+                return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", given.to_dlpack())])]
+        """,
+        """
+        input { name: "IN" data_type: TYPE_BF16 dims: [-1] }
+        output { name: "OUT" data_type: TYPE_BF16 dims: [-1] }
+        """,
+    )
+    bits = np.array([0x3F80, 0xC000], dtype=np.uint16)
+    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.BF16, bits)})
+    assert response.outputs[0].dtype is DType.BF16
+    assert response.outputs[0].array.tolist() == bits.tolist()
+
+
+def test_a_model_may_write_to_its_inputs_and_nobody_else_sees_it(python_house: Any) -> None:
+    code = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                array = given(requests[0])
+                array *= 2
+                return [answer(array)]
+        """
+    python_house.add("m", code)
+    array = np.array([3.0], dtype=np.float32)
+    array.flags.writeable = False
+    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.FP32, array)})
+    assert (response.outputs[0].array.tolist(), array.tolist()) == ([6.0], [3.0])
+    views = 'parameters { key: "read_only_inputs" value { string_value: "true" } }'
+    python_house.add(
+        "views",
+        code,
+        f"""
+        input {{ name: "IN" data_type: TYPE_FP32 dims: [-1] }}
+        output {{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }}
+        {views}
+        """,
+    )
+    assert "read_only_inputs" in python_house.error("views")
+
+
+def test_an_answer_that_the_model_keeps_does_not_change_on_its_way(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.buffer = np.zeros(1, dtype=np.float32)
+            def execute(self, requests):
+                self.buffer[:] = given(requests[0])
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.buffer[:])])]
+        """,
+    )
+    first = python_house.ask("m", [1.0])[0].outputs[0].array
+    second = python_house.ask("m", [2.0])[0].outputs[0].array
+    assert (first.tolist(), second.tolist()) == ([1.0], [2.0])
+
+
+def test_modules_beside_a_model_are_its_own(python_house: Any) -> None:
+    for name, number in (("a", 1), ("b", 2)):
+        folder = python_house.write(
+            name,
+            """
+            import helper
+            import inner.part
+            from inner import part as again
+            from .helper import NUMBER
+            from above import ABOVE
+            class TritonPythonModel:
+                def execute(self, requests):
+                    import late
+                    assert helper.NUMBER == NUMBER and again is inner.part
+                    return [answer([helper.NUMBER + inner.part.MORE + late.LATE + ABOVE])]
+            """,
+        )
+        (folder / "inner").mkdir()
+        (folder / "inner" / "__init__.py").write_text("")
+        (folder / "inner" / "part.py").write_text("import helper\nMORE = helper.NUMBER * 10\n")
+        (folder / "helper.py").write_text(f"NUMBER = {number}\n")
+        (folder / "late.py").write_text("LATE = 100\n")
+        (folder.parent / "above.py").write_text("ABOVE = 1000\n")
+        (folder / "json.py").write_text("raise AssertionError('the standard library means itself')\n")
+        before = list(sys.path)
+        python_house.service.load_model(name)
+        assert sys.path == before
+    assert python_house.value("a") == [1111.0]
+    assert python_house.value("b") == [1122.0]
+    assert not any(name in sys.modules for name in ("helper", "inner", "late", "above"))
+    assert not list(python_house.path.rglob("__pycache__"))
+
+
+def test_each_instance_has_an_object_a_module_and_a_thread_of_its_own(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        opened = []
+        class TritonPythonModel:
+            def initialize(self, args):
+                opened.append(args["model_instance_name"])
+                self.thread = threading.get_ident()
+            def execute(self, requests):
+                assert len(opened) == 1 and threading.get_ident() == self.thread
+                time.sleep(0.05)
+                return [answer(np.array([self.thread % 1_000_003])) for request in requests]
+        """,
+        """
+        input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+        output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+        instance_group { count: 3 }
+        """,
+    )
+    started = [python_house.start("m") for _ in range(12)]
+    assert all(final.wait(20) for _, final, _ in started)
+    assert len({responses[0].outputs[0].array.tobytes() for responses, _, _ in started}) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("class Other: pass", "no class TritonPythonModel"),
+        ("class TritonPythonModel: pass", "no method execute"),
+        ("def (", r"SyntaxError: .* \(model.py, line 11\)"),
+        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        (
+            "class TritonPythonModel:\n    def initialize(self, args): raise ValueError('no weights')\n"
+            "    def execute(self, requests): pass",
+            r"model 'm' version 1, file 'model.py': ValueError: no weights \(model.py, line 12\)",
+        ),
+        (
+            "class TritonPythonModel:\n    def initialize(self, a): sys.exit()\n    def execute(self, requests): pass",
+            "SystemExit",
+        ),
+    ],
+)
+def test_a_model_that_does_not_open_says_why_and_leaves_nothing(python_house: Any, code: str, expected: str) -> None:
+    python_house.write("m", code)
+    with pytest.raises(LoadError, match=expected):
+        python_house.service.load_model("m")
+    assert [name for name in sys.modules if name.startswith("_edge_model_")] == []
+
+
+def test_auto_complete_config_fills_what_the_configuration_leaves_out(python_house: Any) -> None:
+    code = """
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                assert config.as_dict()["name"] == "m"
+                config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [2], "optional": False})
+                config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [2]})
+                config.set_max_batch_size(8)
+                config.set_dynamic_batching()
+                return config
+            def execute(self, requests):
+                return [answer(given(request)) for request in requests]
+        """
+    folder = python_house.write("m", code)
+    (folder.parent / "config.pbtxt").unlink()
+    python_house.service.load_model("m")
+    spec = python_house.service.model_spec("m", None)
+    assert (spec.max_batch_size, spec.inputs[0].dims, spec.backend) == (8, (2,), "python")
+    assert spec.dynamic_batching is not None
+    (folder.parent / "config.pbtxt").write_text(
+        'input { name: "IN" data_type: TYPE_INT32 dims: [2] }\noutput { name: "OUT" data_type: TYPE_FP32 dims: [2] }'
+    )
+    with pytest.raises(LoadError, match=r"input 'IN' data_type: the configuration states TYPE_INT32"):
+        python_house.service.load_model("m")
+
+
+def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_server.backends.python.session.HealthCheck.ask.__defaults__", (0.2,))
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.mood = 1
+            def is_ready(self):
+                if self.mood == 2: raise RuntimeError("broken")
+                if self.mood == 3: time.sleep(1)
+                return self.mood == 1
+            def execute(self, requests):
+                self.mood = int(given(requests[0])[0])
+                return [answer([0])]
+        """,
+    )
+    assert python_house.service.is_model_ready("m", None)
+    for mood in (0, 2, 3):
+        python_house.value("m", [mood])
+        assert not python_house.service.is_model_ready("m", None)
+
+
+def test_metrics_of_a_model_are_on_the_page_until_it_is_unloaded(
+    python_house: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.calls = pb_utils.MetricFamily("calls", "Calls", pb_utils.MetricFamily.COUNTER).Metric({"a": "b"})
+                self.depth = pb_utils.MetricFamily("depth", "Depth", pb_utils.MetricFamily.GAUGE).Metric()
+                sizes = pb_utils.MetricFamily("sizes", "Sizes", pb_utils.MetricFamily.HISTOGRAM)
+                self.sizes = sizes.Metric(buckets=[1.0, 2.0])
+            def execute(self, requests):
+                self.calls.increment(2)
+                self.depth.set(-1.5)
+                self.sizes.observe(1.5)
+                return [answer([self.calls.value()])]
+        """,
+    )
+    assert python_house.value("m") == [2.0]
+    found = {view.name: view for view in python_house.service.model_families()}
+    assert {name: view.kind for name, view in found.items()} == {
+        "calls": "counter", "depth": "gauge", "sizes": "histogram",
+    }  # fmt: skip
+    assert (dict(found["calls"].samples[0].labels), found["calls"].samples[0].value) == ({"a": "b"}, 2.0)
+    assert [(s.part, s.labels.get("le"), s.value) for s in found["sizes"].samples] == [
+        ("_bucket", "1.0", 0), ("_bucket", "2.0", 1), ("_bucket", "+Inf", 1), ("_sum", None, 1.5), ("_count", None, 1),
+    ]  # fmt: skip
+    python_house.service.unload_model("m")
+    assert eventually(lambda: python_house.service.model_families() == [])
+
+
+def test_threads_that_a_model_leaves_are_named(python_house: Any, caplog: pytest.LogCaptureFixture) -> None:
+    python_house.add(
+        "m",
+        """
+        stop = threading.Event()
+        class TritonPythonModel:
+            def initialize(self, args):
+                threading.Thread(target=self.run, name="straggler", daemon=True).start()
+            def run(self):
+                stop.wait(5)
+            def execute(self, requests):
+                return [answer([1])]
+            def finalize(self):
+                raise ValueError("no end")
+        """,
+    )
+    with caplog.at_level(logging.WARNING):
+        python_house.core.close(5.0)
+    assert any("left 1 thread(s) running" in line and "straggler" in line for line in caplog.messages)
+    assert any("failed to finalize" in line and "no end" in line for line in caplog.messages)
+
+
+def test_two_hundred_reloads_leave_nothing_behind(python_house: Any) -> None:
+    python_house.write(
+        "m",
+        """
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.me = self
+                self.weights = np.ones(250_000, dtype=np.float32)
+            def execute(self, requests):
+                return [answer(given(request)) for request in requests]
+        """,
+    )
+
+    def held() -> int:
+        gc.collect()
+        return sum(item.nbytes for item in gc.get_objects() if isinstance(item, np.ndarray))
+
+    def reload() -> None:
+        python_house.service.load_model("m")
+        path = python_house.path / "m" / "config.pbtxt"
+        path.write_text(path.read_text() + "\n# again")
+
+    for _ in range(3):
+        reload()
+    modules, threads = len(sys.modules), threading.active_count()
+    objects = len(gc.get_objects())
+    for _ in range(200):
+        reload()
+    assert python_house.value("m") == [1.0]
+    assert len(sys.modules) == modules
+    assert threading.active_count() <= threads + 2
+    assert len(gc.get_objects()) < objects + 3000
+
+
+def test_a_coroutine_may_be_awaited_in_execute(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            async def execute(self, requests):
+                await asyncio.sleep(0.01)
+                return [answer(given(request) + 1) for request in requests]
+        """,
+    )
+    assert python_house.value("m", [1.0]) == [2.0]

@@ -1,0 +1,82 @@
+"""Backends of other packages, found by their entry points."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge_server.backends
+from edge_server.backends import backend_names, load_backend
+from edge_server.backends.base import ModelFile, Session
+from edge_server.errors import BackendMissing, LoadError
+
+EXAMPLE = Path(__file__).parent / "third_party_example"
+
+
+@pytest.fixture
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the example where packages are installed, and forget it afterwards."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.setattr(edge_server.backends, "_made", {})
+    for name in ("thermal_runtime", "thermal_runtime.serving"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_package_adds_a_backend_by_an_entry_point(tmp_path: Path, job: Callable[..., Any]) -> None:
+    assert "thermal" in backend_names()
+    backend = load_backend("thermal")
+    assert load_backend("thermal") is backend
+    path = tmp_path / "camera" / "1" / "curve.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"gain": 0.04, "offset": 0}')
+    file = ModelFile(path, path.parent.parent, 1)
+    signature = backend.inspect(file, {})
+    assert signature is not None
+    session = backend.open(job(file, inputs=signature.inputs, outputs=signature.outputs, backend="thermal"))
+    assert isinstance(session, Session)
+    found = session.run({"COUNTS": np.array([[7500]], "u2")}, ["CELSIUS"])["CELSIUS"]
+    np.testing.assert_allclose(found, [[26.85]], rtol=1e-6)
+    path.write_text("{}")
+    with pytest.raises(LoadError, match="model 'camera'"):
+        backend.inspect(file, {})
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", r"backend 'broken' of package thermal-runtime 1\.4 \(thermal_runtime\.no_such_module:Backend\) "
+                   r"does not load: ModuleNotFoundError"),
+        ("notone", r"backend 'notone' of package thermal-runtime 1\.4 .* does not load: AttributeError"),
+    ],
+)  # fmt: skip
+def test_a_backend_that_does_not_load_is_told_with_its_package(name: str, said: str) -> None:
+    with pytest.raises(BackendMissing, match=said):
+        load_backend(name)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_name_that_ships_cannot_be_taken() -> None:
+    assert type(load_backend("stub")).__module__ == "edge_server.backends.stub"
+
+
+@pytest.mark.usefixtures("_installed")
+def test_two_packages_with_one_name_are_refused_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "rival-2.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 2.0\n")
+    (folder / "entry_points.txt").write_text("[edge_server.backends]\nthermal = rival:Backend\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendMissing, match=r"registered by several packages: rival 2\.0, thermal-runtime 1\.4"):
+        load_backend("thermal")
+
+
+def test_an_unknown_backend_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(BackendMissing, match=r"no backend is called 'thermal'; there are .*openvino"):
+        load_backend("thermal")

@@ -1,0 +1,236 @@
+"""What the governor costs in the request path: `python tests/bench/governor_cost.py [ROUNDS]`, with the test extra.
+
+Requests a second to the smallest model there is (identity, one number), one at a time: in this process, and through
+HTTP and gRPC of the installed server. Three ways, measured in turns, round after round: `--governor=false`; the
+governor on and the box cool; the governor on and holding back a little, so that every request asks the gate and none
+is refused. Then the CPU time of a server at rest, which is what looking at the sensors twice a second costs.
+
+Told are medians, and the median of each round's ratio to the server without a governor. Quote the ratios: absolute
+numbers belong to the machine. Sensors are those of an Orin Nano made of files, so reading them costs what it costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
+from edge_server.core.message import Request, Response
+from edge_server.core.tensor import DType, Tensor
+from edge_server.governor.policy import Decision
+from edge_server.server import Core, build, first_wish
+from edge_server.telemetry.log import LogSettings
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+BOARDS = Path(__file__).parents[1] / "governor" / "boards.py"
+TURN_S = 0.5
+REST_S = 20.0
+OFF, COOL, HELD = "off", "on, cool", "on, holding back"
+WAYS = (OFF, COOL, HELD)
+SET_POINT_C = 95.0
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_INT32 dims: [1] }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [1] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+
+Call = Callable[[], object]
+
+
+# -- boxes
+
+
+def board(folder: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("boards", BOARDS)
+    assert spec is not None
+    assert spec.loader is not None
+    boards = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(boards)
+    return boards.Board("orin_nano_jp6", folder)
+
+
+def hold_back(box: Any, address: str) -> None:
+    """Warm the box until the share falls a little, and then keep it at the set-point, where the share stays."""
+    box.set_temperature("tj-thermal", SET_POINT_C + 0.5)
+    end_s = time.monotonic() + 60
+    while share_of(address) >= 0.99:
+        if time.monotonic() > end_s:
+            raise SystemExit("the governor does not hold back at the set-point")
+        time.sleep(0.1)
+    box.set_temperature("tj-thermal", SET_POINT_C)
+    time.sleep(3.0)
+
+
+# -- the same request through three doors
+
+
+def in_process(core: Core) -> Call:
+    """Return one request to the serving core, run on this thread as the gRPC front end's are."""
+    tensor = Tensor("INPUT0", DType.INT32, np.array([[7]], np.int32))
+
+    def call() -> None:
+        answers: list[Response] = []
+        core.service.submit(Request("small", {"INPUT0": tensor}), answers.append, may_run=True)
+        if answers[0].error is not None:
+            raise SystemExit(f"refused: {answers[0].error}")
+
+    return call
+
+
+def over_http(address: str) -> Call:
+    connection = http.client.HTTPConnection(address)
+    tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}
+    body = json.dumps({"inputs": [tensor]})
+
+    def call() -> None:
+        connection.request("POST", "/v2/models/small/infer", body)
+        reply = connection.getresponse()
+        text = reply.read()
+        if reply.status != 200:
+            raise SystemExit(f"refused: {text.decode()}")
+
+    return call
+
+
+def over_grpc(address: str) -> Call:
+    request = service_pb2.ModelInferRequest(model_name="small", raw_input_contents=[np.int32(7).tobytes()])
+    request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1])
+    message = request.SerializeToString()
+    channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    return lambda: infer(message)
+
+
+# -- servers
+
+
+@contextlib.contextmanager
+def core(repository: Path, way: str) -> Iterator[Core]:
+    """Yield a serving core in this process. Nobody looks at the box: here it is the gate alone that costs."""
+    config = ServerConfig(
+        repository=RepositoryConfig(paths=(str(repository),), control_mode="explicit", load_models=("*",)),
+        governor=GovernorConfig(is_enabled=way != OFF),
+    )
+    made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)))
+    made.service.wish_for_all(first_wish(config.repository, made.source))
+    made.manager.wait_settled(timeout_s=60)
+    if way == HELD:
+        assert made.governor is not None
+        made.governor.gate.apply(Decision(share=0.98), capacity=1.0)
+    try:
+        yield made
+    finally:
+        made.close(10.0)
+
+
+@contextlib.contextmanager
+def server(repository: Path, way: str, folder: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield the addresses of HTTP and gRPC, and the process's id."""
+    box = board(folder)
+    if way == HELD:
+        box.set_temperature("tj-thermal", SET_POINT_C - 0.1)
+    flags = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    flags += [f"--sysfs-root={box.root}", "--log-info=false", "--log-warning=false"]
+    flags.append(f"--governor={'false' if way == OFF else 'true'}")
+    process = subprocess.Popen(
+        [str(COMMAND), "serve", f"--model-repository={repository}", *flags], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"HTTP http://([^;\s]+); gRPC ([^;\s]+)", process.stdout.readline())
+        if found is None:
+            raise SystemExit("the server did not start")
+        if way == HELD:
+            hold_back(box, found[1])
+        yield found[1], found[2], process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        process.stdout.close()
+        box.close()
+
+
+def share_of(address: str) -> float:
+    with contextlib.closing(http.client.HTTPConnection(address)) as connection:
+        connection.request("GET", "/edge/v1/governor")
+        return float(json.loads(connection.getresponse().read())["share"])
+
+
+# -- measuring
+
+
+def rate(call: Call) -> float:
+    """Return calls a second over one turn."""
+    count, began = 0, time.perf_counter()
+    while (now := time.perf_counter()) < began + TURN_S:
+        call()
+        count += 1
+    return count / (now - began)
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def at_rest(pids: dict[str, int]) -> None:
+    before = {way: cpu_s(pid) for way, pid in pids.items()}
+    time.sleep(REST_S)
+    for way, pid in pids.items():
+        print(f"at rest, {way}: {(cpu_s(pid) - before[way]) / REST_S:.2%} of a core")
+
+
+def compare(title: str, calls: dict[str, Call], rounds: int) -> None:
+    rates: dict[str, list[float]] = {way: [] for way in calls}
+    for call in calls.values():
+        rate(call)
+    for number in range(rounds):
+        # Each way goes first as often as any other.
+        order = [*calls][number % len(calls) :] + [*calls][: number % len(calls)]
+        for way in order:
+            rates[way].append(rate(calls[way]))
+    for way, found in rates.items():
+        ratio = statistics.median(one / other for one, other in zip(found, rates[OFF], strict=True))
+        each_us = 1e6 / statistics.median(found)
+        print(f"{title}, {way}: {statistics.median(found):.0f} a second ({each_us:.1f} us), {ratio:.3f} of off")
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 21
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as servers:
+        folder = Path(name)
+        repository = folder / "models"
+        (repository / "small" / "1").mkdir(parents=True)
+        (repository / "small" / "config.pbtxt").write_text(CONFIG)
+        with contextlib.ExitStack() as cores:
+            made = {way: cores.enter_context(core(repository, way)) for way in WAYS}
+            compare("in process", {way: in_process(item) for way, item in made.items()}, rounds)
+        addresses = {way: servers.enter_context(server(repository, way, folder / way)) for way in WAYS}
+        for title, door, at in (("HTTP", over_http, 0), ("gRPC", over_grpc, 1)):
+            compare(title, {way: door(found[at]) for way, found in addresses.items()}, rounds)
+            print(f"{title}: holding back, the share was {share_of(addresses[HELD][0]):.3f}")
+        at_rest({way: found[2] for way, found in addresses.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""The step graph of an ensemble: what may run when, what is let go, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from edge_server.core.composition import Ensemble, EnsembleStep
+from edge_server.core.ensemble import Flow, Launch, StepGraph, find_circle, members_first
+from edge_server.core.ensemble_check import step_graph
+from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BadModelConfig
+
+PLAIN = {"dtype": DType.FP32, "dims": (4,)}
+
+
+def model(name: str, inputs: Any, outputs: Any, *, batch: int = 8, **more: Any) -> ModelSpec:
+    """Names, or whole specs, make inputs and outputs."""
+    made_in = tuple(InputSpec(item, **PLAIN) if isinstance(item, str) else item for item in inputs)
+    made_out = tuple(OutputSpec(item, **PLAIN) if isinstance(item, str) else item for item in outputs)
+    return ModelSpec(name, "stub", "", batch, made_in, made_out, (), **more)
+
+
+def ensemble(inputs: Any, outputs: Any, steps: Any, **more: Any) -> ModelSpec:
+    """Steps are (model, {input: tensor}, {output: tensor})."""
+    made = tuple(EnsembleStep(name, None, feeds, makes) for name, feeds, makes in steps)
+    return model("e", inputs, outputs, ensemble=Ensemble(made), **more)
+
+
+def graph_of(spec: ModelSpec, *members: ModelSpec) -> StepGraph:
+    known = {member.name: member for member in members}
+    assert spec.ensemble is not None
+    return step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
+
+
+def flow_of(graph: StepGraph, inputs: dict[str, int], *wanted: str, names: Any = None) -> Flow[int]:
+    return Flow(graph, graph.plan(wanted), inputs, names or inputs)
+
+
+ONE = model("one", ["A"], ["B"])
+TWO = model("two", ["A", "A2"], ["B"])
+PAIR = model("pair", ["A"], ["B", "B2"])
+MANY = model("many", ["A"], ["B"], is_decoupled=True)
+
+
+def random_ensemble(rng: random.Random) -> tuple[ModelSpec, list[ModelSpec]]:
+    """A graph without circles; its steps are listed in any order."""
+    tensors = [f"in{i}" for i in range(rng.randint(1, 3))]
+    inputs = list(tensors)
+    steps, members = [], []
+    for index in range(rng.randint(1, 12)):
+        feeds = {f"I{k}": rng.choice(tensors) for k in range(rng.randint(1, 4))}
+        makes = {f"O{k}": f"t{index}_{k}" for k in range(rng.randint(1, 3))}
+        tensors += makes.values()
+        steps.append((f"m{index}", feeds, makes))
+        members.append(model(f"m{index}", list(feeds), list(makes)))
+    rng.shuffle(steps)
+    outputs = rng.sample(tensors[len(inputs) :], rng.randint(1, min(4, len(tensors) - len(inputs))))
+    return ensemble(inputs, outputs, steps), members
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_step_runs_once_never_before_its_inputs_and_tensors_go_after_their_last_use(seed: int) -> None:
+    rng = random.Random(seed)
+    spec, members = random_ensemble(rng)
+    graph = graph_of(spec, *members)
+    names = [item.name for item in spec.inputs]
+    flow = flow_of(graph, dict.fromkeys(names, 0))
+    there = set(names)
+    waiting: list[Launch[int]] = flow.start()
+    ran: list[int] = []
+    answers: list[dict[str, int]] = flow.take_answers()
+    while waiting:
+        launch = waiting.pop(rng.randrange(len(waiting)))
+        assert {feed.tensor for feed in launch.step.feeds} <= there
+        assert launch.inputs.keys() == {feed.input for feed in launch.step.feeds}
+        ran.append(launch.step.index)
+        there.update(tensor for _, tensor in launch.step.makes)
+        waiting += flow.answered(launch, {name: 1 for name, _ in launch.step.makes}, is_final=True)
+        answers += flow.take_answers()
+        begun = {*ran, *(item.step.index for item in waiting)}
+        needed = {feed.tensor for step in graph.steps if step.index not in begun for feed in step.feeds}
+        wanted = set() if answers else {item.name for item in spec.outputs}
+        assert set(flow.held) == there & (needed | wanted)
+    assert sorted(ran) == list(range(len(graph.steps)))
+    assert flow.is_done
+    assert [sorted(answer) for answer in answers] == [sorted(item.name for item in spec.outputs)]
+    assert flow.held == []
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_steps_that_lead_to_no_output_that_is_asked_for_are_left_out(seed: int) -> None:
+    rng = random.Random(seed)
+    spec, members = random_ensemble(rng)
+    # Every tensor that leads nowhere becomes an output, so that no step is there for what it does.
+    taken = {tensor for step in spec.ensemble.steps for tensor in step.input_map.values()}  # type: ignore[union-attr]
+    made = [tensor for step in spec.ensemble.steps for tensor in step.output_map.values()]  # type: ignore[union-attr]
+    steps = [(step.model, step.input_map, step.output_map) for step in spec.ensemble.steps]  # type: ignore[union-attr]
+    outputs = [tensor for tensor in made if tensor not in taken]
+    names = [item.name for item in spec.inputs]
+    graph = graph_of(ensemble(names, outputs, steps), *members)
+    wanted = rng.choice(outputs)
+    needed: set[int] = set()
+    tensors = [wanted]
+    while tensors:
+        maker = graph.maker(tensors.pop())
+        if maker is not None and maker.index not in needed:
+            needed.add(maker.index)
+            tensors += [feed.tensor for feed in maker.feeds]
+    flow = flow_of(graph, dict.fromkeys(names, 0), wanted)
+    waiting, ran = flow.start(), set()
+    while waiting:
+        launch = waiting.pop()
+        ran.add(launch.step.index)
+        waiting += flow.answered(launch, {name: 1 for name, _ in launch.step.makes}, is_final=True)
+    assert ran == needed
+    assert flow.is_done
+    assert flow.take_answers() == [{wanted: 1}]
+
+
+def test_each_response_of_a_decoupled_step_goes_its_own_way_and_sees_the_request() -> None:
+    spec = ensemble(
+        ["x"], ["y"], [("many", {"A": "x"}, {"B": "t"}), ("two", {"A": "t", "A2": "s"}, {"B": "y"}),
+                       ("one", {"A": "x"}, {"B": "s"})],
+    )  # fmt: skip
+    flow = flow_of(graph_of(spec, MANY, ONE, TWO), {"x": 7})
+    many, slow = flow.start()
+    assert flow.answered(many, {"B": 10}, is_final=False) == [], "the slow tensor is not there"
+    assert flow.answered(many, {"B": 11}, is_final=False) == []
+    first, second = flow.answered(slow, {"B": 5}, is_final=True)
+    assert (first.inputs, second.inputs) == ({"A": 10, "A2": 5}, {"A": 11, "A2": 5})
+    (third,) = flow.answered(many, {"B": 12}, is_final=False)
+    assert flow.open_inner_count(many) == 3
+    flow.answered(second, {"B": 111}, is_final=True)
+    assert flow.take_answers() == [], "the first response is not answered yet"
+    flow.answered(first, {"B": 110}, is_final=True)
+    assert flow.take_answers() == [{"y": 110}, {"y": 111}]
+    flow.answered(many, {}, is_final=True)
+    assert not flow.is_done
+    flow.answered(third, {"B": 112}, is_final=True)
+    assert flow.take_answers() == [{"y": 112}]
+    assert flow.is_done
+    assert flow.held == []
+
+
+def test_a_decoupled_step_may_answer_never() -> None:
+    spec = ensemble(["x"], ["y"], [("many", {"A": "x"}, {"B": "t"}), ("one", {"A": "t"}, {"B": "y"})])
+    flow = flow_of(graph_of(spec, MANY, ONE), {"x": 7})
+    (launch,) = flow.start()
+    assert flow.answered(launch, {}, is_final=True) == []
+    assert flow.is_done
+    assert flow.take_answers() == []
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_decoupled_steps_after_decoupled_steps_answer_in_order_whatever_comes_first(seed: int) -> None:
+    rng = random.Random(seed)
+    spec = ensemble(["x"], ["y"], [
+        ("many", {"A": "x"}, {"B": "t"}), ("many", {"A": "t"}, {"B": "u"}), ("one", {"A": "u"}, {"B": "y"}),
+    ])  # fmt: skip
+    flow = flow_of(graph_of(spec, MANY, ONE), {"x": 0})
+    waiting = flow.start()
+    sent: dict[int, int] = {}
+    expected: list[int] = []
+    answers: list[int] = []
+    counts = {0: rng.randint(0, 4)}
+    while waiting:
+        launch = rng.choice(waiting)
+        if launch.step.is_decoupled:
+            key = launch.inputs["A"]
+            limit = counts.setdefault(key, rng.randint(0, 4))
+            number = sent.setdefault(key, 0)
+            is_final = number == limit
+            outputs = {} if is_final else {"B": key * 10 + number + 1}
+            sent[key] += 1
+        else:
+            is_final, outputs = True, {"B": launch.inputs["A"]}
+            expected.append(launch.inputs["A"])
+        waiting += flow.answered(launch, outputs, is_final=is_final)
+        if is_final:
+            waiting.remove(launch)
+        answers += [answer["y"] for answer in flow.take_answers()]
+    assert answers == sorted(expected, key=str)
+    assert flow.is_done
+    assert flow.held == []
+
+
+def test_an_optional_input_left_out_is_left_out_of_the_step_or_leaves_the_step_out() -> None:
+    maybe = model("maybe", [InputSpec("A", **PLAIN), InputSpec("A2", **PLAIN, is_optional=True)], ["B"])  # type: ignore[arg-type]
+    spec = ensemble(
+        ["x", InputSpec("z", **PLAIN, is_optional=True)], ["y", "w"],  # type: ignore[arg-type]
+        [
+            ("maybe", {"A": "x", "A2": "z"}, {"B": "y"}), ("one", {"A": "z"}, {"B": "v"}),
+            ("one", {"A": "v"}, {"B": "w"}),
+        ],
+    )  # fmt: skip
+    flow = flow_of(graph_of(spec, maybe, ONE), {"x": 1}, names=["x", "z"])
+    (launch,) = flow.start()
+    assert launch.inputs == {"A": 1}
+    flow.answered(launch, {"B": 2}, is_final=True)
+    assert flow.is_done
+    assert flow.take_answers() == [{"y": 2}]
+
+
+def test_an_output_that_a_model_leaves_out_leaves_out_what_needs_it() -> None:
+    spec = ensemble(["x"], ["y", "z"], [
+        ("pair", {"A": "x"}, {"B": "s", "B2": "t"}), ("one", {"A": "s"}, {"B": "y"}), ("one", {"A": "t"}, {"B": "z"}),
+    ])  # fmt: skip
+    flow = flow_of(graph_of(spec, PAIR, ONE), {"x": 1})
+    (first,) = flow.start()
+    (second,) = flow.answered(first, {"B": 2}, is_final=True)
+    flow.answered(second, {"B": 3}, is_final=True)
+    assert flow.is_done
+    assert flow.take_answers() == [{"y": 3}]
+
+
+CHAIN = [("one", {"A": "x"}, {"B": "t"}), ("one", {"A": "t"}, {"B": "y"})]
+INT = model("int", [InputSpec("A", DType.INT32, (4,))], ["B"])
+WIDE = model("wide", [InputSpec("A", DType.FP32, (5,))], ["B"])
+SMALL = model("small", ["A"], ["B"], batch=4)
+
+REFUSED = {
+    "unknown input": (["x"], ["y"], [("one", {"Q": "x"}, {"B": "y"})], ["step 1 (model 'one')", "input_map", "'Q'"]),
+    "unknown output": (["x"], ["y"], [("one", {"A": "x"}, {"Q": "y"})], ["step 1", "output_map", "'Q'"]),
+    "input not mapped": (["x"], ["y"], [("two", {"A": "x"}, {"B": "y"})], ["step 1 (model 'two')", "'A2'"]),
+    "made twice": (["x"], ["y"], [*CHAIN, ("one", {"A": "x"}, {"B": "y"})], ["step 3", "'y'", "step 2"]),
+    "made of an input": (["x"], ["x"], [("one", {"A": "x"}, {"B": "x"})], ["step 1", "'x'", "input of the ensemble"]),
+    "never made": (["x"], ["y"], [("one", {"A": "q"}, {"B": "y"})], ["step 1", "'A'", "'q'"]),
+    "output never made": (["x"], ["y", "z"], CHAIN, ["output 'z'"]),
+    "type": (["x"], ["y"], [("one", {"A": "x"}, {"B": "t"}), ("int", {"A": "t"}, {"B": "y"})],
+             ["step 2 (model 'int')", "'t'", "TYPE_FP32", "TYPE_INT32", "step 1"]),
+    "shape": (["x"], ["y"], [("wide", {"A": "x"}, {"B": "y"})], ["step 1", "'x'", "[-1, 4]", "[-1, 5]"]),
+    "output type": (["x"], [OutputSpec("y", DType.INT64, (4,))], CHAIN, ["output 'y'", "TYPE_INT64", "TYPE_FP32"]),
+    "output shape": (["x"], [OutputSpec("y", DType.FP32, (4, 4))], CHAIN, ["output 'y'", "[-1, 4, 4]", "[-1, 4]"]),
+    "circle": (["x"], ["y"], [("two", {"A": "x", "A2": "y"}, {"B": "t"}), ("one", {"A": "t"}, {"B": "y"})],
+               ["step 1", "step 2", "'t'", "'y'", "wait for each other"]),
+    "circle of one": (["x"], ["y"], [("two", {"A": "x", "A2": "y"}, {"B": "y"})], ["step 1", "wait for each other"]),
+    "batch": (["x"], ["y"], [("small", {"A": "x"}, {"B": "y"})], ["step 1 (model 'small')", "8", "4"]),
+    "no input": (["x"], ["y"], [("one", {}, {"B": "y"})], ["step 1", "input_map"]),
+    "no output": (["x"], ["y"], [("one", {"A": "x"}, {})], ["step 1", "output_map"]),
+    "no step": (["x"], ["y"], [], ["at least one step"]),
+    "two sources": (["x"], ["y"], [("many", {"A": "x"}, {"B": "s"}), ("many", {"A": "x"}, {"B": "t"}),
+                                   ("two", {"A": "s", "A2": "t"}, {"B": "y"})],
+                    ["step 3 (model 'two')", "different decoupled models"]),
+    "outputs of two sources": (["x"], ["s", "t"], [("many", {"A": "x"}, {"B": "s"}), ("many", {"A": "x"}, {"B": "t"})],
+                               ["different decoupled models"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_with_the_step_and_the_tensor(case: str) -> None:
+    inputs, outputs, steps, words = REFUSED[case]
+    with pytest.raises(BadModelConfig) as caught:
+        graph_of(ensemble(inputs, outputs, steps), ONE, TWO, PAIR, MANY, INT, WIDE, SMALL)
+    for word in ["ensemble 'e'", *words]:
+        assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "fits"),
+    [
+        ((8, (4,)), (8, (4,)), True),
+        ((8, (4,)), (8, (-1,)), True),
+        ((0, (4,)), (0, (4,)), True),
+        ((0, (-1, 4)), (8, (4,)), True),
+        ((8, (4,)), (0, (-1, 4)), True),
+        ((0, (2, 4)), (8, (4,)), True),
+        ((0, (4,)), (8, (4,)), True),
+        ((8, (4,)), (0, (4,)), True),
+        ((0, (4,)), (0, (-1, 4)), False),
+        ((8, (4,)), (8, (3,)), False),
+        ((0, (2, 4)), (8, (3,)), False),
+    ],
+)
+def test_shapes_fit_with_or_without_the_batch_dimension(ours: Any, theirs: Any, fits: bool) -> None:
+    member = model(
+        "one", [InputSpec("A", DType.FP32, theirs[1])], [OutputSpec("B", DType.FP32, theirs[1])], batch=theirs[0]
+    )
+    whole = ensemble(
+        [InputSpec("x", DType.FP32, ours[1])], [OutputSpec("y", DType.FP32, ours[1])],
+        [("one", {"A": "x"}, {"B": "y"})], batch=ours[0],
+    )  # fmt: skip
+    if fits:
+        graph_of(whole, member)
+    else:
+        with pytest.raises(BadModelConfig):
+            graph_of(whole, member)
+
+
+def test_a_circle_of_models_is_found_at_any_length() -> None:
+    assert find_circle("a", {"a": ["b"], "b": ["c", "d"], "c": ["a"]}) == ["a", "b", "c", "a"]
+    assert find_circle("a", {"a": ["a"]}) == ["a", "a"]
+    assert find_circle("a", {"a": ["b"], "b": ["c"], "c": ["b"]}) == []
+
+
+def test_members_come_first_also_where_there_are_circles() -> None:
+    assert members_first({"a": ["b", "c"], "b": ["c"], "c": [], "d": ["x"]}) == ["c", "b", "a", "d"]
+    assert sorted(members_first({"a": ["b"], "b": ["a"], "c": ["a"]})) == ["a", "b", "c"]
+    deep = {str(number): [str(number + 1)] for number in range(20_000)}
+    assert members_first(deep)[0] == "19999"

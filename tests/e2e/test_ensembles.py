@@ -1,0 +1,314 @@
+"""Ensembles as Triton's folders describe them, on an installed server: chains of real models, pictures, reloads."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+# (x + y, x - y) -> add_sub again: (2x, 2y)
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 16 ] }, { name: "Y" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output [ { name: "TWICE_X" data_type: TYPE_FP32 dims: [ 16 ] }, { name: "TWICE_Y" data_type: TYPE_FP32 dims: [ 16 ] } ]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "FIRST"
+      model_version: -1
+      input_map { key: "INPUT0" value: "X" }
+      input_map { key: "INPUT1" value: "Y" }
+      output_map { key: "OUTPUT0" value: "sum" }
+      output_map { key: "OUTPUT1" value: "difference" }
+    },
+    {
+      model_name: "SECOND"
+      model_version: -1
+      input_map { key: "INPUT0" value: "sum" }
+      input_map { key: "INPUT1" value: "difference" }
+      output_map { key: "OUTPUT0" value: "TWICE_X" }
+      output_map { key: "OUTPUT1" value: "TWICE_Y" }
+    }
+  ]
+}
+"""
+
+OUTER = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 16 ] }, { name: "B" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output [ { name: "SUM" data_type: TYPE_FP32 dims: [ 16 ] } ]
+ensemble_scheduling {
+  step [
+    { model_name: "chain" input_map [ { key: "X" value: "A" }, { key: "Y" value: "B" } ]
+      output_map [ { key: "TWICE_X" value: "a2" }, { key: "TWICE_Y" value: "b2" } ] },
+    { model_name: "second" input_map [ { key: "INPUT0" value: "a2" }, { key: "INPUT1" value: "b2" } ]
+      output_map { key: "OUTPUT0" value: "SUM" } }
+  ]
+}
+"""
+
+# A picture goes in, class scores come out: the classifier is a member, as it is.
+CAMERA = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, 224 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] }
+parameters { key: "image_fit"    value { string_value: "crop" } }
+parameters { key: "image_resize" value { string_value: "256" } }
+parameters { key: "image_color"  value { string_value: "rgb" } }
+parameters { key: "image_scale"  value { string_value: "1" } }
+parameters { key: "image_mean"   value { string_value: "127" } }
+parameters { key: "image_stddev" value { string_value: "128" } }
+parameters { key: "image_top_k"  value { string_value: "3" } }
+ensemble_scheduling {
+  step { model_name: "efficientnet_lite0"
+         input_map { key: "input" value: "image" } output_map { key: "probabilities" value: "scores" } }
+}
+"""
+
+STREAM = """
+platform: "ensemble"
+model_transaction_policy { decoupled: true }
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+ensemble_scheduling {
+  step [
+    { model_name: "repeat" input_map [ { key: "IN" value: "IN" }, { key: "DELAY" value: "DELAY" },
+                                       { key: "WAIT" value: "WAIT" } ]
+      output_map { key: "OUT" value: "each" } },
+    { model_name: "same" input_map { key: "INPUT0" value: "each" } output_map { key: "OUTPUT0" value: "OUT" } }
+  ]
+}
+"""
+
+
+def chain(first: str = "first", second: str = "second") -> str:
+    return CHAIN.replace("FIRST", first).replace("SECOND", second)
+
+
+def write_members(repository: Any) -> None:
+    for name in ("first", "second"):
+        repository.add_sub(name, 'backend: "onnxruntime"\nmax_batch_size: 4')
+
+
+@pytest.fixture(scope="module")
+def server(
+    module_repository: Any, serve: Any, bundled_repository: Path, repeat_config: str, identity: Callable[..., str]
+) -> Iterator[Any]:
+    write_members(module_repository)
+    module_repository.add("chain", chain())
+    module_repository.add("a_outer", OUTER)
+    module_repository.add("repeat", repeat_config)
+    module_repository.add("same", identity("INT32", "1", batch=0))
+    module_repository.add("stream", STREAM)
+    module_repository.add("camera", CAMERA)
+    (module_repository.path / "efficientnet_lite0").symlink_to(bundled_repository / "efficientnet_lite0")
+    with serve(module_repository.path, "--allow-external-links") as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log(), running.log()
+
+
+def tensors(client: Any, names: tuple[str, str], rows: int = 2) -> tuple[list[Any], np.ndarray, np.ndarray]:
+    left, right = (np.random.default_rng(seed).random((rows, 16), np.float32) for seed in (1, 2))
+    made = []
+    for name, array in zip(names, (left, right), strict=True):
+        item = client.InferInput(name, list(array.shape), "FP32")
+        item.set_data_from_numpy(array)
+        made.append(item)
+    return made, left, right
+
+
+@pytest.mark.parametrize("protocol", [triton_http, triton_grpc])
+def test_a_chain_and_an_ensemble_of_it_answer_over_both_protocols(server: Any, protocol: Any) -> None:
+    url = server.http if protocol is triton_http else server.grpc
+    with protocol.InferenceServerClient(url) as client:
+        made, left, right = tensors(protocol, ("X", "Y"))
+        result = client.infer("chain", made, request_id="7")
+        np.testing.assert_allclose(result.as_numpy("TWICE_X"), 2 * left, rtol=1e-5)
+        np.testing.assert_allclose(result.as_numpy("TWICE_Y"), 2 * right, rtol=1e-4, atol=1e-5)
+        made, left, right = tensors(protocol, ("A", "B"))
+        result = client.infer("a_outer", made)
+        np.testing.assert_allclose(result.as_numpy("SUM"), 2 * left + 2 * right, rtol=1e-5)
+        made, left, _ = tensors(protocol, ("X", "Y"))
+        only = client.infer("chain", made, outputs=[protocol.InferRequestedOutput("TWICE_X")])
+        np.testing.assert_allclose(only.as_numpy("TWICE_X"), 2 * left, rtol=1e-5)
+        assert only.as_numpy("TWICE_Y") is None
+
+
+def test_metadata_configuration_statistics_and_index_are_those_of_any_model(server: Any) -> None:
+    with triton_http.InferenceServerClient(server.http) as client:
+        made, *_ = tensors(triton_http, ("X", "Y"), 3)
+        client.infer("chain", made)
+        metadata = client.get_model_metadata("chain")
+        assert (metadata["platform"], metadata["versions"]) == ("ensemble", ["1"])
+        assert metadata["inputs"][0] == {"name": "X", "datatype": "FP32", "shape": [-1, 16]}
+        config = client.get_model_config("chain")
+        assert (config["platform"], config["backend"]) == ("ensemble", "")
+        assert not config.get("instance_group")
+        assert [step["model_name"] for step in config["ensemble_scheduling"]["step"]] == ["first", "second"]
+        told = client.get_inference_statistics("chain")["model_stats"][0]
+        assert told["inference_stats"]["success"]["count"] == told["execution_count"] > 0
+        assert told["inference_stats"]["compute_infer"]["ns"] > 0
+        assert client.get_inference_statistics("first")["model_stats"][0]["execution_count"] > 0
+        assert {"name": "chain", "version": "1", "state": "READY"} in client.get_model_repository_index()
+    assert 'nv_inference_request_success{model="chain",version="1"}' in server.read_metrics()
+
+
+def test_a_request_that_does_not_fit_is_refused_in_tritons_words(server: Any) -> None:
+    with triton_http.InferenceServerClient(server.http) as client:
+        made, *_ = tensors(triton_http, ("X", "Q"))
+        with pytest.raises(InferenceServerException, match=r"missing required input\(s\) \['Y'\]|unexpected inference"):
+            client.infer("chain", made)
+
+
+def test_a_photograph_goes_in_and_labels_come_out_in_one_call(server: Any, coffee: Path) -> None:
+    body, headers = coffee.read_bytes(), {"Content-Type": "image/jpeg"}
+    answers = {}
+    for model in ("camera", "efficientnet_lite0"):
+        status, text = server.request("POST", f"/v2/models/{model}/infer", body, headers)
+        assert status == 200, text
+        answers[model] = json.loads(text)["outputs"][0]["data"]
+    assert answers["camera"] == answers["efficientnet_lite0"][:3]
+    assert answers["camera"][0].endswith(":967:espresso")
+
+
+def test_a_camera_frame_goes_in_over_the_frame_stream(server: Any) -> None:
+    from edge_server.client import FrameStream, Returns
+
+    frames = [np.zeros((480, 640, 3), np.uint8)]
+    with FrameStream(server.grpc, "camera", returns=Returns(top_k=3)) as stream:
+        results = list(stream.results(iter(frames)))
+    assert len(results) == 1
+    assert results[0].classes
+
+
+def stream_inputs(values: list[int]) -> list[Any]:
+    arrays = {
+        "IN": np.array(values, np.int32), "DELAY": np.zeros(len(values), np.uint32), "WAIT": np.zeros(1, np.uint32),
+    }  # fmt: skip
+    made = []
+    for name, array in arrays.items():
+        item = triton_grpc.InferInput(name, list(array.shape), "INT32" if name == "IN" else "UINT32")
+        item.set_data_from_numpy(array)
+        made.append(item)
+    return made
+
+
+def test_a_decoupled_member_streams_through_the_ensemble(server: Any) -> None:
+    got: list[Any] = []
+    done = threading.Event()
+
+    def take(result: Any, error: Any) -> None:
+        got.append(error or result)
+        if error or result.get_response().parameters["triton_final_response"].bool_param:
+            done.set()
+
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(take)
+        client.async_stream_infer("stream", stream_inputs([5, 6, 7]), enable_empty_final_response=True)
+        assert done.wait(20)
+        client.stop_stream()
+        with pytest.raises(InferenceServerException, match="decoupled"):
+            client.infer("stream", stream_inputs([1]))
+    assert [int(item.as_numpy("OUT")[0]) for item in got[:-1]] == [5, 6, 7]
+    assert got[-1].as_numpy("OUT") is None
+
+
+def test_members_reloaded_under_load_lose_no_request(repository: Any, serve: Any, eventually: Any) -> None:
+    write_members(repository)
+    repository.add("chain", chain())
+    flags = ("--model-control-mode=explicit", "--load-model=chain")
+    with serve(repository.path, *flags) as server, triton_http.InferenceServerClient(server.http) as control:
+        assert control.is_model_ready("first"), "an ensemble brings what it is made of"
+        stop, wrong, counts = threading.Event(), [], [0, 0]
+
+        def work(index: int) -> None:
+            with triton_grpc.InferenceServerClient(server.grpc) as client:
+                made, left, _ = tensors(triton_grpc, ("X", "Y"))
+                while not stop.is_set():
+                    try:
+                        result = client.infer("chain", made)
+                        np.testing.assert_allclose(result.as_numpy("TWICE_X"), 2 * left, rtol=1e-5)
+                    except (InferenceServerException, AssertionError) as error:
+                        wrong.append(error)
+                    counts[index] += 1
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for number in range(10):
+            member = ("first", "second")[number % 2]
+            note = f'parameters {{ key: "note" value {{ string_value: "{number}" }} }}'
+            repository.add(member, f'backend: "onnxruntime"\nmax_batch_size: 4\n{note}')
+            control.load_model(member)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert wrong == []
+        assert min(counts) > 0
+        control.unload_model("second")
+
+        def entry() -> dict[str, str]:
+            return next(item for item in control.get_model_repository_index() if item["name"] == "chain")
+
+        assert eventually(lambda: entry()["state"] == "UNAVAILABLE")
+        assert "model 'second' is not loaded" in entry()["reason"]
+        control.load_model("chain")
+        assert control.is_model_ready("second")
+        control.unload_model("chain", unload_dependents=True)
+        assert server.stop() == 0
+
+
+def test_what_does_not_fit_is_not_served_and_says_which_step(repository: Any, serve: Any) -> None:
+    write_members(repository)
+    repository.add("wrong", chain().replace('key: "OUTPUT1" value: "difference"', 'key: "OUTPUT9" value: "difference"'))
+    with serve(repository.path) as server:
+        _, index = server.ask("/v2/repository/index", {})
+        entry = next(item for item in index if item["name"] == "wrong")
+        assert entry["state"] == "UNAVAILABLE"
+        assert "step 1 (model 'first'): output_map" in entry["reason"]
+
+
+def test_one_call_of_an_ensemble_is_no_slower_than_its_steps_called_one_by_one(
+    server: Any, record_property: Callable[[str, object], None]
+) -> None:
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        made, *_ = tensors(triton_grpc, ("X", "Y"))
+
+        def whole() -> None:
+            client.infer("chain", made)
+
+        def steps() -> None:
+            first, *_ = tensors(triton_grpc, ("INPUT0", "INPUT1"))
+            result = client.infer("first", first)
+            second = []
+            for name, output in (("INPUT0", "OUTPUT0"), ("INPUT1", "OUTPUT1")):
+                array = result.as_numpy(output)
+                item = triton_grpc.InferInput(name, list(array.shape), "FP32")
+                item.set_data_from_numpy(array)
+                second.append(item)
+            client.infer("second", second)
+
+        took: dict[str, list[float]] = {"whole": [], "steps": []}
+        for _ in range(300):
+            for name, call in (("whole", whole), ("steps", steps)):
+                started = time.perf_counter()
+                call()
+                took[name].append(time.perf_counter() - started)
+    middle = {name: statistics.median(values) * 1e6 for name, values in took.items()}
+    record_property("microseconds", middle)
+    print(f"ensemble {middle['whole']:.0f} us, its steps by a client {middle['steps']:.0f} us")

@@ -1,0 +1,244 @@
+"""Models in Python through the installed server: Triton's own kind of folder, Triton's clients, streams, crashes."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+ADD_SUB_CONFIG = """
+name: "add_sub"
+backend: "python"
+
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
+input [ { name: "INPUT1" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ 4 ] } ]
+
+instance_group [{ kind: KIND_CPU }]
+"""
+
+ADD_SUB = """
+import json
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.types = [
+            pb_utils.triton_string_to_numpy(pb_utils.get_output_config_by_name(config, name)["data_type"])
+            for name in ("OUTPUT0", "OUTPUT1")
+        ]
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            first, second = (
+                pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("INPUT0", "INPUT1"))
+            responses.append(pb_utils.InferenceResponse(output_tensors=[
+                pb_utils.Tensor("OUTPUT0", (first + second).astype(self.types[0])),
+                pb_utils.Tensor("OUTPUT1", (first - second).astype(self.types[1])),
+            ]))
+        return responses
+"""
+
+STREAM_CONFIG = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input { name: "COUNT" data_type: TYPE_INT32 dims: [1] }
+output { name: "WORD" data_type: TYPE_STRING dims: [1] }
+"""
+
+STREAM = """
+import threading
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        family = pb_utils.MetricFamily("stream_producers", "Producers at work", pb_utils.MetricFamily.GAUGE)
+        self.producers = family.Metric({"model": args["model_name"]})
+
+    def execute(self, requests):
+        for request in requests:
+            count = int(request.inputs()[0].as_numpy()[0])
+            threading.Thread(target=self.produce, args=(request.get_response_sender(), count)).start()
+
+    def produce(self, sender, count):
+        self.producers.increment(1)
+        number = 0
+        while number != count and not sender.is_cancelled():
+            word = np.array([f"word {number}"], dtype=object)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", word)]))
+            number += 1
+            if count < 0:
+                time.sleep(0.005)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self.producers.increment(-1)
+"""
+
+CRASHER = """
+import os
+import ctypes
+import threading
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy()[0] < 0:
+            ctypes.string_at(0)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+ONE_TO_ONE = """
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: [1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
+    isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
+    for name, code, config in (
+        ("add_sub", ADD_SUB, ADD_SUB_CONFIG),
+        ("isolated_add_sub", ADD_SUB, ADD_SUB_CONFIG.replace('name: "add_sub"', "") + isolated),
+        ("stream", STREAM, STREAM_CONFIG),
+        ("isolated_stream", STREAM, STREAM_CONFIG + isolated),
+        ("crasher", CRASHER, ONE_TO_ONE + isolated),
+        ("straggler", CRASHER, ONE_TO_ONE),
+    ):
+        folder = module_repository.add(name, config)
+        (folder / "1" / "model.py").write_text(code)
+    with serve(module_repository.path) as running:
+        yield running
+        # Also with a thread in it that a model left behind.
+        assert running.stop() == 0
+
+
+@pytest.fixture(params=["", "isolated_"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def arrays() -> list[np.ndarray]:
+    return [np.array([1, 2, 3, 4], dtype=np.float32), np.array([4, 3, 2, 1], dtype=np.float32)]
+
+
+@pytest.mark.parametrize("client", [httpclient, grpcclient])
+def test_a_model_folder_of_tritons_is_served_unchanged(server: Any, kind: str, client: Any) -> None:
+    address = server.http if client is httpclient else server.grpc
+    inputs = [client.InferInput(f"INPUT{number}", [4], "FP32") for number in (0, 1)]
+    for given, array in zip(inputs, arrays(), strict=True):
+        given.set_data_from_numpy(array)
+    with client.InferenceServerClient(address) as connection:
+        answer = connection.infer(f"{kind}add_sub", inputs, request_id="r")
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), [5, 5, 5, 5])
+    np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), [-3, -1, 1, 3])
+
+
+def counted(count: int) -> list[grpcclient.InferInput]:
+    given = grpcclient.InferInput("COUNT", [1], "INT32")
+    given.set_data_from_numpy(np.array([count], dtype=np.int32))
+    return [given]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_number_of_responses_over_a_grpc_stream_and_the_final_flag(server: Any, kind: str, count: int) -> None:
+    got: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: got.put((result, error)))
+        client.async_stream_infer(f"{kind}stream", counted(count), request_id="s", enable_empty_final_response=True)
+        words = []
+        while True:
+            result, error = got.get(timeout=20)
+            assert error is None
+            response = result.get_response()
+            if response.parameters["triton_final_response"].bool_param:
+                break
+            words.append(result.as_numpy("WORD")[0].decode())
+        client.stop_stream()
+    assert words == [f"word {number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_number_of_server_sent_events(server: Any, kind: str, count: int) -> None:
+    body = json.dumps({"COUNT": count}).encode()
+    request = urllib.request.Request(server.url(f"/v2/models/{kind}stream/generate_stream"), data=body)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        events = [json.loads(line[6:]) for line in reply.read().split(b"\n\n") if line]
+    assert [event["WORD"] for event in events] == [f"word {number}" for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "status"), [(0, 500), (1, 200), (2, 500)])
+def test_generate_wants_exactly_one_response(server: Any, kind: str, count: int, status: int) -> None:
+    given, answer = server.ask(f"/v2/models/{kind}stream/generate", {"COUNT": count})
+    assert given == status
+    assert (answer["WORD"] == "word 0") if status == 200 else "exactly 1 response" in answer["error"]
+
+
+def producers(server: Any, kind: str) -> float:
+    mark = f'stream_producers{{model="{kind}stream"}} '
+    return next(float(line.removeprefix(mark)) for line in server.read_metrics().splitlines() if line.startswith(mark))
+
+
+def test_a_reader_of_events_who_vanishes_stops_the_producer(
+    server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    host, port = server.http.split(":")
+    body = b'{"COUNT": -1}'
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        line.sendall(
+            b"POST /v2/models/%sstream/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+            % (kind.encode(), len(body), body)
+        )
+        got = b""
+        while b"word 3" not in got:
+            got += line.recv(65536)
+        assert eventually(lambda: producers(server, kind) == 1)
+    assert eventually(lambda: producers(server, kind) == 0)
+
+
+def test_a_grpc_client_who_cancels_stops_the_producer(
+    server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    got: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: got.put((result, error)))
+        client.async_stream_infer(f"{kind}stream", counted(-1))
+        assert got.get(timeout=20)[1] is None
+        assert eventually(lambda: producers(server, kind) == 1)
+        client.stop_stream(cancel_requests=True)
+    assert eventually(lambda: producers(server, kind) == 0)
+
+
+def test_a_crash_is_told_with_its_signal_and_the_model_serves_again(
+    server: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    def body(value: float) -> dict[str, Any]:
+        return {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [value]}]}
+
+    assert server.infer("crasher", body(1.0))[0] == 200
+    status, answer = server.infer("crasher", body(-1.0))
+    assert status == 500
+    assert "signal SIGSEGV" in answer["error"]
+    assert server.infer("crasher", body(2.0))[1]["outputs"][0]["data"] == [2.0]
+    assert server.process.poll() is None
+    assert server.infer("straggler", body(3.0))[0] == 200

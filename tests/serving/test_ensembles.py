@@ -1,0 +1,680 @@
+"""Ensembles over real threads: steps side by side, errors, cancels and deadlines at every step, members that change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.composition import Ensemble, EnsembleStep
+from edge_server.core.lifecycle import ModelWish
+from edge_server.core.message import SequenceStep
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import (
+    BackendError,
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    EdgeServerError,
+    InvalidRequest,
+    LoadError,
+    QueueFull,
+    UnknownModel,
+)
+
+LIMIT_S = 20.0
+
+
+def ensemble(house: Any, name: str, steps: Sequence[Any], outputs: Sequence[str] = ("OUT",), **more: Any) -> Any:
+    """Steps are (model, {input: tensor}, {output: tensor}), or with a version behind."""
+    bound = more.pop("max_inflight", 0)
+    made = tuple(EnsembleStep(item[0], item[3] if len(item) > 3 else None, item[1], item[2]) for item in steps)
+    settings: dict[str, Any] = {
+        "outputs": tuple(OutputSpec(item, DType.FP32, (-1,)) for item in outputs),
+        "instance_groups": (),
+        "ensemble": Ensemble(made, bound),
+    } | more
+    return house.spec(name, backend="", **settings)
+
+
+def wish_for(house: Any, spec: Any, mark: str = "a") -> None:
+    members = tuple(dict.fromkeys((step.model, step.version) for step in spec.ensemble.steps))
+    wish = ModelWish(spec.name, {1: house.version_wish(spec, 1, mark)}, members=members)
+    house.wishes[spec.name] = wish
+    house.manager.wish_for(wish, retry=True)
+
+
+def load(house: Any, spec: Any, mark: str = "a") -> Any:
+    wish_for(house, spec, mark)
+    assert house.manager.wait_settled([spec.name], LIMIT_S)
+    assert house.manager.failure(spec.name) is None
+    return house.manager.route(spec.name, None)
+
+
+def chain(*models: str) -> list[Any]:
+    """Each model takes IN and gives OUT, one after the other."""
+    names = ["IN", *(f"t{index}" for index in range(1, len(models))), "OUT"]
+    return [(model, {"IN": names[i]}, {"OUT": names[i + 1]}) for i, model in enumerate(models)]
+
+
+def state(house: Any, name: str) -> tuple[str, str]:
+    return next(((item.state, item.reason) for item in house.manager.index() if item.name == name), ("", ""))
+
+
+def value(response: Any) -> float:
+    assert response.error is None, response.error
+    return float(response.outputs[0].array[0, 0])
+
+
+@pytest.fixture
+def adding(house: Any) -> Any:
+    """Models a, b, c and d; each adds its own power of ten."""
+    amounts = {"a": 1.0, "b": 10.0, "c": 100.0, "d": 1000.0}
+    house.script.on_run = lambda name, inputs: {"OUT": sum(inputs.values()) + np.float32(amounts[name[0]])}
+    for name in amounts:
+        house.load(house.spec(name))
+    return house
+
+
+def test_steps_run_one_after_the_other_and_members_and_whole_are_counted(adding: Any, eventually: Any) -> None:
+    version = load(adding, ensemble(adding, "e", chain("a", "b", "c")))
+    released: list[int] = []
+    _, mailbox = adding.submit(5.0, model="e", rows=3, release=lambda: released.append(1))
+    answer = mailbox.final()
+    assert value(answer) == 116.0
+    assert (answer.model, answer.version, [item.name for item in answer.outputs]) == ("e", 1, ["OUT"])
+    eventually(lambda: released == [1] and version.in_flight == 0)
+    told = version.statistics()
+    assert (told.success.count, told.inference_count, told.execution_count) == (1, 3, 1)
+    assert told.compute_infer.ns > 0
+    assert [adding.manager.route(name, None).statistics().success.count for name in "abcd"] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("may_run", [False, True])
+def test_steps_that_do_not_wait_for_each_other_run_at_the_same_time(adding: Any, may_run: bool) -> None:
+    meeting = threading.Barrier(2)
+    plain = adding.script.on_run
+
+    def run(name: str, inputs: Any) -> Any:
+        if name[0] in "bc":
+            meeting.wait(LIMIT_S)
+        return plain(name, inputs)
+
+    adding.load(adding.spec("two", inputs=tuple(InputSpec(item, DType.FP32, (-1,)) for item in ("X", "Y"))))
+    adding.script.on_run = lambda name, inputs: (
+        {"OUT": inputs["X"] + inputs["Y"]} if name.startswith("two") else run(name, inputs)
+    )
+    steps = [
+        ("a", {"IN": "IN"}, {"OUT": "s"}),
+        ("b", {"IN": "s"}, {"OUT": "l"}),
+        ("c", {"IN": "s"}, {"OUT": "r"}),
+        ("two", {"X": "l", "Y": "r"}, {"OUT": "OUT"}),
+    ]
+    load(adding, ensemble(adding, "e", steps))
+    _, mailbox = adding.submit(0.0, model="e", may_run=may_run)
+    assert value(mailbox.final()) == 112.0
+
+
+def test_tensors_are_handed_on_without_a_copy(house: Any) -> None:
+    seen: list[Any] = []
+
+    def run(name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        seen.append(inputs["IN"])
+        return {"OUT": inputs["IN"]}
+
+    house.script.on_run = run
+    for name in "ab":
+        house.load(house.spec(name))
+    load(house, ensemble(house, "e", chain("a", "b")))
+    request = house.request(1.0, model="e")
+    answers: list[Any] = []
+    done = threading.Event()
+    house.service.submit(request, lambda response: (answers.append(response), done.set()))
+    assert done.wait(LIMIT_S)
+    given = request.inputs["IN"].array
+    assert all(np.shares_memory(given, item) for item in [*seen, answers[0].outputs[0].array])
+
+
+def test_only_what_was_asked_for_is_answered_and_computed(adding: Any) -> None:
+    steps = [("a", {"IN": "IN"}, {"OUT": "X"}), ("b", {"IN": "IN"}, {"OUT": "Y"})]
+    load(adding, ensemble(adding, "e", steps, ["X", "Y"]))
+    _, mailbox = adding.submit(0.0, model="e", outputs=("Y",))
+    answer = mailbox.final()
+    assert [item.name for item in answer.outputs] == ["Y"]
+    assert adding.manager.route("a", None).statistics().success.count == 0
+    _, mailbox = adding.submit(0.0, model="e")
+    assert [item.name for item in mailbox.final().outputs] == ["X", "Y"]
+
+
+def test_ensembles_of_ensembles(adding: Any) -> None:
+    load(adding, ensemble(adding, "inner", chain("a", "b")))
+    load(adding, ensemble(adding, "middle", chain("inner", "c")))
+    load(adding, ensemble(adding, "outer", chain("middle", "inner", "d")))
+    _, mailbox = adding.submit(0.0, model="outer")
+    assert value(mailbox.final()) == 1122.0
+    assert adding.manager.route("inner", None).statistics().success.count == 2
+
+
+@pytest.mark.parametrize("may_run", [False, True])
+def test_a_very_deep_ensemble_does_not_nest_its_calls(house: Any, may_run: bool) -> None:
+    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
+    house.load(house.spec("a"))
+    load(house, ensemble(house, "e", chain(*["a"] * 3000)))
+    _, mailbox = house.submit(0.0, model="e", may_run=may_run)
+    assert value(mailbox.final()) == 3000.0
+
+
+def test_what_came_with_the_request_goes_to_every_step(adding: Any) -> None:
+    seen: list[Any] = []
+
+    def execute(executions: Any) -> None:
+        for execution in executions:
+            seen.append(execution.request)
+            execution.send({"OUT": execution.request.inputs["IN"].array}, is_final=True)
+
+    adding.script.on_execute = execute
+    for name in "xy":
+        adding.load(adding.spec(name))
+    load(adding, ensemble(adding, "e", chain("x", "y")))
+    far_ns = time.monotonic_ns() + 10**12
+    more = {
+        "id": "seven", "parameters": {"key": "word"}, "priority": 2, "timeout_us": 10**9,
+        "sequence": SequenceStep(42, is_start=True), "deadline_ns": far_ns,
+    }  # fmt: skip
+    _, mailbox = adding.submit(1.0, model="e", **more)
+    assert mailbox.final().request_id == "seven"
+    for request, model in zip(seen, "xy", strict=True):
+        assert request.model == model
+        assert {name: getattr(request, name) for name in more} == more
+
+
+@pytest.mark.parametrize("failing", ["a", "b", "c"])
+@pytest.mark.parametrize("error", [BackendError("broken"), ValueError("broken"), InvalidRequest("broken")])
+def test_an_error_at_any_step_is_the_answer_and_names_the_step(
+    adding: Any, eventually: Any, failing: str, error: Exception
+) -> None:
+    plain = adding.script.on_run
+
+    def run(name: str, inputs: Any) -> Any:
+        if name[0] == failing:
+            raise error
+        return plain(name, inputs)
+
+    adding.script.on_run = run
+    version = load(adding, ensemble(adding, "e", chain("a", "b", "c")))
+    released: list[int] = []
+    _, mailbox = adding.submit(0.0, model="e", release=lambda: released.append(1))
+    answer = mailbox.final()
+    assert len(mailbox.responses) == 1
+    step = "abc".index(failing) + 1
+    assert f"in ensemble 'e', step {step} (model '{failing}'): " in str(answer.error)
+    assert "broken" in str(answer.error)
+    assert isinstance(answer.error, InvalidRequest if isinstance(error, InvalidRequest) else BackendError)
+    eventually(lambda: released == [1] and version.in_flight == 0)
+    assert version.statistics().fail.count == 1
+
+
+def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually: Any, new_gate: Any) -> None:
+    inside, gate = new_gate(), new_gate()
+
+    def run(name: str, inputs: Any) -> Any:
+        if name[0] == "a":
+            inside.stop()
+            raise BackendError("first")
+        gate.stop()
+        return {"OUT": inputs["IN"]}
+
+    adding.script.on_run = run
+    steps = [("a", {"IN": "IN"}, {"OUT": "X"}), ("b", {"IN": "IN"}, {"OUT": "Y"}), ("c", {"IN": "Y"}, {"OUT": "Z"})]
+    version = load(adding, ensemble(adding, "e", steps, ["X", "Z"]))
+    released: list[int] = []
+    _, mailbox = adding.submit(0.0, model="e", release=lambda: released.append(1))
+    gate.wait_entered()
+    inside.wait_entered()
+    inside.let_go()
+    assert "first" in str(mailbox.final().error)
+    eventually(lambda: adding.manager.route("b", None).statistics().failures["CANCELED"] == 1)
+    assert released == [], "the other step still reads the inputs"
+    gate.let_go()
+    eventually(lambda: released == [1] and version.in_flight == 0)
+    assert adding.manager.route("c", None).statistics().success.count == 0
+    assert len(mailbox.responses) == 1
+
+
+@pytest.mark.parametrize("at", ["a", "b", "c"])
+def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(
+    adding: Any, eventually: Any, new_gate: Any, at: str
+) -> None:
+    gate = new_gate()
+    plain = adding.script.on_run
+
+    def run(name: str, inputs: Any) -> Any:
+        if name[0] == at:
+            gate.stop()
+        return plain(name, inputs)
+
+    adding.script.on_run = run
+    version = load(adding, ensemble(adding, "e", chain("a", "b", "c", "d")))
+    released: list[int] = []
+    ticket, mailbox = adding.submit(0.0, model="e", release=lambda: released.append(1))
+    gate.wait_entered()
+    ticket.cancel()
+    assert [type(item.error) for item in mailbox.responses] == [Cancelled]
+    ticket.cancel()
+    gate.let_go()
+    eventually(lambda: released == [1] and version.in_flight == 0)
+    assert len(mailbox.responses) == 1
+    assert adding.manager.route("d", None).statistics().success.count == 0
+    assert version.statistics().failures["CANCELED"] == 1
+
+
+def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, eventually: Any, new_gate: Any) -> None:
+    gate = new_gate()
+    plain = adding.script.on_run
+    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "b" else None, plain(name, inputs))[1]
+    version = load(adding, ensemble(adding, "e", chain("a", "b")))
+    adding.submit(0.0, model="b")
+    gate.wait_entered()
+    ticket, mailbox = adding.submit(0.0, model="e")
+    eventually(lambda: adding.manager.route("b", None).statistics().pending_count == 1)
+    ticket.cancel()
+    assert isinstance(mailbox.final().error, Cancelled)
+    eventually(lambda: version.in_flight == 0)
+    gate.let_go()
+
+
+def test_cancels_at_random_moments_answer_once_and_release_once(adding: Any, eventually: Any) -> None:
+    version = load(adding, ensemble(adding, "e", chain("a", "b", "c", "d", "a", "b")))
+    released: list[int] = []
+    mailboxes = []
+    for number in range(300):
+        ticket, mailbox = adding.submit(0.0, model="e", release=lambda number=number: released.append(number))
+        mailboxes.append(mailbox)
+        for _ in range(number % 20 * 50):
+            pass
+        ticket.cancel()
+    for mailbox in mailboxes:
+        mailbox.final()
+    eventually(lambda: version.in_flight == 0)
+    assert sorted(released) == list(range(300))
+    assert {len(mailbox.responses) for mailbox in mailboxes} == {1}
+    told = version.statistics()
+    assert told.success.count + told.failures["CANCELED"] == 300
+
+
+def test_a_deadline_that_passed_is_refused_and_one_that_cannot_be_kept_fails_at_its_step(
+    adding: Any, eventually: Any
+) -> None:
+    plain = adding.script.on_run
+    adding.script.on_run = lambda name, inputs: (time.sleep(0.05) if name[0] == "b" else None, plain(name, inputs))[1]
+    version = load(adding, ensemble(adding, "e", chain("a", "b", "c")))
+    adding.submit(0.0, model="e")[1].final()
+    with pytest.raises(DeadlineExceeded):
+        adding.submit(0.0, model="e", deadline_ns=time.monotonic_ns() - 1)
+    _, mailbox = adding.submit(0.0, model="e", deadline_ns=time.monotonic_ns() + 20_000_000)
+    error = mailbox.final().error
+    assert isinstance(error, DeadlineExceeded)
+    eventually(lambda: version.in_flight == 0)
+    assert adding.manager.route("c", None).statistics().success.count == 1
+
+
+def test_a_full_queue_of_a_member_is_the_answer(adding: Any, new_gate: Any) -> None:
+    from edge_server.core.model import DynamicBatching, QueuePolicy
+
+    gate = new_gate()
+    batching = DynamicBatching((1,), default_queue_policy=QueuePolicy(max_queue_size=1))
+    adding.load(adding.spec("b", dynamic_batching=batching, max_batch_size=1), mark="x")
+    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "b" else None, {"OUT": inputs["IN"]})[1]
+    load(adding, ensemble(adding, "e", chain("a", "b"), max_batch_size=1))
+    adding.submit(model="b")
+    gate.wait_entered()
+    adding.submit(model="b")
+    _, mailbox = adding.submit(model="e")
+    error = mailbox.final().error
+    assert isinstance(error, QueueFull)
+    assert "step 2 (model 'b')" in str(error)
+    gate.let_go(3)
+
+
+def test_a_request_that_does_not_fit_the_ensemble_is_refused_at_once(adding: Any) -> None:
+    load(adding, ensemble(adding, "e", chain("a", "b")))
+    released: list[int] = []
+    request = adding.request(model="e", release=lambda: released.append(1))
+    request.inputs = {"IN": Tensor("IN", DType.FP64, np.zeros((1, 1)))}
+    with pytest.raises(InvalidRequest, match="data-type is 'FP64', but model 'e' expects 'FP32'"):
+        adding.service.submit(request, lambda response: None)
+    assert released == [1]
+
+
+# -- decoupled members ----------------------------------------------------------------------------------------------
+
+
+class Many:
+    """A decoupled member that sends 1, 2, 3 ... as many as it is told with its input; `gone` counts what was sent."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.cancelled = threading.Event()
+
+    def __call__(self, executions: Any) -> None:
+        for execution in executions:
+            for number in range(int(execution.request.inputs["IN"].array[0, 0])):
+                if execution.is_cancelled():
+                    self.cancelled.set()
+                    break
+                execution.send({"OUT": np.full((1, 1), number + 1, np.float32)})
+                self.sent += 1
+            execution.finish()
+
+
+@pytest.fixture
+def many(adding: Any) -> Many:
+    """Model `many`, decoupled."""
+    made = Many()
+    adding.script.on_execute = made
+    adding.load(adding.spec("many", is_decoupled=True))
+    return made
+
+
+def numbers(mailbox: Any) -> list[float]:
+    mailbox.final()
+    assert [item.error for item in mailbox.responses] == [None] * len(mailbox.responses)
+    return [float(item.outputs[0].array[0, 0]) for item in mailbox.responses if item.outputs]
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_every_response_of_a_decoupled_member_goes_through_the_steps_behind_it_in_order(
+    many: Many, adding: Any, count: int, eventually: Any
+) -> None:
+    adding.script.on_execute = None
+    adding.load(adding.spec("b", instances=3), mark="more")
+    adding.script.on_execute = many
+    version = load(adding, ensemble(adding, "e", chain("many", "b", "c")))
+    assert version.spec.is_decoupled
+    _, mailbox = adding.submit(float(count), model="e")
+    assert numbers(mailbox) == [number + 111.0 for number in range(count)]
+    assert [item.is_final for item in mailbox.responses] == [False] * count + [True]
+    eventually(lambda: version.in_flight == 0)
+    assert version.statistics().success.count == 1
+
+
+def test_a_decoupled_member_of_a_member(many: Many, adding: Any) -> None:
+    load(adding, ensemble(adding, "inner", chain("many", "b")))
+    version = load(adding, ensemble(adding, "outer", chain("a", "inner", "many")))
+    assert version.spec.is_decoupled
+    _, mailbox = adding.submit(1.0, model="outer")
+    assert numbers(mailbox) == [*(float(n + 1) for n in range(11)), *(float(n + 1) for n in range(12))]
+
+
+def test_a_decoupled_step_does_not_run_ahead_of_its_bound(
+    many: Many, adding: Any, new_gate: Any, eventually: Any
+) -> None:
+    gate = new_gate()
+    adding.script.on_run = lambda name, inputs: (gate.stop(), {"OUT": inputs["IN"]})[1]
+    load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=3))
+    _, mailbox = adding.submit(50.0, model="e")
+    gate.wait_entered()
+    b = adding.manager.route("b", None)
+    eventually(lambda: many.sent == 2 and b.in_flight == 3)
+    for expected in range(3, 8):
+        gate.let_go()
+        eventually(lambda: many.sent == expected and b.in_flight == 3)  # noqa: B023
+    gate.let_go(100)
+    assert numbers(mailbox) == [number + 1.0 for number in range(50)]
+
+
+def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(
+    many: Many, adding: Any, new_gate: Any, eventually: Any
+) -> None:
+    gate = new_gate()
+    adding.script.on_run = lambda name, inputs: (gate.stop(), {"OUT": inputs["IN"]})[1]
+    version = load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=1))
+    ticket, mailbox = adding.submit(1e7, model="e")
+    gate.wait_entered()
+    ticket.cancel()
+    assert isinstance(mailbox.final().error, Cancelled)
+    assert many.cancelled.wait(LIMIT_S)
+    gate.let_go(10)
+    eventually(lambda: version.in_flight == 0)
+
+
+# -- members that come, change and go -------------------------------------------------------------------------------
+
+
+def test_an_ensemble_waits_for_members_that_are_being_loaded(house: Any, new_gate: Any, eventually: Any) -> None:
+    gate = new_gate()
+    house.script.on_open = lambda job: gate.stop()
+    inner, outer = ensemble(house, "inner", chain("m")), ensemble(house, "outer", chain("inner", "m"))
+    wishes = [
+        ModelWish(spec.name, {1: house.version_wish(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps))
+        for spec in (outer, inner)
+    ]
+    house.manager.wish_for_all([*wishes, ModelWish("m", {1: house.version_wish(house.spec("m"))})])
+    gate.wait_entered()
+    assert {item.name: item.state for item in house.manager.index()} == dict.fromkeys(
+        ("inner", "m", "outer"), "LOADING"
+    )
+    assert not house.manager.wait_settled(["outer"], 0)
+    gate.let_go()
+    assert house.manager.wait_settled(None, LIMIT_S)
+    assert {item.name: item.state for item in house.manager.index()} == dict.fromkeys(("inner", "m", "outer"), "READY")
+    assert not [fields for kind, fields in house.events if kind == "model.failed"]
+    order = [fields["model"] for kind, fields in house.events if kind == "model.ready"]
+    assert order == ["m", "inner", "outer"]
+
+
+def test_an_ensemble_without_a_member_says_which_and_serves_once_it_is_there(adding: Any, eventually: Any) -> None:
+    wish_for(adding, ensemble(adding, "e", chain("a", "late")))
+    assert adding.manager.wait_settled(["e"], LIMIT_S)
+    assert state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'late' is not loaded")
+    adding.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
+    adding.wish_for(adding.spec("late"))
+    eventually(lambda: "model 'late' does not serve: no luck" in state(adding, "e")[1])
+    adding.script.on_open = lambda job: None
+    plain = adding.script.on_run
+    adding.script.on_run = lambda name, inputs: plain("b" if name == "late_0" else name, inputs)
+    adding.load(adding.spec("late"), mark="better")
+    eventually(lambda: state(adding, "e") == ("READY", ""))
+    _, mailbox = adding.submit(0.0, model="e")
+    assert value(mailbox.final()) == 11.0
+
+
+def test_the_reload_of_a_member_reloads_the_ensembles_of_it_and_of_them(adding: Any, eventually: Any) -> None:
+    load(adding, ensemble(adding, "inner", chain("a", "b")))
+    load(adding, ensemble(adding, "outer", chain("inner", "c")))
+    load(adding, ensemble(adding, "other", chain("c", "d")))
+    before = {name: adding.manager.route(name, None).generation for name in ("inner", "outer", "other")}
+    adding.load(adding.spec("b"), mark="new")
+    eventually(lambda: adding.manager.route("outer", None).generation > before["outer"])
+    assert adding.manager.wait_settled(None, LIMIT_S)
+    assert adding.manager.route("inner", None).generation > before["inner"]
+    assert adding.manager.route("other", None).generation == before["other"]
+    _, mailbox = adding.submit(0.0, model="outer")
+    assert value(mailbox.final()) == 111.0
+
+
+def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_reason(
+    adding: Any, eventually: Any
+) -> None:
+    load(adding, ensemble(adding, "e", chain("a", "b")))
+    adding.load(adding.spec("b", inputs=(InputSpec("IN", DType.INT32, (-1,)),)), mark="int")
+    eventually(lambda: state(adding, "e")[0] == "UNAVAILABLE" and "e" not in adding.manager.serving_names())
+    assert "step 2 (model 'b'): input 'IN' takes tensor 't1', a TYPE_FP32" in state(adding, "e")[1]
+    with pytest.raises(EdgeServerError):
+        adding.submit(0.0, model="e")
+    adding.load(adding.spec("b"), mark="float")
+    eventually(lambda: state(adding, "e") == ("READY", ""))
+
+
+def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_serving(adding: Any, eventually: Any) -> None:
+    load(adding, ensemble(adding, "e", chain("a", "b")))
+    wish_for(adding, ensemble(adding, "e", chain("a", "absent")), mark="new")
+    assert adding.manager.wait_settled(["e"], LIMIT_S)
+    told, reason = state(adding, "e")
+    assert told == "READY"
+    assert "an earlier generation serves" in reason
+    _, mailbox = adding.submit(0.0, model="e")
+    assert value(mailbox.final()) == 11.0
+
+
+def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any, eventually: Any, new_gate: Any) -> None:
+    gate = new_gate()
+    plain = adding.script.on_run
+    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "a" else None, plain(name, inputs))[1]
+    load(adding, ensemble(adding, "e", chain("a", "b")))
+    load(adding, ensemble(adding, "outer", chain("e", "c")))
+    _, mailbox = adding.submit(0.0, model="outer")
+    gate.wait_entered()
+    adding.service.unload_model("b")
+    eventually(lambda: "outer" not in adding.manager.serving_names())
+    assert adding.manager.route("b", None).state.name == "READY", "a request on its way needs it"
+    gate.let_go()
+    assert value(mailbox.final()) == 111.0
+    eventually(lambda: state(adding, "b") == ("UNAVAILABLE", "unloaded"))
+    eventually(lambda: state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'b' is not loaded"))
+    eventually(lambda: "step 1: model 'e' does not serve: ensemble 'e': step 2" in state(adding, "outer")[1])
+    assert state(adding, "a")[0] == "READY"
+    with pytest.raises(UnknownModel):
+        adding.submit(0.0, model="e")
+
+
+def test_models_that_contain_each_other_are_refused_with_the_circle(adding: Any) -> None:
+    first, second = ensemble(adding, "x", chain("y")), ensemble(adding, "y", chain("a", "x"))
+    wishes = [
+        ModelWish(
+            spec.name, {1: adding.version_wish(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
+        )
+        for spec in (first, second)
+    ]
+    for wish in wishes:
+        adding.manager.wish_for(wish)
+    assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
+    assert "'y' -> 'x' -> 'y'" in state(adding, "y")[1]
+    adding.manager.wish_for_all([*adding.wishes.values(), *wishes])
+    assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
+
+
+def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unloads_those(
+    house: Any, eventually: Any
+) -> None:
+    specs = [ensemble(house, "outer", chain("inner", "c")), ensemble(house, "inner", chain("a", "b"))]
+    for spec in specs:
+        members = tuple((step.model, None) for step in spec.ensemble.steps)
+        house.wishes[spec.name] = ModelWish(spec.name, {1: house.version_wish(spec)}, members=members)
+    for name in "abc":
+        house.wishes[name] = ModelWish(name, {1: house.version_wish(house.spec(name))})
+    house.service.load_model("c")
+    house.service.load_model("outer")
+    assert house.manager.serving_names() == ["a", "b", "c", "inner", "outer"]
+    house.service.unload_model("outer")
+    eventually(lambda: house.manager.serving_names() == ["a", "b", "c", "inner"])
+    house.service.load_model("outer")
+    house.service.unload_model("outer", unload_dependents=True)
+    eventually(lambda: house.manager.serving_names() == ["c"])
+
+
+def test_the_load_of_an_ensemble_with_a_broken_member_fails_with_the_members_reason(house: Any) -> None:
+    spec = ensemble(house, "e", chain("a"))
+    house.wishes["e"] = ModelWish("e", {1: house.version_wish(spec)}, members=(("a", None),))
+    house.wishes["a"] = ModelWish("a", {1: house.version_wish(house.spec("a"))})
+    house.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
+    with pytest.raises(LoadError, match=r"load failed for model 'e': .*step 1: model 'a' does not serve: no luck"):
+        house.service.load_model("e")
+    house.script.on_open = lambda job: None
+    house.service.load_model("e")
+
+
+def test_reloading_members_under_load_loses_no_request(adding: Any) -> None:
+    load(adding, ensemble(adding, "e", chain("a", "b", "c")))
+    stop = threading.Event()
+    wrong: list[Any] = []
+    counts = [0] * 4
+
+    def work(index: int) -> None:
+        while not stop.is_set():
+            _, mailbox = adding.submit(0.0, model="e", may_run=index % 2 == 0)
+            answer = mailbox.final()
+            if answer.error is not None:
+                wrong.append(answer.error)
+            counts[index] += 1
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(30):
+        adding.load(adding.spec("abc"[number % 3]), mark=f"mark {number}")
+    assert adding.manager.wait_settled(None, LIMIT_S)
+    stop.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert wrong == []
+    assert min(counts) > 0
+
+
+def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any, new_gate: Any) -> None:
+    gate = new_gate()
+    plain = adding.script.on_run
+    adding.script.on_run = lambda name, inputs: (gate.stop() if name[0] == "a" else None, plain(name, inputs))[1]
+    load(adding, ensemble(adding, "inner", chain("a", "b")))
+    load(adding, ensemble(adding, "e", chain("inner", "c", "d")))
+    _, mailbox = adding.submit(0.0, model="e")
+    gate.wait_entered()
+    adding.service.stop_taking()
+    closing: list[bool] = []
+    closer = threading.Thread(target=lambda: closing.append(adding.manager.close(LIMIT_S)))
+    closer.start()
+    gate.let_go()
+    assert value(mailbox.final()) == 1111.0
+    closer.join(LIMIT_S)
+    assert closing == [True]
+    assert {item.state for item in adding.manager.index()} == {"UNAVAILABLE"}
+
+
+def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(adding: Any, new_gate: Any) -> None:
+    gate = new_gate()
+    adding.script.on_run = lambda name, inputs: (gate.stop(), {"OUT": inputs["IN"]})[1]
+    load(adding, ensemble(adding, "e", chain("a", "b")))
+    _, mailbox = adding.submit(0.0, model="e")
+    gate.wait_entered()
+    assert not adding.manager.close(0.0)
+    assert isinstance(mailbox.final().error, Draining)
+    gate.let_go(10)
+
+
+def test_the_gate_is_asked_for_each_member_and_not_for_the_whole(new_house: Any) -> None:
+    class Counting:
+        is_open = False
+        share = 1.0
+
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        def admit(self, spec: Any, request: Any, cost_s: float) -> float:
+            self.asked.append(spec.name)
+            return 0.0
+
+        def settle(self, charged_s: float, took_s: float) -> None: ...
+
+    asked = Counting()
+    house = new_house(gate=asked)
+    for name in "ab":
+        house.load(house.spec(name))
+    load(house, ensemble(house, "e", chain("a", "b", "a")))
+    house.submit(0.0, model="e")[1].final()
+    assert asked.asked == ["a", "b", "a"]
+
+
+def test_members_out_of_memory_are_brought_back_step_by_step(new_house: Any, eventually: Any) -> None:
+    house = new_house(max_resident_models=1)
+    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
+    for name in "ab":
+        house.wish_for(house.spec(name))
+        assert house.manager.wait_settled([name], LIMIT_S)
+    load(house, ensemble(house, "e", chain("a", "b", "a")))
+    _, mailbox = house.submit(0.0, model="e")
+    assert value(mailbox.final()) == 3.0
