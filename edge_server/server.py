@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from edge_server import __version__
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig
 from edge_server.core.lifecycle import ModelWish, ReloadPolicy
+from edge_server.core.model import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.frames import rpc as frame_rpc
+from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
+from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
-from edge_server.frontends.frames.streams import FrameStreams
 from edge_server.memory.allocator import keep_big_blocks, trim
 from edge_server.memory.pressure import MemoryFloor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
@@ -45,8 +46,6 @@ from edge_server.telemetry.host import HostSampler
 from edge_server.telemetry.loads import LoadCounts
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics
-from edge_server.vision.perception import perception_plan
-from edge_server.vision.plan import image_plan
 
 if TYPE_CHECKING:
     from edge_server.governor.governor import Governor
@@ -101,7 +100,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     scanner.check_roots()
     options = ResolveOptions(
         auto_complete=not repository.is_auto_complete_disabled,
-        checks=(image_plan, perception_plan, priority_class),
+        checks=(_check_vision, priority_class),
         trust=trust_policy(repository.requires_checksums, repository.public_key),
     )
     pins = Pins(Path(repository.state_dir) if repository.state_dir else None)
@@ -137,6 +136,17 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     loads = LoadCounts(manager.versions)
     events.subscribe(loads.receive)
     return Core(service, manager, source, timer, events, loads, mirrors, governor)
+
+
+def _check_vision(spec: ModelSpec) -> None:
+    """Raise BadModelConfig when what a model declares of pictures and of what is seen in them does not suit it."""
+    if spec.parameters:
+        # Not imported for models that declare nothing: a server without pictures does without.
+        from edge_server.vision.perception import perception_plan
+        from edge_server.vision.plan import image_plan
+
+        image_plan(spec)
+        perception_plan(spec)
 
 
 def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
@@ -212,7 +222,7 @@ class Server:
         self._config = config
         self._core = core
         gate: FrameGate = NoGate() if core.governor is None else core.governor.gate
-        self._frames = FrameStreams(core.service, gate, config.frames)
+        self._frames = FrameDoor(core.service, gate, config.frames)
         self._stop = asyncio.Event()
         self._addresses: list[str] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -282,7 +292,7 @@ class Server:
         from edge_server.frontends.grpc.handlers import StreamService
         from edge_server.frontends.grpc.server import GrpcFrontend
 
-        frames = StreamService(frame_rpc.SERVICE, {"Stream": frame_rpc.FrameRpc(self._frames).answers})
+        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.answers})
         front = GrpcFrontend(self._core.service, self._config.grpc, [frames])
         port = front.start()
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))

@@ -14,7 +14,7 @@ Keys in config.pbtxt's `parameters`, named as in Triton's FIL backend:
 - `threshold`: from where on class 1 of two is chosen, 0.5 when unset;
 - `xgboost_allow_unknown_field`; `cpu_nthread` (default: every usable core);
 - `engine`: `auto` (default), `onnxruntime` or `treelite`. A forest is handed to onnxruntime, where that is installed,
-  as a tree ensemble made in memory: 2 to 9 times as fast as treelite's own prediction. Probabilities are within 2e-6 of
+  as a tree ensemble made in memory: 2 to 5 times as fast as treelite's own prediction. Probabilities are within 2e-6 of
   those of the library that trained it. Forests that split on sets of categories stay with treelite.
 - `algo`, `storage_type`, `blocks_per_sm`, `threads_per_tree`, `transfer_threshold`, `chunk_size`, `layout` and
   `use_experimental_optimizations` steer FIL on a GPU and change nothing here.

@@ -46,9 +46,7 @@ def _check_steps(config: ConfigMessage, model: str) -> None:
         if step.model_name == model:
             raise _bad(model, f"{what} model_name", "another model than the ensemble itself", f"'{model}'")
         if step.model_namespace:
-            raise _bad(
-                model, f"{what} model_namespace", "none, there are no namespaces here", step.model_namespace
-            )
+            raise _bad(model, f"{what} model_namespace", "none, there are no namespaces here", step.model_namespace)
         for kind in ("input_map", "output_map"):
             mapped = getattr(step, kind)
             if not mapped:

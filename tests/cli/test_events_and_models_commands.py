@@ -160,7 +160,9 @@ def test_events_that_are_remembered_are_printed_in_words_and_in_json(url: str) -
     assert "nonsense" in failed
     done = edge("events", "--no-follow", "--json", "--after", "2", "--url", url)
     numbers = [json.loads(line)["number"] for line in done.stdout.splitlines()]
-    assert numbers == list(range(3, len(lines) + 1))
+    # The box may have had something to say between the two looks.
+    assert len(numbers) >= len(lines) - 2
+    assert numbers == list(range(3, len(numbers) + 3))
 
 
 @pytest.mark.parametrize("command", [("models",), ("rollback", "one"), ("events", "--no-follow")])

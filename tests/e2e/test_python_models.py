@@ -196,7 +196,8 @@ def test_generate_wants_exactly_one_response(server: Any, kind: str, count: int,
 
 def producers(server: Any, kind: str) -> float:
     mark = f'stream_producers{{model="{kind}stream"}} '
-    return next(float(line.removeprefix(mark)) for line in server.read_metrics().splitlines() if line.startswith(mark))
+    values = [line.removeprefix(mark) for line in server.read_metrics().splitlines() if line.startswith(mark)]
+    return float(values[0])
 
 
 def test_a_reader_of_events_who_vanishes_stops_the_producer(

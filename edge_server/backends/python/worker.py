@@ -207,6 +207,7 @@ class Worker:
         except EdgeServerError as error:
             self._channel.send(("failed", error.detached()))
             return True
+        self._send_metrics()
         self._channel.send(("opened", self._session.info, self._session.has_health_check))
         threading.Thread(target=self._report_metrics, name="edge-metrics", daemon=True).start()
         return True

@@ -15,8 +15,6 @@ from edge_server.protocol.frame_codec import decode_client_message, encode_serve
 
 _LOG = logging.getLogger(__name__)
 
-SERVICE = "edge.frames.v1.FrameService"
-
 
 class CallContext(Protocol):
     """As much of a gRPC call as is needed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from edge_server.core.message import Parameter, Request
 from edge_server.core.model import ModelSpec
@@ -11,7 +12,9 @@ from edge_server.frontends.http.body import Body
 from edge_server.frontends.v2.json_codec import DecodedRequest
 from edge_server.frontends.v2.outputs import RequestedOutput
 from edge_server.frontends.v2.regions import Pins, Regions
-from edge_server.vision.plan import ImagePlan, image_plan
+
+if TYPE_CHECKING:
+    from edge_server.vision.plan import ImagePlan
 
 
 class ImageBodies:
@@ -53,6 +56,9 @@ class ImageBodies:
         known = self._plans.get(spec.name)
         if known is not None and known[0] is spec:
             return known[1]
+        # Not before an image comes: a server that gets none needs no memory for what reads them.
+        from edge_server.vision.plan import image_plan
+
         try:
             plan = image_plan(spec)
         except BadModelConfig as error:

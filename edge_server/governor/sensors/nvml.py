@@ -6,8 +6,10 @@ that this driver does not have cost just what they concern.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import sys
 from types import ModuleType
 
 from edge_server.governor.readings import BoxReading
@@ -27,6 +29,10 @@ from edge_server.governor.sensors.nvml_gpu import (
 )
 
 _log = logging.getLogger(__name__)
+
+_LIBRARY = "libnvidia-ml.so.1"
+_LIBRARY_NOT_FOUND = 12
+"""NVML_ERROR_LIBRARY_NOT_FOUND."""
 
 OPEN_AGAIN_S = 10.0
 """How long it takes until NVML, or a lost GPU, is tried again."""
@@ -90,6 +96,12 @@ class NvmlSensor:
             self._fail(error)
 
     def _start(self) -> None:
+        if "pynvml" not in sys.modules:
+            try:
+                # pynvml would look for it likewise, but costs memory even on boxes that have none.
+                ctypes.CDLL(_LIBRARY)
+            except OSError as error:
+                raise Closed(_LIBRARY_NOT_FOUND, f"NVML Shared Library Not Found: {error}") from None
         try:
             import pynvml
         except ImportError as error:

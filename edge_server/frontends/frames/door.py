@@ -1,0 +1,68 @@
+"""The way in to the frame streams. What they need (vision, workers, counters) costs memory: it is made when the first
+camera comes, so that a server without cameras does without."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from edge_server.config import FramesConfig
+from edge_server.core.view import FrameStreamReport
+from edge_server.frontends.frames.gate import FrameGate
+
+if TYPE_CHECKING:
+    from edge_server.frontends.frames.rpc import CallContext
+    from edge_server.frontends.frames.streams import FrameStreams
+    from edge_server.service import InferenceService
+    from edge_server.telemetry.metrics import Family
+
+SERVICE = "edge.frames.v1.FrameService"
+
+
+class FrameDoor:
+    """Thread-safe."""
+
+    def __init__(self, service: InferenceService, gate: FrameGate, config: FramesConfig) -> None:
+        self._service = service
+        self._gate = gate
+        self._config = config
+        self._lock = threading.Lock()
+        self._streams: FrameStreams | None = None
+        self._is_stopped = False
+
+    def answers(self, requests: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
+        """Carry one call of FrameService/Stream. Raises EdgeServerError with whose status the call is to end."""
+        from edge_server.frontends.frames.rpc import FrameRpc
+
+        yield from FrameRpc(self._opened()).answers(requests, context)
+
+    def reports(self) -> Sequence[FrameStreamReport]:
+        """Return the streams that are open."""
+        return [] if self._streams is None else self._streams.reports()
+
+    def families(self) -> list[Family]:
+        """Return the metrics of the streams; none before the first camera came."""
+        return [] if self._streams is None else list(self._streams.families())
+
+    def refused_counts(self) -> Mapping[str, int]:
+        """Return, by model, how many frames the governor refused."""
+        return {} if self._streams is None else self._streams.refused_counts()
+
+    def stop(self) -> None:
+        """End every stream with its last results, and take no more."""
+        with self._lock:
+            self._is_stopped = True
+            streams = self._streams
+        if streams is not None:
+            streams.stop()
+
+    def _opened(self) -> FrameStreams:
+        from edge_server.frontends.frames.streams import FrameStreams
+
+        with self._lock:
+            if self._streams is None:
+                self._streams = FrameStreams(self._service, self._gate, self._config)
+                if self._is_stopped:
+                    self._streams.stop()
+            return self._streams
