@@ -108,6 +108,10 @@ class DeadlineExceeded(Refusal):
     """The request waited longer than its time limit."""
 
 
+class TooLate(DeadlineExceeded):
+    """The answer would come after the request's own deadline."""
+
+
 class Draining(Refusal):
     """The server or the version is stopping and takes nothing new."""
 

@@ -18,7 +18,7 @@ from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import InstanceGroup, InstanceKind, ModelSpec
 from edge_server.core.statistics import VersionStatistics
 from edge_server.core.view import InstanceReport, VersionReport
-from edge_server.errors import BadModelConfig, DeadlineExceeded, Draining, EdgeServerError, NotReady, SessionLost
+from edge_server.errors import BadModelConfig, Draining, EdgeServerError, NotReady, SessionLost, TooLate
 from edge_server.memory.allocator import read_resident_bytes
 from edge_server.serving.counters import Counters
 from edge_server.serving.execution import BatchExecutor
@@ -136,13 +136,13 @@ class ModelVersion:
         if run_ns < left_ns:
             return
         if left_ns <= 0:
-            raise DeadlineExceeded(f"the deadline of the request to model '{self.name}' passed before it was taken up")
+            raise TooLate(f"the deadline of the request to model '{self.name}' passed before it was taken up")
         if entry.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
             # Only runs tell how long runs take: refusing all would never find out that they became faster.
             self._tried_ns = entry.arrived_ns
             entry.start_by_ns = deadline_ns
             return
-        raise DeadlineExceeded(
+        raise TooLate(
             f"model '{self.name}' takes about {run_ns / 1e6:.1f} ms, "
             f"and the request's deadline is in {left_ns / 1e6:.1f} ms"
         )

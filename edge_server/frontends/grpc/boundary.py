@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import grpc
 
-from edge_server.errors import EdgeServerError, ServingFault, Throttled
+from edge_server.errors import EdgeServerError, ServingFault, Throttled, TooLate
 from edge_server.frontends.status import grpc_status
 
 _log = logging.getLogger(__name__)
@@ -23,6 +23,9 @@ _STATUS_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grp
 
 
 def status_code(error: EdgeServerError) -> grpc.StatusCode:
+    if isinstance(error, TooLate):
+        # The word that gRPC itself has for it, whether its clock or ours was first.
+        return grpc.StatusCode.DEADLINE_EXCEEDED
     return _STATUS_CODES[int(grpc_status(error))]
 
 
