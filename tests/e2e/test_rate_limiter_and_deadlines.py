@@ -87,10 +87,11 @@ def test_a_request_whose_deadline_is_hopeless_is_refused_before_it_runs(server: 
     assert server.infer("slow", body(edge_deadline_ms=60_000))[0] == 200
 
 
-def test_a_deadline_that_passes_in_the_queue_ends_the_wait(server: Any) -> None:
+def test_a_deadline_that_passes_in_the_queue_ends_the_wait(server: Any, eventually: Any) -> None:
     with ThreadPoolExecutor(3) as pool:
         before = server.statistics("slow")["execution_count"]
         first = [pool.submit(server.infer, "slow", body()) for _ in range(2)]
+        assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] >= 1)
         status, answer = server.infer("slow", body(edge_deadline_ms=1.4 * SLOW_MS))
         assert [item.result()[0] for item in first] == [200, 200]
     assert status == 503, answer
