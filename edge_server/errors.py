@@ -53,6 +53,10 @@ class InvalidRequest(EdgeServerError):
     code = ErrorCode.INVALID_ARG
 
 
+class SequenceNotBegun(InvalidRequest):
+    """A request is a step of a sequence that the server does not know, and does not begin one."""
+
+
 class NotFound(EdgeServerError):
     """A thing named by the caller does not exist."""
 
@@ -173,6 +177,12 @@ class ChangedWhileLoading(LoadError):
 
 class OutOfMemory(LoadError):
     """Loading would not fit, or did not fit, into memory."""
+
+
+class DeviceLost(LoadError):
+    """The GPU that it was to run on does not work any more in this process."""
+
+    code = ErrorCode.UNAVAILABLE
 
 
 class WarmupFailed(LoadError):

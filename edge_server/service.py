@@ -12,11 +12,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from edge_server.core.engine import EngineFile, EngineOrder
 from edge_server.core.lifecycle import ModelWish, VersionState
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.metric import MetricFamilyView, MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.statistics import VersionStatistics
+from edge_server.core.trace import parse_change
 from edge_server.core.view import (
     IndexEntry,
     InstanceReport,
@@ -32,20 +34,28 @@ from edge_server.serving.manager import Manager
 from edge_server.serving.variants import Variants, marked
 from edge_server.telemetry.events import MODEL_PINNED, MODEL_UNPINNED, SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.trace import Traces
 
 EXTENSIONS = (
     "classification",
+    "sequence",
+    "sequence(string_id)",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
     "logging",
 )
 """Triton's names, in Triton's order, of the extensions that this server serves."""
+
+_CUDA_MEMORY = "cuda_shared_memory"
+"""Named only where there is a GPU to register memory of, and clients may."""
 
 _STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
@@ -95,6 +105,13 @@ class ModelSource(Protocol):
         """Whether a pin survives a restart."""
 
 
+class EngineShelf(Protocol):
+    """Where engines are found, and built that are not there."""
+
+    def find(self, order: EngineOrder) -> EngineFile | None:
+        """Return the verified engine that matches; None when it has to be built first."""
+
+
 class InferenceService:
     """See the module's text. Holds no request: what it hands out belongs to versions and tickets."""
 
@@ -110,14 +127,19 @@ class InferenceService:
         is_explicit: bool,
         is_strict: bool,
         events: EventBus | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.shared_memory = shared_memory
         self.log_settings = log_settings
+        self.traces = traces or Traces()
         self.events = events or EventBus()
         self.variants = Variants(manager)
+        self.engines: EngineShelf | None = None
+        """Set before anything is loaded, where engines are built."""
         self._manager = manager
         self._source = source
-        self._metadata = ServerMetadata(server_id, server_version, EXTENSIONS)
+        extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
+        self._metadata = ServerMetadata(server_id, server_version, extensions)
         self._is_explicit = is_explicit
         self._is_strict = is_strict
         self._has_started = False
@@ -215,6 +237,20 @@ class InferenceService:
             raise InvalidRequest(f"requested model '{which}' is not available")
         return [item.statistics() for item in reversed(versions)]
 
+    def trace_settings(self, name: str = "") -> dict[str, str | list[str]]:
+        """Return what is traced of a model, or with "" of models without settings of their own. Raises InvalidRequest
+        for a model that does not serve."""
+        self._check_traceable(name)
+        return self.traces.get(name)
+
+    def update_trace_settings(self, name: str, raw: Mapping[str, object]) -> dict[str, str | list[str]]:
+        """Change what is traced, see core.trace.parse_change, and return all of it. *Blocking* for a moment at most.
+
+        Raises InvalidRequest, and Unsupported for the file.
+        """
+        self._check_traceable(name)
+        return self.traces.update(name, parse_change(raw))
+
     def instance_reports(self) -> list[InstanceReport]:
         return [self._with_variant(item.report()) for item in self._manager.all_ready()]
 
@@ -227,6 +263,10 @@ class InferenceService:
         """Show a model's own metric families from now on. The same source counts once."""
         if source not in self._metric_sources:
             self._metric_sources.append(source)
+
+    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+        """See backends.base.ServerCalls."""
+        return None if self.engines is None else self.engines.find(order)
 
     def model_families(self) -> list[MetricFamilyView]:
         """Return the metric families that models made."""
@@ -357,6 +397,11 @@ class InferenceService:
                 request.release()
             raise
 
+    def end_sequence(self, model: str, version: int | None, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+        with contextlib.suppress(UnknownModel, NotReady):
+            self._manager.route(model, version).end_sequence(sequence_id)
+
     def _submit_to_variant(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
         """Submit to the lighter model that stands in now, or else as usual."""
         for _ in range(_ROUTE_ATTEMPTS):
@@ -458,6 +503,14 @@ class InferenceService:
         reports = self._manager.versions(name)
         taking = [item.version for item in reports if item.state == VersionState.READY.name and item.share > 0]
         return max(taking or self._manager.offered_versions(name), default=None)
+
+    def _check_traceable(self, name: str) -> None:
+        if not name:
+            return
+        try:
+            self._manager.spec(name, None)
+        except (NotReady, UnknownModel):
+            raise InvalidRequest(f"Request for unknown model : {name}") from None
 
     def _check_control(self) -> None:
         if not self._is_explicit:

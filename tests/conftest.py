@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,6 +215,13 @@ def nvidia_library(fake_nvml: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
+def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An NVIDIA GPU that is not there, see tests/backends/tensorrt/fake_gpu; skips without TensorRT for RTX."""
+    path = Path(__file__).parent / "backends" / "tensorrt" / "fake_gpu" / "__init__.py"
+    return _module("tensorrt_fake_gpu", path).FakeGpu(tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture(scope="session")
 def heated() -> Any:
     """The module tests/e2e/heated_server.py."""
     return _module("governor_heated_server", Path(__file__).parent / "e2e" / "heated_server.py")
@@ -229,3 +239,60 @@ def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     yield make
     for item in made:
         item.close()
+
+
+class RedisServer:
+    """A Redis server as a process of its own, on a port that stays the same when it is killed and started again."""
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+        self._command = [
+            binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+            "--dir", str(folder), "--daemonize", "no",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        libraries = os.environ.get("EDGE_TEST_REDIS_LIBRARIES", "")
+        environment = {**os.environ, "LD_LIBRARY_PATH": libraries} if libraries else None
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, env=environment)
+        end = time.monotonic() + 20
+        while True:
+            assert self._process.poll() is None, "Redis ended while it started"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as wire:
+                wire.sendall(b"PING\r\n")
+                if wire.recv(16).startswith(b"+PONG"):
+                    return
+            assert time.monotonic() < end, "Redis did not come up"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End it as a crash does. What it held is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def signal(self, number: int) -> None:
+        """Send a signal, such as the one that stops it in its tracks."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def client(self) -> Any:
+        """Return a client of its own to look into it."""
+        import redis
+
+        return redis.Redis(host="127.0.0.1", port=self.port)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A running Redis server, empty."""
+    binary = os.environ.get("EDGE_TEST_REDIS_SERVER") or shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("there is no redis-server; tests/serving/fetch_redis.sh brings one")
+    server = RedisServer(binary, tmp_path)
+    server.start()
+    yield server
+    server.kill()

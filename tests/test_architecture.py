@@ -29,13 +29,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
     "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol"},
     "ros": {"client", "core", "errors"},
+    "engines": {"core", "errors", "config", "telemetry", "backends", "serving"},
+    "perf": {"client", "core", "errors", "protocol", "repository"},
+    "optimize": {"core", "errors", "backends", "engines", "repository", "serving"},
+    "supervision": {"core", "errors", "config", "telemetry", "serving"},
     "server": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "governor",
+        "frontends", "governor", "engines", "supervision", "backends",
     },
+    "doctor": {"core", "errors", "config", "governor", "backends"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "server", "backends", "client", "governor", "ros",
+        "frontends", "server", "backends", "client", "governor", "ros", "perf", "supervision", "doctor",
+        "optimize",
     },
     "__main__": {"cli"},
 }  # fmt: skip
@@ -52,24 +58,31 @@ PARTS_OF_BACKENDS = {
 
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/",),
-    "grpc": ("frontends/grpc/", "client/"),
+    "grpc": ("frontends/grpc/", "client/", "perf/grpc_wire.py"),
     "google": ("protocol/", "frontends/grpc/", "repository/"),
     "onnxruntime": ("backends/onnxruntime",),
     "openvino": ("backends/openvino",),
     "tensorrt": ("backends/tensorrt",),
+    "tensorrt_rtx": ("backends/tensorrt",),
+    "pycuda": ("backends/tensorrt/cuda",),
+    "cuda": ("backends/tensorrt/cuda",),
     "pynvml": ("governor/sensors/nvml.py", "governor/sensors/nvml_cap.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("vision/",),
     "cryptography": ("repository/trust/signature.py",),
     "fsspec": ("repository/remote/store.py",),
     "s3fs": (),
+    "redis": ("serving/cache/redis_store.py",),
     "onnx": (),
+    "opentelemetry": ("telemetry/otel.py",),
     "rclpy": ("ros/ros2_package/",),
     "tritonclient": (),
     "watchdog": ("repository/observe",),
     "torch": (),
     "treelite": (),
     "ai_edge_litert": (),
+    "jax": (),
+    "tensorflow": (),
 }
 """Library -> the only files, by the beginning of their path, that import it."""
 
@@ -255,8 +268,8 @@ def test_the_client_needs_nothing_of_the_server() -> None:
 
 
 HEAVY = (
-    "onnxruntime", "openvino", "cv2", "tensorrt", "torch", "onnx", "fsspec", "cryptography", "treelite",
-    "ai_edge_litert",
+    "onnxruntime", "opentelemetry", "openvino", "cv2", "tensorrt", "tensorrt_rtx", "pycuda", "torch", "onnx", "fsspec",
+    "cryptography", "treelite", "ai_edge_litert", "jax", "tensorflow", "redis",
 )  # fmt: skip
 
 

@@ -16,8 +16,10 @@ from edge_server.backends.runtime import words
 from edge_server.errors import BackendMissing
 
 _MODULES = {
+    "c_abi": "edge_server.backends.c_library",
     "fil": "edge_server.backends.forest",
     "forest": "edge_server.backends.forest",
+    "jax": "edge_server.backends.stablehlo",
     "litert": "edge_server.backends.litert",
     "onnxruntime": "edge_server.backends.onnxruntime",
     "openvino": "edge_server.backends.openvino",
@@ -27,9 +29,15 @@ _MODULES = {
     "repeat": "edge_server.backends.stub",
     "square": "edge_server.backends.stub",
     "stub": "edge_server.backends.stub",
+    "tensorflow": "edge_server.backends.tensorflow",
+    "tensorrt": "edge_server.backends.tensorrt.backend",
+    "tensorrt_rtx": "edge_server.backends.tensorrt.backend",
     "tflite": "edge_server.backends.litert",
 }
 """Backend name -> module with a function `make(name) -> Backend`."""
+
+TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
+"""The modules that backends/tensorrt has an adapter for, which name its backends too; the preferred one first."""
 
 ONNX_ORDER = ("openvino", "onnxruntime")
 """Runtimes tried, in this order, for an ONNX file whose configuration names no backend."""

@@ -33,6 +33,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edge_server.core.engine import EngineFile, EngineOrder
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request, ResponseSink
 from edge_server.core.metric import MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
@@ -53,6 +54,7 @@ class Signature:
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     is_batchable: bool
+    most_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,9 @@ class Session(abc.ABC):
         """Give the model's memory back. Called once."""
 
 
+NOT_ITERATIVE = "its configuration has no sequence_batching { iterative_sequence: true }"
+
+
 class Execution(Protocol):
     """One request handed to a RequestSession, with the means to answer it any number of times."""
 
@@ -114,11 +119,16 @@ class Execution(Protocol):
     def finish(self) -> None:
         """Close the stream of responses without a further one."""
 
+    def reschedule(self) -> None:
+        """Close this execution, not its request: that comes again with a later batch, as an execution of its own, along
+        with whatever is there by then. For models with `sequence_batching { iterative_sequence: true }`."""
+
 
 class RequestSession(abc.ABC):
     """A model that sees requests rather than a batch of rows: decoupled models, models written in Python.
 
-    Each execution must be closed exactly once (a final `send`, `fail` or `finish`), now or later, from any thread.
+    Each execution must be closed exactly once (a final `send`, `fail`, `finish` or `reschedule`), now or later, from
+    any thread.
     """
 
     info: SessionInfo
@@ -168,6 +178,10 @@ class ServerCalls(Protocol):
     def add_metrics(self, source: MetricSource) -> None:
         """Show the families of `source` on the metrics page from now on. The same source counts once."""
 
+    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+        """Return the verified engine that matches an order. None where there is none: if engines are built here, it is
+        built then, and the model loaded anew once it is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
@@ -205,6 +219,11 @@ class Backend(abc.ABC):
 
         Raises LoadError when the file is missing, corrupt, or not for this runtime.
         """
+
+    def file_for(self, cc_filenames: Mapping[str, str]) -> str:
+        """Return which of the files in `cc_model_filenames`, by compute capability, is made for the GPU in this box; ""
+        when none is."""
+        return ""
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         """Return the configuration as the model itself completes it, both as JSON; None when it has no say in it.

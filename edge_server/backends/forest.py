@@ -94,11 +94,11 @@ class ForestBackend(Backend):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._treelite = _import_treelite()
-        self._gtil = import_runtime("treelite.gtil", "predict")
+        self._treelite: Any = import_runtime("treelite", "Model", "forest")
+        self._gtil = import_runtime("treelite.gtil", "predict", "forest")
         error: type[Exception] = self._treelite.TreeliteError
         self._failures: tuple[type[Exception], ...] = (error, ValueError, TypeError, KeyError, OSError, MemoryError)
-        self._library = getattr(import_runtime("treelite.core", "TreeliteError"), "_LIB", None)
+        self._library = getattr(import_runtime("treelite.core", "TreeliteError", "forest"), "_LIB", None)
         self._quiet = _LOG_TYPE(lambda message: None)
         self._shared: SharedModels[_Loaded] = SharedModels()
 
@@ -211,14 +211,6 @@ class ForestBackend(Backend):
             return found.reshape(len(rows), -1)
 
         return _Loaded(forest, scores, f"treelite {self._treelite.__version__}", "treelite", self._failures)
-
-
-def _import_treelite() -> Any:
-    try:
-        return import_runtime("treelite", "Model")
-    except BackendMissing as error:
-        said = error.message.replace("edge-server[treelite]", "edge-server[forest]")
-    raise BackendMissing(said)
 
 
 def _on_onnxruntime(file: ModelFile, forest: Forest, threads: int) -> _Loaded:

@@ -38,7 +38,7 @@ from edge_server.backends.runtime import (
 )
 from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, BackendMissing, LoadError
+from edge_server.errors import BackendError, LoadError
 
 _TYPES = {
     np.dtype(kind): dtype
@@ -67,15 +67,9 @@ class LiteRtBackend(Backend):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        try:
-            self._litert = import_runtime("ai_edge_litert.interpreter", "Interpreter")
-        except BackendMissing as error:
-            said = error.message.replace("edge-server[ai_edge_litert]", "edge-server[litert]")
-        else:
-            self._version = importlib.metadata.version("ai-edge-litert")
-            self._shared: SharedModels[bytes] = SharedModels()
-            return
-        raise BackendMissing(said)
+        self._litert = import_runtime("ai_edge_litert.interpreter", "Interpreter", "litert")
+        self._version = importlib.metadata.version("ai-edge-litert")
+        self._shared: SharedModels[bytes] = SharedModels()
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
         interpreter = self._interpreter(file, _content(file, self._path(file)), 1, False)

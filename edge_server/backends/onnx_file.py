@@ -1,4 +1,4 @@
-"""Reads from an ONNX file in which arithmetic its weights are written, without loading it.
+"""Reads from an ONNX file in which arithmetic its weights are written, and what goes in and out, without loading it.
 
 ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). Only tags and lengths are
 followed; weight bytes are stepped over in a memory map and never read. Used by the backend files of this folder only.
@@ -10,6 +10,7 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _QUANTISED_OPERATORS = frozenset(
@@ -30,7 +31,76 @@ _FLOATS = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 _MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_OPERATOR = 7, 1, 5, 4
-_TENSOR_DIMS, _TENSOR_TYPE = 1, 2
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME = 1, 2, 8
+_GRAPH_INPUT, _GRAPH_OUTPUT = 11, 12
+_VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _ELEMENT, _SHAPE, _DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An input or output as the graph declares it. `element` is a TensorProto.DataType number, 0 for what is no tensor;
+    `dims` has -1 for a dimension of any size, and is None where the graph does not say how many there are."""
+
+    name: str
+    element: int
+    dims: tuple[int, ...] | None
+
+
+def declared(path: Path) -> tuple[tuple[Declared, ...], tuple[Declared, ...]]:
+    """Return the inputs that have to be given, and the outputs. Raises ValueError when it is not ONNX."""
+    inputs: list[Declared] = []
+    outputs: list[Declared] = []
+    weights: set[str] = set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        for number, start, end in _fields(view, 0, len(view)):
+            if number != _MODEL_GRAPH:
+                continue
+            for inner, begin, stop in _fields(view, start, end):
+                if inner == _GRAPH_INITIALIZER:
+                    weights.add(_text(view, begin, stop, _TENSOR_NAME))
+                elif inner == _GRAPH_INPUT:
+                    inputs.append(_value(view, begin, stop))
+                elif inner == _GRAPH_OUTPUT:
+                    outputs.append(_value(view, begin, stop))
+    if not outputs:
+        raise ValueError("not an ONNX file: it declares no output")
+    # Files of IR version 3 list their weights among the inputs.
+    return tuple(item for item in inputs if item.name not in weights), tuple(outputs)
+
+
+def _value(view: mmap.mmap, start: int, end: int) -> Declared:
+    element, dims = 0, None
+    for number, begin, stop in _fields(view, start, end):
+        if number == _VALUE_TYPE:
+            for kind, first, last in _fields(view, begin, stop):
+                if kind == _TYPE_TENSOR:
+                    element, dims = _tensor_type(view, first, last)
+    return Declared(_text(view, start, end, _VALUE_NAME), element, dims)
+
+
+def _tensor_type(view: mmap.mmap, start: int, end: int) -> tuple[int, tuple[int, ...] | None]:
+    element, dims = 0, None
+    for number, begin, stop in _fields(view, start, end):
+        if number == _ELEMENT:
+            element = _varint(view, begin, stop)[0]
+        elif number == _SHAPE:
+            dims = tuple(_dim(view, first, last) for kind, first, last in _fields(view, begin, stop) if kind == _DIM)
+    return element, dims
+
+
+def _dim(view: mmap.mmap, start: int, end: int) -> int:
+    for number, begin, stop in _fields(view, start, end):
+        if number == _DIM_VALUE:
+            size = _varint(view, begin, stop)[0]
+            return size if 0 < size < 1 << 63 else -1
+    return -1
+
+
+def _text(view: mmap.mmap, start: int, end: int, wanted: int) -> str:
+    for number, begin, stop in _fields(view, start, end):
+        if number == wanted:
+            return view[begin:stop].decode("utf-8", "replace")
+    return ""
 
 
 def arithmetic(path: Path) -> str | None:

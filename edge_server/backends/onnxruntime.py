@@ -6,6 +6,7 @@ Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=
 - `enable_mem_arena`, `enable_mem_pattern`: 0 or 1; `memory.enable_memory_arena_shrinkage`: "cpu:0";
 - `session.*`, `optimization.*`, `mlas.*`, `ep.*`: handed to onnxruntime as session configuration entries;
 - `optimization.graph.level` (or the field of that name): -1 basic, 1 extended, 2 none, unset all;
+- `cudnn_conv_algo_search`, `gpu_mem_limit` and the like: see `onnxruntime_providers`;
 - `precision`: `f32` and `auto` take the file as it is, `int8` and `f16` insist that the file is; `bf16` on aarch64.
 
 All instances of a version run on one InferenceSession, which may be entered by many threads: weights are held once, and
@@ -26,7 +27,10 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends import onnx_file
+from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
+from edge_server.backends.onnxruntime_binding import BoundRun
+from edge_server.backends.onnxruntime_providers import Pairs
 from edge_server.backends.runtime import (
     SharedModels,
     existing_file,
@@ -42,7 +46,8 @@ from edge_server.backends.runtime import (
     words,
     yes_or_no,
 )
-from edge_server.core.model import Accelerator, InputSpec, OutputSpec
+from edge_server.backends.tensorrt import cuda
+from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
@@ -63,23 +68,6 @@ _TYPES = {
     "tensor(uint8)": DType.UINT8,
 }
 
-_PROVIDERS = {
-    "cuda": "CUDAExecutionProvider",
-    "dnnl": "DnnlExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-    "xnnpack": "XnnpackExecutionProvider",
-}
-"""Name of an execution accelerator -> onnxruntime's provider."""
-
-_TENSORRT_OPTIONS = {"max_workspace_size_bytes": "trt_max_workspace_size"}
-_TENSORRT_PRECISIONS: dict[str, dict[str, str]] = {
-    "FP32": {},
-    "FP16": {"trt_fp16_enable": "1"},
-    "INT8": {"trt_int8_enable": "1"},
-}
-
-_CPU = "CPUExecutionProvider"
 _ENTRY_PREFIXES = ("session.", "optimization.", "mlas.", "ep.")
 _SPINNING = "session.intra_op.allow_spinning"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -96,9 +84,6 @@ _ONNX_BF16 = 16
 
 def make(name: str) -> OnnxRuntimeBackend:
     return OnnxRuntimeBackend(name)
-
-
-Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +140,16 @@ class OnnxRuntimeBackend(Backend):
         self._ort.set_default_logger_severity(_LOG_FATAL)
         self._failures = _exceptions(self._ort)
         self._shared: SharedModels[Any] = SharedModels()
+        self._starts_cuda: bool | None = None
+
+    @property
+    def runs_on_gpu(self) -> bool:  # type: ignore[override]  # of the base class it is a constant
+        """Whether CUDA works here; found out the first time, which makes a CUDA context where there is a GPU."""
+        if self._starts_cuda is None:
+            available = self._ort.get_available_providers()
+            no_gpu = cuda.missing() if providers.CUDA in available else "it has no CUDA"
+            self._starts_cuda = providers.cuda_starts(available, no_gpu, self._open_probe)
+        return self._starts_cuda
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
         options = self._ort.SessionOptions()
@@ -162,7 +157,7 @@ class OnnxRuntimeBackend(Backend):
         options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = 1
         options.add_session_config_entry("session.disable_prepacking", "1")
-        session = self._load(file, options, [_CPU])
+        session = self._load(file, options, [providers.CPU])
         inputs = tuple(InputSpec(*_declared(file, "input", node)) for node in session.get_inputs())
         outputs = tuple(OutputSpec(*_declared(file, "output", node)) for node in session.get_outputs())
         return Signature(inputs, outputs, is_batchable(inputs, outputs))
@@ -173,7 +168,7 @@ class OnnxRuntimeBackend(Backend):
         path = existing_file(job.file, self.default_filename)
         precision, options = _precision(job, merged, onnx_arithmetic(job.file, path), options)
         # Only the CPU provider is known to take many threads in one session under every option.
-        alone = "" if _is_cpu_only(options) else job.instance_name
+        alone = "" if providers.is_cpu_only(options.providers) else job.instance_name
         key: Hashable = (fingerprint(path), options, alone)
         session = self._shared.take(key, lambda: self._open_shared(job.file, options))
         self._require_bf16(job, key, session)
@@ -184,7 +179,8 @@ class OnnxRuntimeBackend(Backend):
         run_options.log_severity_level = _LOG_FATAL
         if _SHRINKAGE in merged:
             run_options.add_run_config_entry(_SHRINKAGE, merged[_SHRINKAGE])
-        return OnnxSession(self, job.spec.name, info, key, session, run_options)
+        bound = None if alone == "" else BoundRun.of(session, run_options, "cuda", job.device_id)
+        return OnnxSession(self, job.spec.name, info, key, session, run_options, bound)
 
     def _require_bf16(self, job: OpenJob, key: Hashable, session: Any) -> None:
         """Raise LoadError when the model has bfloat16 tensors and this onnxruntime is too old to pass them."""
@@ -213,12 +209,17 @@ class OnnxRuntimeBackend(Backend):
         for entry, value in wanted.entries:
             options.add_session_config_entry(entry, value)
         session = self._load(file, options, [(provider, dict(pairs)) for provider, pairs in wanted.providers])
-        missing = [provider for provider, _ in wanted.providers if provider not in session.get_providers()]
+        missing = providers.missing_of(wanted.providers, session.get_providers())
         if missing:
             raise LoadError(f"{file_title(file)}: onnxruntime lists {', '.join(missing)} but could not start it here")
         return session
 
-    def _load(self, file: ModelFile, options: Any, providers: Sequence[Any]) -> Any:
+    def _open_probe(self, model: bytes, wanted: list[Any]) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = _LOG_FATAL
+        return self._ort.InferenceSession(model, options, providers=wanted)
+
+    def _load(self, file: ModelFile, options: Any, wanted: Sequence[Any]) -> Any:
         """Open an InferenceSession, translating whatever it raises."""
         path = existing_file(file, self.default_filename)
         try:
@@ -228,7 +229,7 @@ class OnnxRuntimeBackend(Backend):
                 # the process. It copies what it is given.
                 lengths = [len(content) for content in weights.values()]
                 options.add_external_initializers_from_files_in_memory(list(weights), list(weights.values()), lengths)
-            return self._ort.InferenceSession(str(path), options, providers=providers)
+            return self._ort.InferenceSession(str(path), options, providers=wanted)
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)
         except OSError as error:  # replaced or removed while it was read
@@ -255,9 +256,18 @@ class OnnxSession(Session):
     """One instance's use of a shared InferenceSession."""
 
     def __init__(
-        self, backend: OnnxRuntimeBackend, model: str, info: SessionInfo, key: Hashable, session: Any, run_options: Any
+        self,
+        backend: OnnxRuntimeBackend,
+        model: str,
+        info: SessionInfo,
+        key: Hashable,
+        session: Any,
+        run_options: Any,
+        bound: BoundRun | None = None,
     ) -> None:
+        """`bound` runs a session on a GPU that is this instance's alone."""
         self.info = info
+        self._bound = bound
         self._backend = backend
         self._failures = backend.failures
         self._model = model
@@ -274,7 +284,7 @@ class OnnxSession(Session):
         if self._strings:
             feeds.update({name: self._decoded(name, feeds[name]) for name in feeds.keys() & self._strings})
         try:
-            arrays = self._run_bf16(names, feeds) if self._bf16 else self._session.run(names, feeds, self._run_options)
+            arrays = self._run(names, feeds)
         except self._failures as error:
             said = words(error)
         else:
@@ -283,6 +293,14 @@ class OnnxSession(Session):
             return found
         # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
         raise BackendError(f"model '{self._model}': onnxruntime failed: {said}")
+
+    def _run(self, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
+        if self._bound is not None:
+            return self._bound.run(names, feeds)
+        if self._bf16:
+            return self._run_bf16(names, feeds)
+        arrays: list[Array] = self._session.run(names, feeds, self._run_options)
+        return arrays
 
     def _run_bf16(self, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
         """Run with OrtValues, the only form in which onnxruntime takes and gives bfloat16."""
@@ -305,7 +323,7 @@ class OnnxSession(Session):
         raise BackendError(f"model '{self._model}': input '{name}' holds a string that is not UTF-8: {said}")
 
     def close(self) -> None:
-        self._session = None
+        self._session = self._bound = None
         self._backend.give_back(self._key)
 
 
@@ -347,7 +365,7 @@ def _options(job: OpenJob, merged: Mapping[str, str], available: Sequence[str]) 
         arena=yes_or_no(model, merged, "enable_mem_arena", True) if "enable_mem_arena" in merged else None,
         pattern=yes_or_no(model, merged, "enable_mem_pattern", True) if "enable_mem_pattern" in merged else None,
         entries=tuple(sorted(entries.items())),
-        providers=_providers(job, available),
+        providers=providers.providers(job, merged, available, gpu="" if job.device_id is None else cuda.missing()),
     )
 
 
@@ -360,49 +378,10 @@ def _graph_level(job: OpenJob, merged: Mapping[str, str]) -> str:
     return _LEVELS[level]
 
 
-def _providers(job: OpenJob, available: Sequence[str]) -> tuple[tuple[str, Pairs], ...]:
-    """Return the execution providers asked for, best first, the CPU last."""
-    optimization = job.spec.optimization
-    on_gpu = job.device_id is not None
-    wanted = list(optimization.gpu_accelerators if on_gpu else optimization.cpu_accelerators)
-    if on_gpu and not any(accelerator.name == "cuda" for accelerator in wanted):
-        wanted.append(Accelerator("cuda", {}))
-    chosen: list[tuple[str, Pairs]] = []
-    for accelerator in wanted:
-        provider = _PROVIDERS.get(accelerator.name)
-        if provider is None or provider not in available:
-            here = ", ".join(sorted(name for name, known in _PROVIDERS.items() if known in available)) or "none"
-            raise LoadError(
-                f"model '{job.spec.name}': this onnxruntime does not offer the execution accelerator "
-                f"'{accelerator.name}'; it offers: {here}"
-            )
-        chosen.append((provider, _provider_options(job, accelerator)))
-    return (*chosen, (_CPU, ()))
-
-
-def _provider_options(job: OpenJob, accelerator: Accelerator) -> Pairs:
-    """Return an accelerator's parameters in the provider's own words."""
-    options = dict(accelerator.parameters)
-    if accelerator.name == "tensorrt":
-        precision = options.pop("precision_mode", "FP32")
-        if precision not in _TENSORRT_PRECISIONS:
-            known = ", ".join(_TENSORRT_PRECISIONS)
-            raise LoadError(f"model '{job.spec.name}': precision_mode must be one of {known}, got '{precision}'")
-        options = {_TENSORRT_OPTIONS.get(key, key): value for key, value in options.items()}
-        options.update(_TENSORRT_PRECISIONS[precision])
-    if job.device_id is not None and accelerator.name in ("cuda", "tensorrt"):
-        options["device_id"] = str(job.device_id)
-    return tuple(sorted(options.items()))
-
-
-def _is_cpu_only(options: _Options) -> bool:
-    return all(provider == _CPU for provider, _ in options.providers)
-
-
 def _precision(job: OpenJob, merged: Mapping[str, str], written: str | None, options: _Options) -> tuple[str, _Options]:
     """Return the arithmetic in use and the options for it. Raises LoadError when the one asked for is not to be had."""
     asked = merged.get("precision", "f32").strip().lower()
-    in_file = written or precision_of_tensors(job.spec)
+    in_file = providers.precision_of(options.providers) or written or precision_of_tensors(job.spec)
     if asked in ("f32", "auto") or asked == written:
         return in_file, options
     on_arm = platform.machine() == "aarch64"

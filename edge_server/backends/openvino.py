@@ -1,10 +1,12 @@
-"""Models through OpenVINO: ONNX, OpenVINO's own IR (model.xml with model.bin), TensorFlow Lite.
+"""Models through OpenVINO: ONNX, OpenVINO's own IR (model.xml with model.bin), TensorFlow Lite and SavedModels.
 
 Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=openvino,KEY=value`):
 
 - `precision`: `f32` (default on the CPU: a model computes what it says), `bf16`, `f16`, `int8` (insists that the file
   is quantised), `auto` (OpenVINO chooses; bf16 on CPUs with AMX). `HINT_BF16` YES: bf16 where the device has it.
-- `TARGET_DEVICE`: CPU (default), GPU, NPU, AUTO ...; `CPU_EXTENSION_PATH`: a library of custom operators.
+- `TARGET_DEVICE`: CPU (default), GPU, NPU, AUTO:GPU,CPU ..., see `openvino_devices`. What is compiled for any but the
+  CPU is kept in the server's `MODEL_CACHE_DIR`, unless the model names a `CACHE_DIR`.
+- `CPU_EXTENSION_PATH`: a library of custom operators.
 - `SKIP_OV_DYNAMIC_BATCHSIZE` YES: compile for exactly max_batch_size rows; `ENABLE_BATCH_PADDING` YES then fills
   smaller batches up with zeros. `RESHAPE_IO_LAYERS` YES: give the inputs the configuration's dims.
 - `ENABLE_MMAP` YES: map weights instead of reading them; halves the memory peak of loading, but a file then overwritten
@@ -31,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
+from edge_server.backends.openvino_devices import checked_device, head_of, involves_accelerator
 from edge_server.backends.runtime import (
     SharedModels,
     existing_file,
@@ -68,6 +71,9 @@ _TYPES = {
 _FRONTENDS = {".onnx": "onnx", ".tflite": "tflite", ".xml": "ir"}
 """Reader by file suffix. Naming it keeps OpenVINO from trying all others on a broken file, which print to stderr."""
 
+_SAVED_MODEL = "saved_model.pb"
+"""The file that makes a folder a TensorFlow SavedModel; the folder is what is read."""
+
 _TFLITE_SINCE = (2026, 1)
 """First release known to verify a TensorFlow Lite file before it follows the file's pointers."""
 
@@ -77,6 +83,7 @@ _OWN_KEYS = frozenset(
         "ENABLE_BATCH_PADDING",
         "ENABLE_MMAP",
         "HINT_BF16",
+        "MODEL_CACHE_DIR",
         "RESHAPE_IO_LAYERS",
         "SKIP_OV_DYNAMIC_BATCHSIZE",
         "TARGET_DEVICE",
@@ -195,21 +202,27 @@ class OpenVinoBackend(Backend):
         raise failure
 
     def _convert(self, path: Path, has_extensions: bool, is_mapped: bool) -> Any:
-        framework = _FRONTENDS.get(path.suffix)
+        framework, source = _FRONTENDS.get(path.suffix), path
+        if path.name == _SAVED_MODEL:
+            framework, source = "tf", path.parent
         if framework == "tflite" and self._version < _TFLITE_SINCE:
             since = ".".join(map(str, _TFLITE_SINCE))
             raise ValueError(f"TensorFlow Lite needs openvino {since}; this one crashes on a damaged file")
         if framework is None or has_extensions:
             self._core.set_property({"ENABLE_MMAP": is_mapped})
-            return self._core.read_model(str(path))
+            return self._core.read_model(str(source))
         frontend = self._frontends.load_by_framework(framework)
-        return frontend.convert(frontend.load(str(path), is_mapped))
+        return frontend.convert(frontend.load(str(source), is_mapped))
 
     def _plan(self, job: OpenJob) -> _Plan:
         spec, merged = job.spec, {**job.settings, **job.spec.parameters}
         default_device = "CPU" if job.device_id is None else f"GPU.{job.device_id}"
-        device = merged.get("TARGET_DEVICE", default_device).strip().upper()
+        asked = merged.get("TARGET_DEVICE", default_device)
+        # Not asked for the CPU, the rule: the list costs a look at every plugin.
+        device = "CPU" if asked == "CPU" else checked_device(spec.name, asked, self._core.available_devices)
         properties = {key: value for key, value in merged.items() if _PROPERTY.fullmatch(key) and key not in _OWN_KEYS}
+        if involves_accelerator(device) and merged.get("MODEL_CACHE_DIR"):
+            properties.setdefault("CACHE_DIR", merged["MODEL_CACHE_DIR"])
         precision = self._asked_precision(job, merged, device)
         if precision in ("bf16", "f16", "f32") or (precision == "int8" and device == "CPU"):
             properties.setdefault(_HINT, "f32" if precision == "int8" else precision)
@@ -245,7 +258,7 @@ class OpenVinoBackend(Backend):
     def _compile(self, job: OpenJob, plan: _Plan) -> _Compiled:
         model = self._read(job.file, plan.extension, plan.is_mapped)
         properties = dict(plan.properties)
-        supported = self._supported(job, plan.device)
+        supported = self._supported(job, head_of(plan.device))
         # A key of Triton's that OpenVINO's CPU plugin has dropped; harmless, and old configurations carry it.
         ignored = {"COMPILATION_NUM_THREADS"} & properties.keys() - supported
         for key in ignored:
@@ -364,6 +377,8 @@ def _exceptions(frontend: Any) -> tuple[type[Exception], ...]:
 
 def _inner_name(file: ModelFile) -> str:
     """Return which file a model directory is read from."""
+    if (file.path / _SAVED_MODEL).is_file():
+        return _SAVED_MODEL
     return "model.onnx" if file.path.suffix == ".onnx" else "model.xml"
 
 

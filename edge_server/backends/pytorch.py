@@ -42,7 +42,7 @@ from edge_server.backends.runtime import (
 )
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, BackendMissing, LoadError
+from edge_server.errors import BackendError, LoadError
 
 _TYPES = {
     "bfloat16": DType.BF16,
@@ -71,17 +71,11 @@ class PyTorchBackend(Backend):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        try:
-            self._torch: Any = import_runtime("torch", "jit")
-        except BackendMissing as error:
-            said = error.message.replace("edge-server[torch]", "edge-server[pytorch]")
-        else:
-            self.runs_on_gpu = bool(self._torch.cuda.is_available())
-            self._failures = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError,
-                              AssertionError, ImportError, MemoryError, self._torch.jit.Error)  # fmt: skip
-            self._shared: SharedModels[_Module] = SharedModels()
-            return
-        raise BackendMissing(said)
+        self._torch: Any = import_runtime("torch", "jit", "pytorch")
+        self.runs_on_gpu = bool(self._torch.cuda.is_available())
+        self._failures = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError,
+                          AssertionError, ImportError, MemoryError, self._torch.jit.Error)  # fmt: skip
+        self._shared: SharedModels[_Module] = SharedModels()
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -219,13 +213,14 @@ class _Calls:
         self.places = _output_places(spec)
         tensors: tuple[InputSpec | OutputSpec, ...] = (*spec.inputs, *spec.outputs)
         self.dtypes = {one.name: one.dtype for one in tensors}
+        self.dtypes.update({name: item.dtype for item in spec.batch_inputs for name in item.target_names})
         for name, dtype in self.dtypes.items():
             if dtype not in _TYPES.values():
                 raise LoadError(f"model '{spec.name}': pytorch has no {dtype.config_name}, which '{name}' states")
 
 
 def _input_order(spec: ModelSpec, arguments: Sequence[str]) -> tuple[str, ...]:
-    names = [one.name for one in spec.inputs]
+    names = [one.name for one in spec.inputs] + [name for item in spec.batch_inputs for name in item.target_names]
     if set(names) <= set(arguments):
         ordered = sorted(names, key=list(arguments).index)
         if list(arguments)[: len(ordered)] == ordered:

@@ -28,13 +28,14 @@ _MEMORY_WORDS = ("bad_alloc", "bad allocation", "out of memory", "failed to allo
 Loaded = TypeVar("Loaded")
 
 
-def import_runtime(module: str, needs: str) -> ModuleType:
-    """Import a runtime's library; `needs` is a name that a working installation has.
+def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
+    """Import a runtime's library; `needs` is a name that a working installation has, `extra` the one of this package
+    that brings it, where that is not called like it.
 
     Raises BackendMissing with the pip line, whatever the import raised: a broken wheel fails with anything from
     OSError to RuntimeError, and must not take other models down.
     """
-    extra = module.partition(".")[0]
+    extra = extra or module.partition(".")[0]
     try:
         library = importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 - foreign code at import time raises what it likes
@@ -82,12 +83,12 @@ def existing_file(file: ModelFile, inner_name: str) -> Path:
 
 
 def fingerprint(path: Path) -> Hashable:
-    """Return a value that changes when a file of the folder around `path` changes.
+    """Return a value that changes when a file of the folder around `path`, or of a folder in it, changes.
 
-    The folder, not the file alone: weights may lie beside the model (IR's .bin, ONNX external data).
+    The folder, not the file alone: weights may lie beside the model (IR's .bin, ONNX external data, a SavedModel's).
     """
-    with os.scandir(path.parent) as entries:
-        stats = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+    files = [Path(folder, name) for folder, _, names in os.walk(path.parent) for name in names]
+    stats = [(str(one), one.stat()) for one in files if one.is_file()]
     return (str(path), tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)))
 
 

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 from edge_server import __version__
 from edge_server.config import ConfigError
+from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
 
 COMMANDS = {
     "serve": "serve the models of one or more repositories until told to stop",
     "check": "load and warm every model of a repository, run one inference each, and print a table",
+    "optimize": "try every runtime and precision for a model on this box, compare them, and write down the best",
+    "doctor": "look at this box: what it is, what keeps models from being served well on it, and what to do about it",
     "status": "ask a running server what it serves, and print a table",
     "models": "ask a running server for all versions of its models, their states and why",
     "events": "follow what happens in a running server",
@@ -20,6 +23,8 @@ COMMANDS = {
     "rollback": "pin a model of a running server to an earlier version, or undo that",
     "stream": "send a video, pictures, a camera or a test pattern through a model, and watch the figures",
     "governor": "try the law that keeps a box within its heat: on a simulated box, or on recorded temperatures",
+    "perf": "measure a model of a running server under load: latency, throughput, and where the time goes",
+    "analyze": "search the configuration that serves a model best on this box, within limits of latency and memory",
     "ros": "bridge camera topics of ROS 1 and ROS 2, or recordings of them, to the models of a running server",
 }
 """Command -> what it does; each is `run(arguments) -> exit code` in the module of its name."""
@@ -34,17 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
-        return 0 if arguments else 2
+        return ExitCode.OK if arguments else ExitCode.USAGE
     if arguments[0] == "--version":
         print(f"edge-server {__version__}")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
         print(f"edge-server: there is no command '{name}'\n{USAGE}", file=sys.stderr)
-        return 2
+        return ExitCode.USAGE
     try:
         code: int = importlib.import_module(f"edge_server.cli.{name}").run(rest)
     except (ConfigError, EdgeServerError) as error:
         print(f"edge-server {name}: {error}", file=sys.stderr)
-        return 2
+        return ExitCode.CONFIG if isinstance(error, ConfigError) else ExitCode.CANNOT_START
     return code

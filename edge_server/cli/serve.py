@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -12,7 +13,9 @@ from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment, set_library_defaults
 from edge_server.config.text import describe, help_text
 from edge_server.server import serve
+from edge_server.supervision import Surroundings
 from edge_server.telemetry.log import setup_logging
+from edge_server.telemetry.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,13 @@ def run(arguments: Sequence[str]) -> int:
     settings = setup_logging(parsed.config.log)
     for warning in parsed.warnings:
         log.warning("%s", warning)
-    code = serve(parsed.config, settings)
+    manager = ServiceManager.from_environment(process_environment(), os.getpid())
+    if manager.is_present:
+        # The stacks of all threads, for the journal, when the watchdog bites with SIGABRT.
+        faulthandler.enable()
+    code = serve(
+        parsed.config, settings, Surroundings(manager, lambda: parse_serve(arguments, process_environment()).config)
+    )
     _end_if_held_up(code)
     return code
 

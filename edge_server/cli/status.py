@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from edge_server.cli.box import box_lines
 from edge_server.cli.check import describe
+from edge_server.cli.engines import engine_lines
 from edge_server.cli.table import render
 from edge_server.core.view import TensorMetadata
 
@@ -53,6 +54,9 @@ def _report(url: str, timeout_s: float) -> int:
     print(f"{server['name']} {server['version']} at {url} is {'ready' if is_ready else 'NOT ready'}")
     if rows:
         print(render(HEADS, rows))
+    for report in reports.values():
+        if words := _sequences(report):
+            print(words)
     streams = _get_if_told(f"{url}/edge/v1/streams", timeout_s)
     if streams is not None and streams["streams"]:
         print()
@@ -60,6 +64,9 @@ def _report(url: str, timeout_s: float) -> int:
     governor = _get_if_told(f"{url}/edge/v1/governor", timeout_s)
     if governor is not None:
         print(box_lines(governor))
+    engines = _get_if_told(f"{url}/edge/v1/engines", timeout_s)
+    if engines is not None and engines["enabled"]:
+        print(engine_lines(engines))
     for entry in index:
         if entry.get("reason"):
             print(f"{entry['name']} version {entry.get('version', '-')}: {entry['reason']}")
@@ -74,6 +81,14 @@ def _get_if_told(url: str, timeout_s: float) -> dict[str, Any] | None:
         return None
 
 
+def _sequences(report: dict[str, Any]) -> str:
+    """Tell of a version's sequences; "" where there are none, or the server tells nothing of them."""
+    live, waiting = report.get("live_sequences", 0), report.get("waiting_sequences", 0)
+    if not live and not waiting:
+        return ""
+    return f"{report['name']} version {report['version']}: sequences: {live} live, {waiting} waiting for a slot"
+
+
 def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
     """Tell of an open frame stream; each drop with its reason, since the stream's id was first seen."""
     return (
@@ -86,6 +101,12 @@ def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
         f"{stream['age_p50_ms']:.1f}",
         f"{stream['age_p99_ms']:.1f}",
     )
+
+
+def _memory(report: dict[str, Any]) -> str:
+    """Return what a model took of the machine's memory, and of each GPU's: "92", "92 +64 GPU 0"."""
+    on_gpus = [f" +{count / 1e6:.0f} GPU {gpu}" for gpu, count in report.get("gpu_bytes", {}).items() if count]
+    return f"{report['load_rss_bytes'] / 1e6:.0f}" + "".join(on_gpus)
 
 
 def _row(url: str, timeout_s: float, entry: dict[str, str], report: dict[str, Any] | None) -> tuple[str, ...]:
@@ -107,7 +128,7 @@ def _row(url: str, timeout_s: float, entry: dict[str, str], report: dict[str, An
         _tensors(metadata["outputs"]),
         f"{report['load_s'] * 1000:.0f}",
         f"{infer['ns'] / infer['count'] / 1e6:.1f}" if infer["count"] else "-",
-        f"{report['load_rss_bytes'] / 1e6:.0f}",
+        _memory(report),
         str(statistics["success"]["count"]),
         str(statistics["fail"]["count"]),
     )

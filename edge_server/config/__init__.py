@@ -5,10 +5,14 @@ folder that reads os.environ, in `sources` alone. `slices` holds the values, `ki
 settings, `sources` the places they are read from, `load` the merge, `text` the help and the printed configuration.
 """
 
+from edge_server.config.cache import LocalCache, RedisCache, chosen_cache
 from edge_server.config.kinds import ConfigError
 from edge_server.config.load import ServeArguments, parse_serve
 from edge_server.config.slices import (
     CATEGORIES,
+    CacheConfig,
+    CacheSettings,
+    EngineConfig,
     FramesConfig,
     GovernorConfig,
     GrpcConfig,
@@ -24,23 +28,31 @@ from edge_server.config.slices import (
 )
 from edge_server.config.sources import process_environment
 from edge_server.config.text import describe, help_text
+from edge_server.config.trace import TraceConfig
 
 __all__ = [
     "CATEGORIES",
+    "CacheConfig",
+    "CacheSettings",
     "ConfigError",
+    "EngineConfig",
     "FramesConfig",
     "GovernorConfig",
     "GrpcConfig",
     "HttpConfig",
     "LifecycleConfig",
+    "LocalCache",
     "LogConfig",
     "MemoryConfig",
     "MetricsConfig",
     "RateLimitConfig",
+    "RedisCache",
     "RepositoryConfig",
     "RestrictedGroup",
     "ServeArguments",
     "ServerConfig",
+    "TraceConfig",
+    "chosen_cache",
     "describe",
     "help_text",
     "parse_serve",

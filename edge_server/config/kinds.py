@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edge_server.config.slices import CATEGORIES, RestrictedGroup
+from edge_server.config.trace import check_trace_setting
 
 
 class ConfigError(Exception):
@@ -147,6 +148,16 @@ def _parse_rate_resource(text: str) -> tuple[str, int, int | None]:
     return name, int(count), int(device) if colon else None
 
 
+def _parse_gpu_limit(text: str) -> tuple[int, float]:
+    """Read Triton's `device:fraction`."""
+    device, colon, fraction = text.partition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,3}", device) or not re.fullmatch(r"[01](\.[0-9]{0,9})?", fraction):
+        raise ValueError("expected <device>:<fraction>, the fraction from 0 to 1")
+    if float(fraction) > 1:
+        raise ValueError(f"the fraction of GPU {device} must be from 0 to 1, got {fraction}")
+    return int(device), float(fraction)
+
+
 BOOLEAN = Kind("boolean", parse_boolean, (bool,), may_stand_alone=True)
 VERBOSITY = Kind("integer", _parse_verbosity, (int, bool), may_stand_alone=True)
 TEXT = Kind("text", _parse_text)
@@ -157,5 +168,7 @@ PATTERN = Kind("regex", _parse_pattern)
 RESTRICTED = Kind("category,...:key=value", _parse_restricted, is_secret=True)
 BACKEND_SETTING = Kind("backend,key=value", _parse_backend_setting)
 RATE_RESOURCE = Kind("name:count[:device]", _parse_rate_resource)
+GPU_LIMIT = Kind("device:fraction", _parse_gpu_limit)
+TRACE_SETTING = Kind("[mode,]setting=value", check_trace_setting)
 PORT = integer(0, 65535)
 COUNT = integer(0, 2**31 - 1)

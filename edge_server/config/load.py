@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge_server.config.cache import chosen_cache, with_credentials
 from edge_server.config.kinds import ConfigError
 from edge_server.config.setting import CONFIG_VARIABLE, Setting
 from edge_server.config.slices import GrpcConfig, HttpConfig, RepositoryConfig, RestrictedGroup, ServerConfig
@@ -97,9 +98,14 @@ def _complete(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
     repository = config.repository
     if not repository.cache_dir and any("://" in path for path in repository.paths):
         repository = replace(repository, cache_dir=_default_cache_dir(environ))
+    engines = config.engines
+    if not engines.cache_dir:
+        engines = replace(engines, cache_dir=os.path.join(_default_cache_dir(environ), "engines"))
     return replace(
         config,
         repository=repository,
+        engines=engines,
+        cache=with_credentials(config.cache, environ),
         grpc=replace(config.grpc, is_tls=config.grpc.is_tls or config.grpc.is_mutual_tls),
         metrics=replace(config.metrics, address=config.metrics.address or config.http.address),
         log=replace(config.log, journal_stream=environ.get("JOURNAL_STREAM", "")),
@@ -107,7 +113,7 @@ def _complete(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
 
 
 def _default_cache_dir(environ: Mapping[str, str]) -> str:
-    """Return where copies of remote repositories go: where the system's service manager says, else where it can be."""
+    """Return where copies of remote repositories, and engines, go: where the service manager says, if it does."""
     # With several directories in its unit, systemd gives a list.
     given = environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     if given:
@@ -123,6 +129,7 @@ def _check(config: ServerConfig, *, needs_repository: bool) -> None:
     if needs_repository and not config.repository.paths:
         raise ConfigError("no model repository: give at least one --model-repository")
     _check_repository(config.repository)
+    chosen_cache(config.cache)
     _check_tls(config.http, config.grpc)
     _check_ports(config)
     _check_restricted("--http-restricted-api", config.http.restricted)
@@ -173,6 +180,8 @@ def _check_restricted(flag: str, groups: Sequence[RestrictedGroup]) -> None:
 def _doubts(config: ServerConfig) -> list[str]:
     """Return warnings about settings that are valid but probably not meant."""
     doubts = []
+    if config.trace.level and config.trace.mode == "triton" and not config.trace.file:
+        doubts.append("--trace-config level is given but triton,file is not: nothing is traced")
     if config.grpc.server_cert and not config.grpc.is_tls:
         doubts.append("--grpc-server-cert is given but --grpc-use-ssl is not: gRPC is not encrypted")
     if not (config.http.is_enabled or config.grpc.is_enabled):

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from edge_server.config.trace import TraceConfig
+
 LOOPBACK = "127.0.0.1"
 MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024
 
@@ -76,12 +78,14 @@ class GrpcConfig:
 
     `is_mutual_tls` implies `is_tls` and asks clients for a certificate signed by `root_cert`. The keepalive numbers are
     gRPC's channel arguments of the same name, in milliseconds; 0 for the two connection ages means unlimited.
+    `may_be_direct`: unary inference may be read from gRPC's completion queue, past grpcio's own server.
     """
 
     is_enabled: bool = True
     address: str = LOOPBACK
     port: int = 8001
     reuses_port: bool = False
+    may_be_direct: bool = True
     compression_level: CompressionLevel = "none"
     header_pattern: re.Pattern[str] | None = None
     restricted: tuple[RestrictedGroup, ...] = ()
@@ -156,14 +160,33 @@ class RepositoryConfig:
 class MemoryConfig:
     """`allows_client_shm`: clients may name shared-memory regions of this machine for the server to map.
 
+    `gpu_load_limits`: numbers of GPUs, each with the part of its memory beyond whose use nothing is loaded onto it.
+
     A load waits while it would leave less than `floor_mb` MiB of memory, or while tasks waited for memory more than
     `pressure_limit_percent` of the last ten seconds. 0, both off, is the default: a machine with compressed swap serves
     well beyond what the kernel calls available, and a guess must not keep a model from loading that would fit.
     """
 
     allows_client_shm: bool = False
+    gpu_load_limits: tuple[tuple[int, float], ...] = ()
     floor_mb: int = 0
     pressure_limit_percent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """What one `--cache-config` says of the cache called `cache`. Kept out of repr: a password may be among it."""
+
+    cache: str
+    values: tuple[tuple[str, str], ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The response cache, see `cache`. `byte_size` is the size of a local cache in Triton's old way; 0: none."""
+
+    settings: tuple[CacheSettings, ...] = ()
+    byte_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +211,19 @@ class LifecycleConfig:
     """Start, readiness and stop of the whole server.
 
     `is_readiness_strict`: ready only when every known model serves. `exits_on_error` is off where Triton's is on: on
-    a box in the field one broken model should not take the others down. `exit_timeout_s` bounds the drain.
+    a box in the field one broken model should not take the others down. `exits_on_gpu_loss`: end the process when a
+    model has lost its GPU and nothing else can serve it. `exit_timeout_s` bounds the drain.
     A run that takes longer than `hang_timeout_s` fails its version, and the server is not ready then; 0: any time.
+    One that takes longer than `watchdog_run_limit_s` keeps a service manager's watchdog from being fed; 0: any time.
     """
 
     server_id: str = "triton"
     is_readiness_strict: bool = True
     exits_on_error: bool = False
+    exits_on_gpu_loss: bool = False
     exit_timeout_s: float = 30.0
     hang_timeout_s: float = 0.0
+    watchdog_run_limit_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +267,21 @@ class GovernorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """TensorRT engines built on this box. `cache_dir` is filled in by `parse_serve`.
+
+    A build is ended after `build_timeout_s`, and when its process takes more than `build_memory_mb` MiB; 0: any.
+    Engines that were not used for longest are deleted beyond `cache_limit_mb` MiB; 0: none is.
+    """
+
+    is_enabled: bool = True
+    cache_dir: str = ""
+    build_timeout_s: float = 3600.0
+    build_memory_mb: int = 0
+    cache_limit_mb: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Everything the server was told. `backends[name][key]` are backend settings; name "" holds those for all."""
 
@@ -249,8 +291,11 @@ class ServerConfig:
     metrics: MetricsConfig = MetricsConfig()
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     memory: MemoryConfig = MemoryConfig()
+    cache: CacheConfig = CacheConfig()
+    engines: EngineConfig = EngineConfig()
     rate_limit: RateLimitConfig = RateLimitConfig()
     governor: GovernorConfig = GovernorConfig()
     log: LogConfig = LogConfig()
+    trace: TraceConfig = field(default_factory=TraceConfig)
     lifecycle: LifecycleConfig = LifecycleConfig()
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

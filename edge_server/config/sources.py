@@ -16,7 +16,7 @@ from typing import cast
 
 from edge_server.config.kinds import ConfigError, nearest
 from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, VARIABLE_PREFIX, Setting
-from edge_server.config.table import DEPRECATED, IGNORED, SETTINGS
+from edge_server.config.table import DEPRECATED, IGNORED, SETTINGS, TRACE_FLAGS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +29,7 @@ BACKENDS = "backends."
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS}
 _BY_FLAG = {flag: setting for setting in SETTINGS for flag in (setting.flag, *setting.aliases)}
-_ALL_FLAGS = (*_BY_FLAG, *IGNORED, CONFIG_FLAG, PRINT_FLAG, "--help")
+_ALL_FLAGS = (*_BY_FLAG, *IGNORED, *TRACE_FLAGS, CONFIG_FLAG, PRINT_FLAG, "--help")
 _SECTIONS = tuple(dict.fromkeys(setting.section for setting in SETTINGS))
 
 # What Kubernetes puts into every container's environment about a service called "edge-server".
@@ -98,6 +98,9 @@ def read_flags(argv: Sequence[str]) -> Flags:
             if value is None and rest and not rest[0].startswith("-"):
                 rest.popleft()
             flags.warnings.append(f"{flag} is ignored: {IGNORED[flag]}")
+        elif flag in TRACE_FLAGS:
+            flags.warnings.append(f"{flag} is deprecated, use --trace-config {TRACE_FLAGS[flag]}=...")
+            _read_flag(flags, "--trace-config", f"{TRACE_FLAGS[flag]}={_required(flag, value, rest)}", rest)
         elif flag in _BY_FLAG:
             _read_flag(flags, flag, value, rest)
         elif token.startswith("-"):

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edge_server.config.cache import CACHE_SETTINGS
+from edge_server.config.engines import ENGINES
 from edge_server.config.envelope import ENVELOPE
 from edge_server.config.kinds import (
     BACKEND_SETTING,
     BOOLEAN,
     COUNT,
+    GPU_LIMIT,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     PATH,
@@ -20,6 +23,7 @@ from edge_server.config.kinds import (
     PORT,
     RESTRICTED,
     TEXT,
+    TRACE_SETTING,
     VERBOSITY,
     choice,
     integer,
@@ -190,6 +194,9 @@ _GRPC = (
     Setting("grpc.port", "--grpc-port", PORT, "Port of gRPC; 0 lets the system choose."),
     Setting("grpc.reuses_port", "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too."),
     Setting(
+        "grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take unary inference straight from gRPC's core. Faster."
+    ),
+    Setting(
         "grpc.compression_level",
         "--grpc-infer-response-compression-level",
         choice("none", "low", "medium", "high"),
@@ -305,6 +312,13 @@ _OTHERS = (
         "Let clients name shared memory of this machine for the server to read and write.",
     ),
     Setting(
+        "memory.gpu_load_limits",
+        "--model-load-gpu-limit",
+        GPU_LIMIT,
+        "Part of a GPU's memory, 0 to 1, beyond whose use no model is loaded onto it: device:fraction. Repeatable.",
+        separator=";",
+    ),
+    Setting(
         "memory.floor_mb",
         "--memory-floor-mb",
         integer(0, 2**30),
@@ -315,6 +329,21 @@ _OTHERS = (
         "--memory-pressure-limit",
         number(0, 100),
         "Per cent of the last 10 s that tasks may have waited for memory when a model is loaded. 0: not looked at.",
+    ),
+    Setting(
+        "cache.settings",
+        "--cache-config",
+        CACHE_SETTINGS,
+        "The response cache, for models with response_cache: local,size=BYTES in this process; or "
+        "redis,host=NAME,port=NUMBER, and user, password, db, connect_timeout, socket_timeout, wait_timeout (ms), "
+        "pool_size, ttl (s), tls_enabled, cert, key, cacert. Repeatable.",
+        separator=" ",
+    ),
+    Setting(
+        "cache.byte_size",
+        "--response-cache-byte-size",
+        integer(0, 2**50),
+        "Bytes of a local response cache, as older versions of Triton say it. 0: none.",
     ),
     Setting(
         "log.verbose_level",
@@ -332,6 +361,15 @@ _OTHERS = (
         "Triton's default or ISO8601, plain text, or one JSON object per line.",
     ),
     Setting("log.file", "--log-file", OPTIONAL_PATH, "File to append to; empty: standard error."),
+    Setting(
+        "trace.config",
+        "--trace-config",
+        TRACE_SETTING,
+        "What is traced, and where it goes: level=TIMESTAMPS or TENSORS, rate=1000, count=-1, mode=triton or "
+        "opentelemetry; triton,file=PATH and triton,log-frequency=N; opentelemetry,url=URL, resource=KEY=VALUE, "
+        "bsp_max_queue_size, bsp_schedule_delay, bsp_max_export_batch_size. Repeatable.",
+        separator=" ",
+    ),
     Setting("lifecycle.server_id", "--id", TEXT, "Name of this server in its metadata."),
     Setting(
         "lifecycle.is_readiness_strict",
@@ -346,6 +384,13 @@ _OTHERS = (
         "Do not start when a model fails to load. (Triton's default is true.)",
     ),
     Setting(
+        "lifecycle.exits_on_gpu_loss",
+        "--exit-on-gpu-loss",
+        BOOLEAN,
+        "End with exit code 79 when a GPU is lost to the process and a model on it cannot be served elsewhere: for a "
+        "service manager that starts a new process, which may find the GPU again.",
+    ),
+    Setting(
         "lifecycle.exit_timeout_s",
         "--exit-timeout-secs",
         number(0, 86_400),
@@ -357,15 +402,20 @@ _OTHERS = (
         number(0, 86_400),
         "Seconds after which a run that does not end fails its version and the server's readiness. 0: never.",
     ),
+    Setting(
+        "lifecycle.watchdog_run_limit_s",
+        "--watchdog-run-limit-secs",
+        number(0, 86_400),
+        "Seconds after which a run that does not end keeps the watchdog of the service manager that started the "
+        "server, if there is one, from being fed: it starts a new one then. 0: never.",
+    ),
 )
 
-SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_FRAMES, *_METRICS, *ENVELOPE, *_OTHERS)
+SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_FRAMES, *_METRICS, *ENVELOPE, *ENGINES, *_OTHERS)
 
 _THREADS = "threads are managed by the front ends themselves"
 _POOLS = "there are no memory pools"
 _CLOUD = "there is no such front end"
-_TRACE = "tracing is not offered"
-_CACHE = "there is no response cache"
 _DIRECTORY = "there are no plug-in libraries to look for"
 
 IGNORED: Mapping[str, str] = {
@@ -380,20 +430,11 @@ IGNORED: Mapping[str, str] = {
     "--enable-peer-access": "tensors are not copied between GPUs",
     "--min-supported-compute-capability": "each runtime decides which GPUs it supports",
     "--host-policy": "there are no host policies",
-    "--model-load-gpu-limit": "GPU memory is not limited per load",
     "--model-namespacing": "model names are one namespace",
     "--backend-directory": _DIRECTORY,
     "--repoagent-directory": _DIRECTORY,
     "--cache-directory": _DIRECTORY,
-    "--cache-config": _CACHE,
-    "--response-cache-byte-size": _CACHE,
     "--metrics-config": "latencies are always counters",
-    "--trace-config": _TRACE,
-    "--trace-file": _TRACE,
-    "--trace-level": _TRACE,
-    "--trace-rate": _TRACE,
-    "--trace-count": _TRACE,
-    "--trace-log-frequency": _TRACE,
     "--allow-sagemaker": _CLOUD,
     "--sagemaker-port": _CLOUD,
     "--sagemaker-safe-port-range": _CLOUD,
@@ -405,7 +446,17 @@ IGNORED: Mapping[str, str] = {
 }
 """Triton's flags that are taken and do nothing -> why."""
 
+TRACE_FLAGS: Mapping[str, str] = {
+    "--trace-file": "triton,file",
+    "--trace-level": "level",
+    "--trace-rate": "rate",
+    "--trace-count": "count",
+    "--trace-log-frequency": "triton,log-frequency",
+}
+"""Triton's old flags of single trace settings -> what `--trace-config` calls them."""
+
 DEPRECATED: Mapping[str, str] = {
+    "--response-cache-byte-size": "--cache-config=local,size=<bytes>",
     "--model-store": "--model-repository",
     "--strict-model-config": "--disable-auto-complete-config",
 }

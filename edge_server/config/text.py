@@ -8,7 +8,7 @@ import textwrap
 
 from edge_server.config.load import ServeArguments
 from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, Setting
-from edge_server.config.slices import RestrictedGroup, ServerConfig
+from edge_server.config.slices import CacheSettings, RestrictedGroup, ServerConfig
 from edge_server.config.sources import BACKENDS, PRINT_FLAG
 from edge_server.config.table import SETTINGS
 
@@ -22,7 +22,10 @@ _TITLES = {
     "governor": "Governor",
     "rate_limit": "Rate limiter",
     "memory": "Shared memory",
+    "cache": "Response cache",
+    "engines": "TensorRT engines",
     "log": "Log",
+    "trace": "Trace",
     "lifecycle": "Server",
 }
 _SECRET = "***"
@@ -98,6 +101,9 @@ def _toml(value: object) -> str:
         return f"[{', '.join(_toml(item) for item in value)}]"
     if isinstance(value, RestrictedGroup):
         value = f"{','.join(value.categories)}:{value.key}={_SECRET}"
+    elif isinstance(value, CacheSettings):
+        pairs = [f"{key}={_SECRET if key == 'password' else text}" for key, text in value.values]
+        value = ",".join([value.cache, *pairs])
     elif isinstance(value, re.Pattern):
         value = value.pattern if value.flags & re.IGNORECASE else f"(?-i){value.pattern}"
     elif value is None:

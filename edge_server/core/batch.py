@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from edge_server.core.message import Request
 from edge_server.core.model import ModelSpec, OutputSpec
+from edge_server.core.ragged import concatenate, cut, make_batch_input, output_shape
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
 
@@ -23,14 +24,21 @@ class BatchPlan:
         self.spec = spec
         self._output_specs = {item.name: item for item in spec.outputs}
         self._output_names = tuple(item.name for item in spec.outputs)
-        self._reshaped_inputs = {item.name: item for item in spec.inputs if item.reshape is not None}
         self._has_rows = spec.max_batch_size > 0
+        self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and self._has_rows)
+        self._reshaped_inputs = {
+            item.name: item for item in spec.inputs if item.reshape is not None and item.name not in self._ragged
+        }
+        self._cut_by = {name: item.sources[0] for item in spec.batch_outputs for name in item.target_names}
+        self._joins_rows_only = not self._ragged and not spec.batch_inputs
         self._may_leave_out = any(item.is_optional for item in spec.inputs)
 
     def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
         """Return the batch's inputs: the arrays themselves for a lone request, else copies joined along the rows."""
         first = requests[0].inputs
-        if len(requests) == 1:
+        if not self._joins_rows_only:
+            batch = self._gather_ragged(requests)
+        elif len(requests) == 1:
             batch = {name: tensor.array for name, tensor in first.items()}
         else:
             batch = {name: np.concatenate([request.inputs[name].array for request in requests]) for name in first}
@@ -38,6 +46,24 @@ class BatchPlan:
             if name in batch and spec.reshape is not None:
                 batch[name] = self._reshape(batch[name], spec.dims, spec.reshape)
         return batch
+
+    def _gather_ragged(self, requests: Sequence[Request]) -> dict[str, Array]:
+        """Return the batch's inputs with ragged ones flat, and those that are made from the batch."""
+        batch: dict[str, Array] = {}
+        for name in requests[0].inputs:
+            arrays = [request.inputs[name].array for request in requests]
+            if name in self._ragged:
+                batch[name] = concatenate(arrays)
+            else:
+                batch[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        for item in self.spec.batch_inputs:
+            made = make_batch_input(item.kind, item.dtype, self._shapes(requests, item.sources[0]))
+            batch.update(dict.fromkeys(item.target_names, made))
+        return batch
+
+    @staticmethod
+    def _shapes(requests: Sequence[Request], name: str) -> list[tuple[int, ...]]:
+        return [request.inputs[name].array.shape for request in requests]
 
     def wanted(self, requests: Sequence[Request]) -> Sequence[str]:
         """Return the outputs to compute, in model order: all, or the union of what each request asked for."""
@@ -54,6 +80,8 @@ class BatchPlan:
         Raises BackendError for an output that has not the name, type or shape promised, or is missing; a model with
         optional inputs may leave outputs out.
         """
+        if self._cut_by:
+            return self._scatter_ragged(outputs, requests, rows)
         total = sum(rows)
         whole = {name: self._checked(name, array, total) for name, array in outputs.items()}
         if len(whole) < len(self._output_names) and not self._may_leave_out:
@@ -66,6 +94,35 @@ class BatchPlan:
             answers.append(self._pick(whole, request, slice(start, start + count)))
             start += count
         return answers
+
+    def _scatter_ragged(
+        self, outputs: Mapping[str, Array], requests: Sequence[Request], rows: Sequence[int]
+    ) -> list[tuple[Tensor, ...]]:
+        """As `scatter`, with batch outputs cut by the shapes of the inputs that they follow."""
+        ends = np.cumsum(rows)
+        parts: dict[str, list[Array]] = {}
+        for name, array in outputs.items():
+            if name in self._cut_by:
+                parts[name] = self._cut(name, array, requests)
+            else:
+                parts[name] = np.split(self._checked(name, array, int(ends[-1])), ends[:-1])
+        if not self._may_leave_out:
+            self._check_complete(parts, requests)
+        return [
+            self._pick({name: found[place] for name, found in parts.items()}, request, None)
+            for place, request in enumerate(requests)
+        ]
+
+    def _cut(self, name: str, array: Array, requests: Sequence[Request]) -> list[Array]:
+        spec, source = self._declared(name, array), self._cut_by[name]
+        shapes = [output_shape(spec.dims, shape) for shape in self._shapes(requests, source)]
+        parts = cut(array, shapes)
+        if parts is None:
+            raise BackendError(
+                f"model '{self.spec.name}' answered output '{name}' with {array.size} elements, but by the shapes of "
+                f"input '{source}' its configuration promises {shapes[:8]}"
+            )
+        return parts
 
     def answer(self, outputs: Mapping[str, Array], request: Request) -> tuple[Tensor, ...]:
         """Return one response's outputs, of any number of rows, as the request asked. Raises BackendError."""
@@ -87,14 +144,7 @@ class BatchPlan:
 
     def _checked(self, name: str, array: Array, total: int | None) -> Array:
         """Return the output as clients see it. `total` is how many rows it must have; None: any number."""
-        spec = self._output_specs.get(name)
-        if spec is None:
-            raise BackendError(f"model '{self.spec.name}' answered an output '{name}' that it does not declare")
-        if array.dtype != spec.dtype.numpy:
-            raise BackendError(
-                f"model '{self.spec.name}' answered output '{name}' with elements of type {array.dtype}, "
-                f"but its configuration promises {spec.dtype.value}"
-            )
+        spec = self._declared(name, array)
         item_dims = spec.dims if spec.reshape is None else spec.reshape
         expected = item_dims
         if self._has_rows and not spec.is_shape_tensor:
@@ -106,7 +156,19 @@ class BatchPlan:
             raise self._broken_promise(spec, expected, shape)
         return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
 
-    def _check_complete(self, whole: Mapping[str, Array], requests: Sequence[Request]) -> None:
+    def _declared(self, name: str, array: Array) -> OutputSpec:
+        """Return what is promised of an output. Raises BackendError for one of another name or type."""
+        spec = self._output_specs.get(name)
+        if spec is None:
+            raise BackendError(f"model '{self.spec.name}' answered an output '{name}' that it does not declare")
+        if array.dtype != spec.dtype.numpy:
+            raise BackendError(
+                f"model '{self.spec.name}' answered output '{name}' with elements of type {array.dtype}, "
+                f"but its configuration promises {spec.dtype.value}"
+            )
+        return spec
+
+    def _check_complete(self, whole: Mapping[str, object], requests: Sequence[Request]) -> None:
         for name in self.wanted(requests):
             if name not in whole:
                 raise BackendError(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import prod
 
 from edge_server.core.message import Request
 from edge_server.core.model import InputSpec, ModelSpec
-from edge_server.core.tensor import Tensor
+from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
+
+_INT32_MAX = 2**31 - 1
 
 
 class RequestCheck:
@@ -20,6 +23,9 @@ class RequestCheck:
         self._required = frozenset(item.name for item in spec.inputs if not item.is_optional)
         self._expected_dims = {item.name: spec.wire_dims(item.dims) for item in spec.inputs}
         self._shapes_vary = any(item.is_optional or -1 in item.dims for item in spec.inputs)
+        batches = spec.max_batch_size > 0
+        self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and batches)
+        self._counted = frozenset(item.sources[0] for item in spec.batch_inputs if item.dtype is DType.INT32)
         self._has_shape_tensors = any(item.is_shape_tensor for item in spec.inputs)
 
     def rows(self, request: Request) -> int:
@@ -46,7 +52,7 @@ class RequestCheck:
         return rows or 1
 
     def merge_key(self, request: Request) -> Hashable:
-        """Return what two requests must have in common to share a batch: their inputs and item shapes.
+        """Return what two requests must have in common to share a batch: their inputs and, unless ragged, item shapes.
 
         Requests to a model with shape tensors share with none: one batch has one value of each.
         """
@@ -55,6 +61,12 @@ class RequestCheck:
         if not self._shapes_vary:
             return None
         inputs = request.inputs
+        if self._ragged:
+            return tuple(
+                (name, () if name in self._ragged else inputs[name].array.shape[1:])
+                for name in self._inputs
+                if name in inputs
+            )
         return tuple((name, inputs[name].array.shape[1:]) for name in self._inputs if name in inputs)
 
     def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, rows: int) -> int:
@@ -63,6 +75,13 @@ class RequestCheck:
         item_shape = shape[1:] if limit else shape
         if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):
             raise self._shape_error(request, spec, shape)
+        if spec.name in self._counted and max(*shape, prod(shape)) > _INT32_MAX:
+            # Refused here, alone: told of when the batch's inputs are made, it would cost its batch mates theirs.
+            raise self._error(
+                request,
+                f"input '{spec.name}' for model '{self._spec.name}' has the shape {list(shape)}: expected sizes and a "
+                f"number of elements of at most {_INT32_MAX}, which the model is told of in INT32",
+            )
         if limit == 0 or spec.is_shape_tensor:
             return rows
         given: int = shape[0]

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
+from edge_server.core.trace import RequestTrace
 from edge_server.errors import EdgeServerError
 
 Parameter: TypeAlias = str | int | float | bool
@@ -33,7 +34,8 @@ class Request:
     `priority` 0 means the model's default, 1 is the highest. `timeout_us` 0 means none was asked for.
     `release` is called exactly once, from any thread, when no part of the server holds the inputs any more; it gives
     back what they are views of (a pinned shared-memory region). `deadline_ns` is when an answer is of no use any more
-    (time.monotonic_ns; 0: never): what cannot be finished until then is not begun.
+    (time.monotonic_ns; 0: never): what cannot be finished until then is not begun. `trace` takes note of its way, if it
+    is one of the few that are traced.
     """
 
     model: str
@@ -47,6 +49,7 @@ class Request:
     sequence: SequenceStep | None = None
     release: Callable[[], None] | None = None
     deadline_ns: int = 0
+    trace: RequestTrace | None = None
 
 
 @dataclass(slots=True)

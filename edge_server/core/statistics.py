@@ -57,6 +57,30 @@ class ResponseStatistics:
         )
 
 
+CACHE_LOSSES = ("too_big", "busy", "unreachable", "corrupt")
+"""Why the response cache could not serve a lookup, or did not store an answer."""
+
+
+@dataclass(slots=True)
+class CacheStatistics:
+    """The response cache as a whole. `capacity_bytes`, `size_bytes`, `entry_count` and `eviction_count` are 0 where
+    the cache is another process's: it counts them itself. `losses` are by CACHE_LOSSES."""
+
+    capacity_bytes: int = 0
+    size_bytes: int = 0
+    entry_count: int = 0
+    eviction_count: int = 0
+    hit_count: int = 0
+    miss_count: int = 0
+    lookup: Duration = field(default_factory=Duration)
+    insertion: Duration = field(default_factory=Duration)
+    losses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CACHE_LOSSES, 0))
+
+    def copy(self) -> CacheStatistics:
+        """Return a copy that shares nothing which changes."""
+        return replace(self, lookup=self.lookup.copy(), insertion=self.insertion.copy(), losses=dict(self.losses))
+
+
 @dataclass(slots=True)
 class VersionStatistics:
     """A consistent copy of one version's counters.
@@ -65,6 +89,7 @@ class VersionStatistics:
     Sums of queue and compute times are per request, so a batch of four adds its compute time four times.
     `last_inference_ms` is milliseconds since the epoch, 0 before the first request.
     `failures` counts failed requests by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER).
+    `is_cached`: answers may come from the response cache. Those count in `success`, `queue` and `cache_hit` alone.
     """
 
     name: str
@@ -85,6 +110,12 @@ class VersionStatistics:
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+    is_cached: bool = False
+    live_sequences: int | None = None
+    """How many sequences hold a slot, None for a model that knows none; `waiting_sequences`: how many wait for one."""
+    waiting_sequences: int = 0
+    gpu_bytes: dict[int, int] = field(default_factory=dict)
+    """Memory that its load took of each GPU, by the GPU's number."""
 
     def copy(self) -> VersionStatistics:
         """Return a copy that shares nothing which changes."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from edge_server.core.frame import StreamCounts
 
@@ -94,6 +95,15 @@ class SharedRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaRegion:
+    """A registered CUDA shared-memory region: the first `byte_size` bytes of an allocation on GPU `device_id`."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceReport:
     """What is in force in one loaded version, for `status`, `check`, the start-up line and metrics.
 
@@ -111,6 +121,11 @@ class InstanceReport:
     load_s: float
     load_rss_bytes: int
     notes: tuple[str, ...]
+    gpu_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Memory that its load took of each GPU, by the GPU's number."""
+    live_sequences: int = 0
+    """How many sequences hold a slot of the model, and `waiting_sequences` how many wait for one."""
+    waiting_sequences: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +156,40 @@ class GovernorState:
 
     level: str = "NORMAL"
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """An engine that is, or is to be, built for one version of a model.
+
+    `state`: "waiting", "building", "paused", "verifying", "ready", "failed" or "cancelled". `reason` says why it is
+    built, why it waits, or why there is none; `retry_s` is the unix time of the next try, None when only new files, or
+    an order, help. `difference` is how far its answers are from the serving runtime's, None before they were compared,
+    or where nothing else serves the model. `took_s` is what the build took.
+    """
+
+    model: str
+    version: int
+    library: str
+    precision: str
+    digest: str
+    state: str
+    phase: str
+    percent: float
+    reason: str
+    since_s: float
+    attempt_count: int
+    retry_s: float | None
+    took_s: float
+    difference: float | None
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWorksReport:
+    """Everything that is known of engines. `pause` says why none is built now, "" when one may be."""
+
+    engines: tuple[EngineReport, ...]
+    cached_count: int
+    cached_bytes: int
+    pause: str

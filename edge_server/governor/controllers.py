@@ -7,7 +7,6 @@ number is finite, every time not negative.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -64,7 +63,7 @@ class HeatModel:
             self._recent_c.clear()
         self._recent_c.append(temperature_c)
         if len(self._recent_c) == 3:
-            temperature_c = statistics.median(self._recent_c)
+            temperature_c = sorted(self._recent_c)[1]
         if self.smooth_c is None:
             self.smooth_c = temperature_c
         elif dt_s > 0:

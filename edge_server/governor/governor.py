@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,6 +54,10 @@ class Governor:
         self.room.end()
         if self._sampler is not None:
             self._sampler.close()
+
+    def idle_s(self) -> float:
+        """Return since when the loop has not come round; 0 before it was started."""
+        return 0.0 if self._sampler is None else time.monotonic() - self._sampler.turned_s
 
     def decision(self) -> Decision:
         return self.gate.decision

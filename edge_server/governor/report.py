@@ -123,6 +123,8 @@ def _gpu(gpu: Gpu) -> Json:
         "temperature_c": _rounded(gpu.temperature_c),
         "power_w": _watts(gpu.power_mw),
         "power_limit_w": _watts(gpu.power_limit_mw),
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
         "clock_hz": gpu.clock_hz,
         "held_back_by": sorted(gpu.reasons or ()),
         "missing": dict(gpu.missing),

@@ -16,7 +16,7 @@ from edge_server.governor.gate import GovernorGate
 from edge_server.governor.news import Announce, News
 from edge_server.governor.observe import Observer
 from edge_server.governor.policy import Decision, Law
-from edge_server.governor.readings import BoxReading
+from edge_server.governor.readings import BoxReading, Gpu
 from edge_server.governor.standins import Chosen, StandIns
 from edge_server.governor.work import Capacity, WorkDone, WorkWatch
 
@@ -38,7 +38,7 @@ class ServerSide:
 
     `refused_frames`: counts of frames that the gate refused, by model. `pairs`: models with the lighter one that each
     names. `use_variants` is told when other models stand in than before, None when there are none. `look_again` is
-    called when more may run than before.
+    called when more may run than before. `lose_gpu` is told once of each GPU that fell off the bus or needs a reset.
     """
 
     statistics: Callable[[], Sequence[VersionStatistics]] = tuple
@@ -47,6 +47,7 @@ class ServerSide:
     use_variants: Callable[[Chosen | None], None] = _nothing
     look_again: Callable[[], None] = _nothing
     announce: Announce = _nothing
+    lose_gpu: Callable[[Gpu], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Sampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.latest = Snapshot.empty(clock())
+        self.turned_s = clock()
+        """When the loop last came round, whatever came of its turn; of `clock`."""
         self._looker = looker
         self._law = law
         self._gate = gate
@@ -116,6 +119,7 @@ class Sampler:
         self._stand_ins = stand_ins or StandIns()
         self._news = News(side.announce)
         self._totals = _Totals()
+        self._lost_gpus: set[str] = set()
         self._then_s: float | None = None
         self._problem = ""
         self._stop = threading.Event()
@@ -153,6 +157,10 @@ class Sampler:
         self._news.tell_clock_cap(self._clock_cap.cap_hz)
         self._publish(reading, decision, work, capacity, dt_s)
         self._news.tell_state(decision, now_s)
+        for gpu in reading.gpus:
+            if gpu.is_lost and gpu.key not in self._lost_gpus:
+                self._lost_gpus.add(gpu.key)
+                self._side.lose_gpu(gpu)
         return decision
 
     def _live(self) -> None:
@@ -163,7 +171,8 @@ class Sampler:
                 self._problem = ""
             except Exception as error:  # noqa: BLE001 - the loop goes on: without it the last decision would hold for ever
                 self._complain(error)
-            due_s = max(due_s + self._interval_s, self._clock())
+            self.turned_s = self._clock()
+            due_s = max(due_s + self._interval_s, self.turned_s)
             self._stop.wait(due_s - self._clock())
 
     def _complain(self, error: Exception) -> None:

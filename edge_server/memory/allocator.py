@@ -35,7 +35,7 @@ def keep_big_blocks() -> bool:
 
 
 def trim() -> None:
-    """Give free memory back to the system, after a model was unloaded."""
+    """Give free memory back to the system: after a model was unloaded, or loaded, which takes several copies of it."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):

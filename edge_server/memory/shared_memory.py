@@ -27,6 +27,8 @@ from edge_server.errors import (
     Throttled,
     Unsupported,
 )
+from edge_server.memory.bounds import check_inside
+from edge_server.memory.cuda_memory import CudaMemoryRegistry, CudaPin, DeviceMemory
 
 SHM_FOLDER = "/dev/shm"
 """Where Linux keeps POSIX shared memory (shm_overview(7)); segment "/x" is the file "x" in it."""
@@ -84,16 +86,24 @@ class Pin:
     ) -> None:
         self.release()
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Copy `data` to the start of the piece, which was pinned for writing."""
+        self.view[: memoryview(data).nbytes] = data
+
 
 class SharedMemoryRegistry:
     """Names of regions -> mapped memory. Thread-safe; no lock is held across a system call.
 
     With `is_allowed` False everything but `status` is refused: whoever may register names a segment of this machine and
     can read and write it through the server, so clients must be trusted.
+
+    `cuda` are the regions on GPUs: names are of one space, and `pin` finds both kinds.
     """
 
-    def __init__(self, is_allowed: bool) -> None:
+    def __init__(self, is_allowed: bool, cuda: CudaMemoryRegistry | None = None) -> None:
         self.is_allowed = is_allowed
+        self.cuda = cuda or CudaMemoryRegistry(is_allowed, "this server was made without a GPU", _no_devices)
+        self.cuda.is_taken = self._has
         self._lock = threading.Lock()
         self._regions: dict[str, _Region] = {}
 
@@ -147,7 +157,7 @@ class SharedMemoryRegistry:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
         return [region.report]
 
-    def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> Pin:
+    def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> Pin | CudaPin:
         """Keep `byte_size` bytes from `offset` of the region mapped until the pin is released.
 
         The view is read-only unless `writable`. Raises Unsupported (not allowed), NotFound, InvalidRequest (outside
@@ -156,10 +166,14 @@ class SharedMemoryRegistry:
         self._check_allowed()
         with self._lock:
             region = self._regions.get(name)
-            if region is None:
+            if region is not None:
+                check_inside(region.report.name, region.report.byte_size, offset, byte_size)
+                region.pins += 1
+        if region is None:
+            cuda = self.cuda.pin(name, offset, byte_size, writable=writable)
+            if cuda is None:
                 raise NotFound(f"Unable to find shared memory region: '{name}'")
-            _check_inside(region.report, offset, byte_size)
-            region.pins += 1
+            return cuda
         # A client may have truncated its segment since; touching a page past the end of the file would end this
         # process with SIGBUS. The check leaves a gap: a truncation after it, while the request runs, still does that.
         # Closing it would take a copy of every tensor by read(2), which is what shared memory is there to avoid, and
@@ -187,6 +201,10 @@ class SharedMemoryRegistry:
         if is_last:
             region.close()
 
+    def _has(self, name: str) -> bool:
+        with self._lock:
+            return name in self._regions
+
     def _retire(self, names: list[str]) -> None:
         with self._lock:
             retired = [region for name in names if (region := self._regions.pop(name, None)) is not None]
@@ -203,12 +221,16 @@ class SharedMemoryRegistry:
             )
 
     def _check_free(self, name: str) -> None:
-        if name in self._regions:
+        if name in self._regions or self.cuda.has(name):
             raise AlreadyExists(f"shared memory region '{name}' already in manager")
         # Each mapping keeps a file descriptor. Half of them stay free for connections and model files.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         if 0 <= limit <= len(self._regions):
             raise Throttled(f"{len(self._regions)} shared memory regions are registered, no more fit; unregister some")
+
+
+def _no_devices() -> DeviceMemory:
+    raise OSError("there is no GPU")
 
 
 def _segment_path(name: str, key: str) -> bytes:
@@ -262,16 +284,3 @@ def _invalid_registration(name: str, given: str) -> InvalidRequest:
         f"failed to register shared memory region '{name}': invalid args: "
         f"Invalid offset + byte size for shared memory region: '{name}' ({given})"
     )
-
-
-def _check_inside(region: SharedRegion, offset: int, byte_size: int) -> None:
-    if not 0 <= offset < region.byte_size:
-        raise InvalidRequest(
-            f"Invalid offset for shared memory region: '{region.name}': {offset}, the region has "
-            f"{region.byte_size} bytes"
-        )
-    if byte_size < 0 or offset + byte_size > region.byte_size:
-        raise InvalidRequest(
-            f"Invalid offset + byte size for shared memory region: '{region.name}': {offset} + {byte_size}, "
-            f"the region has {region.byte_size} bytes"
-        )

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_server.backends import load_backend
+from edge_server.backends import ONNX_ORDER, load_backend
 from edge_server.backends.base import Backend, ModelFile, Signature
 from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.repository.choice import Candidate, candidates
+from edge_server.repository.paths import check_relative
 from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.validate_ragged import batch_input_targets, cut_outputs, flat_inputs
+from edge_server.repository.validate_sequences import check_sequences_against_file, hidden_inputs, state_outputs
 
 _TensorSpec: TypeAlias = InputSpec | OutputSpec
 _NOTHING: Mapping[str, str] = {}
@@ -36,7 +39,12 @@ class Inspected:
 
 
 def inspect_model(
-    config: ConfigMessage, model: str, model_dir: Path, version: int, passed_over: Mapping[str, str] = _NOTHING
+    config: ConfigMessage,
+    model: str,
+    model_dir: Path,
+    version: int,
+    passed_over: Mapping[str, str] = _NOTHING,
+    onnx_order: tuple[str, ...] = ONNX_ORDER,
 ) -> Inspected:
     """Choose the runtime, find the file and read its inputs and outputs.
 
@@ -44,7 +52,7 @@ def inspect_model(
     to open it before. Raises BackendMissing, BadModelConfig, or LoadError with every candidate's reason.
     """
     failures: list[tuple[str, LoadError]] = []
-    choice = candidates(config, model, model_dir / str(version))
+    choice = candidates(config, model, model_dir / str(version), onnx_order)
     for candidate in choice:
         try:
             if candidate.backend in passed_over:
@@ -62,7 +70,10 @@ def _inspect_with(
     candidate: Candidate, config: ConfigMessage, model: str, model_dir: Path, version: int
 ) -> tuple[Backend, ModelFile, Signature | None]:
     backend = load_backend(candidate.backend)
-    file = _find_file(candidate.file_name or backend.default_filename, model, model_dir, version)
+    of_gpu = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
+    if of_gpu:
+        check_relative(of_gpu, f"model '{model}': cc_model_filenames")
+    file = _find_file(of_gpu or candidate.file_name or backend.default_filename, model, model_dir, version)
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     return backend, file, backend.inspect(file, parameters)
 
@@ -103,8 +114,12 @@ def complete(config: ConfigMessage, model: str, signature: Signature, default_ma
         config.max_batch_size = default_max_batch_size
         notes.append(f"max_batch_size was set to {default_max_batch_size}: the model file can batch")
     _check_can_batch(config, model, signature)
-    _fill_tensors(config.input, signature.inputs, config.max_batch_size, is_selection=False)
-    _fill_tensors(config.output, signature.outputs, config.max_batch_size, is_selection=bool(config.output))
+    filled = batch_input_targets(config) | hidden_inputs(config)
+    asked = [spec for spec in signature.inputs if spec.name not in filled]
+    _fill_tensors(config.input, asked, config.max_batch_size, is_selection=False)
+    is_selection = bool(config.output)
+    shown = [spec for spec in signature.outputs if is_selection or spec.name not in state_outputs(config)]
+    _fill_tensors(config.output, shown, config.max_batch_size, is_selection=is_selection)
     if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
         notes.append("dynamic batching was turned on: max_batch_size is above 1 and no scheduler is stated")
@@ -115,7 +130,10 @@ def _check_can_batch(config: ConfigMessage, model: str, signature: Signature) ->
     """Refuse max_batch_size for a file with a fixed first dimension; a file made for 1 row may be told 1."""
     allowed = {-1, 1} if config.max_batch_size == 1 else {-1}
     specs: list[_TensorSpec] = [*signature.inputs, *signature.outputs]
+    of_batch = batch_input_targets(config) | cut_outputs(config)
     for spec in specs:
+        if spec.name in of_batch:
+            continue
         if config.max_batch_size > 0 and not spec.is_shape_tensor and (not spec.dims or spec.dims[0] not in allowed):
             raise BadModelConfig(
                 f"model '{model}': max_batch_size: expected 0, for '{spec.name}' of the model file has the shape "
@@ -166,16 +184,45 @@ def check_against_file(config: ConfigMessage, model: str, signature: Signature) 
                     f"model '{model}': unexpected {kind} '{item.name}': expected one of the model file's "
                     f"{kind}s {sorted(of_file)}"
                 )
-            _check_tensor(item, spec, f"model '{model}': {kind} '{item.name}'", config.max_batch_size)
+            what = f"model '{model}': {kind} '{item.name}'"
+            if kind == "input" and item.name in flat_inputs(config):
+                _check_flat(item, spec, what)
+            else:
+                is_cut = kind == "output" and item.name in cut_outputs(config)
+                _check_tensor(item, spec, what, config.max_batch_size, has_own_dims=is_cut)
+    _check_batch_inputs(config, model, signature)
+    check_sequences_against_file(config, model, signature)
     _check_none_missing(config, model, signature)
 
 
-def _check_tensor(item: ConfigMessage, spec: _TensorSpec, what: str, max_batch_size: int) -> None:
+def _check_flat(item: ConfigMessage, spec: _TensorSpec, what: str) -> None:
+    """A ragged input reaches the model in one dimension, whatever its dims."""
+    _check_tensor(item, spec, what, 0, has_own_dims=True)
+    if len(spec.dims) != 1:
+        raise BadModelConfig(f"{what} allow_ragged_batch: expected one dimension in the model file, "
+                             f"given {list(spec.dims)}")  # fmt: skip
+
+
+def _check_batch_inputs(config: ConfigMessage, model: str, signature: Signature) -> None:
+    """Raise BadModelConfig where an input that is made from the batch is not one of the file's, or of another type."""
+    of_file = {spec.name: spec for spec in signature.inputs}
+    for item in config.batch_input:
+        for name in item.target_name:
+            if name not in of_file:
+                raise BadModelConfig(f"model '{model}': batch_input target_name: expected one of the model file's "
+                                     f"inputs {sorted(of_file)}, given '{name}'")  # fmt: skip
+            what = f"model '{model}': batch_input '{name}'"
+            _check_tensor(item, of_file[name], what, 0, has_own_dims=True)
+
+
+def _check_tensor(
+    item: ConfigMessage, spec: _TensorSpec, what: str, max_batch_size: int, *, has_own_dims: bool = False
+) -> None:
     dtype = _BY_NUMBER.get(item.data_type)
     if dtype is not None and dtype is not spec.dtype:
         raise BadModelConfig(f"{what} data_type: expected the model file's {spec.dtype.config_name}, "
                              f"given {dtype.config_name}")  # fmt: skip
-    if not item.dims:
+    if has_own_dims or not item.dims:
         return
     has_batch = max_batch_size > 0 and not spec.is_shape_tensor
     stated = list(item.reshape.shape if item.HasField("reshape") else item.dims)
@@ -195,7 +242,7 @@ def _fits(stated: Sequence[int], of_file: Sequence[int]) -> bool:
 
 
 def _check_none_missing(config: ConfigMessage, model: str, signature: Signature) -> None:
-    stated = {item.name for item in config.input}
+    stated = {item.name for item in config.input} | batch_input_targets(config) | hidden_inputs(config)
     missing = [spec.name for spec in signature.inputs if spec.name not in stated and not spec.is_optional]
     if missing:
         raise BadModelConfig(

@@ -25,6 +25,10 @@ PLATFORM_OF_BACKEND = {
     "pytorch": "pytorch_libtorch",
 }
 
+_SAVED_MODEL = "tensorflow_savedmodel"
+_SAVED_MODEL_ORDER = ("tensorflow", "openvino")
+"""Runtimes tried, in this order, where the configuration names a SavedModel's platform and no backend."""
+
 _BACKENDS_OF_FILE = {
     "model.plan": ("tensorrt",),
     "model.onnx": ONNX_ORDER,
@@ -33,6 +37,9 @@ _BACKENDS_OF_FILE = {
     "model.pt2": ("pytorch",),
     "model.py": ("python",),
     "model.tflite": ("openvino",),
+    "model.jaxexport": ("jax",),
+    "model.savedmodel": ("openvino", "tensorflow"),
+    "libmodel.so": ("c_abi",),
     "xgboost.json": ("forest",),
     "xgboost.ubj": ("forest",),
     "xgboost.model": ("forest",),
@@ -56,8 +63,18 @@ class Candidate:
     file_name: str
 
 
-def candidates(config: ConfigMessage, model: str, version_dir: Path) -> tuple[Candidate, ...]:
-    """Return the runtimes to try for a model version, in order; one, unless only an ONNX file says what it is.
+ENGINE_BACKENDS = ("tensorrt", "tensorrt_rtx")
+"""Runtimes that serve an ONNX file through an engine, which has to be built first."""
+
+STAND_IN_PRECISIONS = ("fp32", "fp16", "f16", "best")
+"""What `precision` may say of an engine, and does not mean the runtimes that serve its model meanwhile."""
+
+
+def candidates(
+    config: ConfigMessage, model: str, version_dir: Path, onnx_order: tuple[str, ...] = ONNX_ORDER
+) -> tuple[Candidate, ...]:
+    """Return the runtimes to try for a model version, in order; one, unless only an ONNX file says what it is, or it is
+    to have an engine, until which `onnx_order` says who serves it.
 
     Decided by `backend`, else `platform`, else the suffix of default_model_filename, else a well-known file in
     `version_dir`, else the suffix of the model's name ("x.<backend>"). Raises BadModelConfig when nothing decides.
@@ -66,12 +83,18 @@ def candidates(config: ConfigMessage, model: str, version_dir: Path) -> tuple[Ca
     if file_name:
         check_relative(file_name, f"model '{model}': default_model_filename")
     stated = _stated_backend(config, model)
+    if config.platform == _SAVED_MODEL and not config.backend:
+        return tuple(Candidate(backend, file_name or "model.savedmodel") for backend in _SAVED_MODEL_ORDER)
+    if stated in ENGINE_BACKENDS:
+        return _with_stand_ins(stated, file_name, version_dir, onnx_order)
     if stated:
         return (Candidate(stated, file_name or _other_file_of(stated, version_dir)),)
     if file_name:
         backends = _BACKENDS_OF_SUFFIX.get(Path(file_name).suffix.lower(), ())
     else:
         file_name, backends = _well_known_file(version_dir)
+    if backends == ONNX_ORDER:
+        backends = onnx_order
     if backends:
         return tuple(Candidate(backend, file_name) for backend in backends)
     suffix = model.rpartition(".")[2]
@@ -83,12 +106,23 @@ def candidates(config: ConfigMessage, model: str, version_dir: Path) -> tuple[Ca
     )
 
 
+def _with_stand_ins(
+    stated: str, file_name: str, version_dir: Path, onnx_order: tuple[str, ...]
+) -> tuple[Candidate, ...]:
+    """Return a runtime of engines alone for a plan; for an ONNX file, those behind it that read it as it is."""
+    if not file_name and not (version_dir / "model.plan").exists() and (version_dir / "model.onnx").exists():
+        file_name = "model.onnx"
+    others = [name for name in onnx_order if name not in ENGINE_BACKENDS] if file_name.lower().endswith(".onnx") else []
+    return tuple(Candidate(name, file_name) for name in (stated, *others))
+
+
 def _stated_backend(config: ConfigMessage, model: str) -> str:
     of_platform = BACKEND_OF_PLATFORM.get(config.platform, "")
     if config.platform and not of_platform and not config.backend:
         known = ", ".join(BACKEND_OF_PLATFORM)
         raise BadModelConfig(f"model '{model}': platform: expected one of {known}, given '{config.platform}'")
-    if config.backend and of_platform and config.backend != of_platform:
+    is_either = config.platform == _SAVED_MODEL and config.backend in _SAVED_MODEL_ORDER
+    if config.backend and of_platform and config.backend != of_platform and not is_either:
         raise BadModelConfig(
             f"model '{model}': platform '{config.platform}' belongs to backend '{of_platform}', "
             f"but backend is '{config.backend}'"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_FILES = 65_536
 """Files looked at below one folder; more is a mistake, such as a link to the root of the disk."""
+
+YOUNG_S = 60.0
+"""How long after its last change somebody may still be writing a file, however long the pauses are."""
 
 _UPLOAD = re.compile(
     r".+\.(tmp|temp|part|partial|crdownload|download|filepart)|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial"
@@ -27,7 +31,8 @@ class Trace:
 
     `fingerprint` covers what a model is made from; `stir` also what upload tools and editors put beside it, for as
     long as those change, somebody is at work. `changed_ns` is the youngest change time (ctime, which no tool can set)
-    of the files and folders, 0 when there are none. `upload` names the youngest file of an unfinished upload, ""
+    of the files and folders, 0 when there are none, and `young` are the files whose own lies within YOUNG_S of the
+    look. `upload` names the youngest file of an unfinished upload, ""
     when there is none, and `upload_ns` is its change time. `stray` is the first link that leads out of the
     repository, and where to, "" when there is none.
     """
@@ -38,6 +43,7 @@ class Trace:
     upload: str = ""
     upload_ns: int = 0
     stray: str = ""
+    young: tuple[str, ...] = field(default=(), compare=False)
 
 
 class TooManyFiles(OSError):
@@ -87,19 +93,35 @@ def trace(folder: Path, entries: Iterable[os.DirEntry[str]], fence: Fence) -> Tr
     Folders count by what they hold, so that ignored files in them change nothing. A file that vanishes meanwhile
     counts as absent. Raises OSError for a folder that cannot be read.
     """
+    return _walk(folder, entries, fence).trace()
+
+
+def lines(folder: Path, entries: Iterable[os.DirEntry[str]]) -> tuple[str, ...]:
+    """Return what the fingerprint of the same `trace` is made of: one line a file or folder, which begins with its
+    path below `folder` and ends, from the first NUL on, with what the system says of it. Raises OSError as `trace`."""
+    return tuple(_walk(folder, entries, Fence(None)).lines)
+
+
+def digest(described: Iterable[str]) -> str:
+    """Return the fingerprint that `lines` make."""
+    return hashlib.blake2b("\n".join(described).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], fence: Fence) -> _Walk:
     walk = _Walk(fence)
     walk.see(os.stat(folder))
     for entry in sorted(entries, key=lambda item: item.name):
         walk.look(entry, entry.name, frozenset())
-    return walk.trace()
+    return walk
 
 
 def folder_trace(folder: Path, fence: Fence) -> Trace:
     """Return what everything in a folder is like. Raises OSError when it cannot be read."""
-    return trace(folder, _children(folder), fence)
+    return trace(folder, children(folder), fence)
 
 
-def _children(folder: str | Path) -> list[os.DirEntry[str]]:
+def children(folder: str | Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder, by name. Raises OSError."""
     with os.scandir(folder) as entries:
         return sorted(entries, key=lambda entry: entry.name)
 
@@ -115,15 +137,18 @@ class _Walk:
     upload: str = ""
     upload_ns: int = 0
     stray: str = ""
+    young: list[str] = field(default_factory=list)
+    now_ns: int = field(default_factory=time.time_ns)
 
     def trace(self) -> Trace:
         return Trace(
-            fingerprint=_digest(self.lines),
-            stir=_digest([*self.lines, "\0leftovers", *self.leftovers]),
+            fingerprint=digest(self.lines),
+            stir=digest([*self.lines, "\0leftovers", *self.leftovers]),
             changed_ns=self.changed_ns,
             upload=self.upload,
             upload_ns=self.upload_ns,
             stray=self.stray,
+            young=tuple(self.young),
         )
 
     def see(self, found: os.stat_result) -> None:
@@ -149,6 +174,9 @@ class _Walk:
             self._look_into(entry, name, above, (found.st_dev, found.st_ino))
         else:
             self.lines.append(_line(name, found))
+            # The clock may have been set since: a change time to come says nothing of a file's age.
+            if abs(self.now_ns - found.st_ctime_ns) < YOUNG_S * 1e9:
+                self.young.append(entry.path)
 
     def _look_into(
         self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]], identity: tuple[int, int]
@@ -157,7 +185,7 @@ class _Walk:
         if identity in above or (self.stray and entry.is_symlink()):
             return
         try:
-            inner = _children(entry.path)
+            inner = children(entry.path)
         except FileNotFoundError:
             self.lines.append(f"{name}\0gone")
             return
@@ -180,7 +208,3 @@ class _Walk:
 
 def _line(name: str, found: os.stat_result) -> str:
     return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_dev}\0{found.st_ino}"
-
-
-def _digest(lines: list[str]) -> str:
-    return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -24,6 +24,12 @@ class Devices:
     gpu_count: int = 0
     runs_on_gpu: bool = False
     cpu_instances: int = 1
+    lost_gpus: frozenset[int] = frozenset()
+    """GPUs that do not work any more in this process; what leaves the choice open goes elsewhere."""
+
+    @property
+    def healthy_gpus(self) -> list[int]:
+        return [gpu for gpu in range(self.gpu_count) if gpu not in self.lost_gpus]
 
 
 def normalise(config: ConfigMessage, model: str, devices: Devices) -> None:
@@ -68,7 +74,7 @@ def _fill_instance_groups(config: ConfigMessage, model: str, devices: Devices) -
         _fill_kind(group, devices)
         if group.count < 1:
             group.count = devices.cpu_instances if group.kind == KIND_CPU else 1
-        _fill_gpus(group, model, devices.gpu_count)
+        _fill_gpus(group, model, devices)
     names = [group.name for group in config.instance_group]
     if len(set(names)) != len(names):
         raise BadModelConfig(f"model '{model}': instance_group: expected a name of its own for each, given {names}")
@@ -76,11 +82,12 @@ def _fill_instance_groups(config: ConfigMessage, model: str, devices: Devices) -
 
 def _fill_kind(group: ConfigMessage, devices: Devices) -> None:
     if group.kind == KIND_AUTO:
-        wants_gpu = bool(group.gpus) or (devices.runs_on_gpu and devices.gpu_count > 0)
+        wants_gpu = bool(group.gpus) or (bool(devices.healthy_gpus) and devices.runs_on_gpu)
         group.kind = KIND_GPU if wants_gpu else KIND_CPU
 
 
-def _fill_gpus(group: ConfigMessage, model: str, gpu_count: int) -> None:
+def _fill_gpus(group: ConfigMessage, model: str, devices: Devices) -> None:
+    gpu_count = devices.gpu_count
     what = f"model '{model}': instance_group '{group.name}'"
     if group.kind != KIND_GPU:
         if group.gpus:
@@ -92,7 +99,7 @@ def _fill_gpus(group: ConfigMessage, model: str, gpu_count: int) -> None:
             f"{what} has kind KIND_GPU but no GPU is available; use KIND_CPU, or KIND_AUTO to take what there is"
         )
     if not group.gpus:
-        group.gpus.extend(range(gpu_count))
+        group.gpus.extend(devices.healthy_gpus or range(gpu_count))
     for gpu in group.gpus:
         if not 0 <= gpu < gpu_count:
             raise BadModelConfig(f"{what} gpus: expected numbers of 0 to {gpu_count - 1}, given {gpu}")

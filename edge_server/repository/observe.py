@@ -20,6 +20,7 @@ from watchdog.observers.api import BaseObserver, ObservedWatch
 from watchdog.observers.polling import PollingObserver
 
 from edge_server.repository.mounts import is_layered, is_remote, read_mounts, root_file_system
+from edge_server.repository.open_files import is_open_for_writing
 from edge_server.repository.writers import Writers
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,23 @@ class Observation:
         """Return the real paths of files that are open for writing, as far as is known."""
         with self._lock:
             return self._writers.writing(time.monotonic())
+
+    def is_written(self, paths: Iterable[str]) -> bool:
+        """Return whether somebody writes one of these files, as far as can be found out.
+
+        The kernel is asked, whatever was heard; what was heard decides of files that it says nothing about.
+        """
+        untold: list[str] = []
+        for path in paths:
+            is_open = is_open_for_writing(path)
+            if is_open:
+                return True
+            if is_open is None:
+                untold.append(os.path.realpath(path))
+        if not untold:
+            return False
+        with self._lock:
+            return not self._writers.unsure(time.monotonic()).isdisjoint(untold)
 
     def take_published(self) -> frozenset[str]:
         """Return, once, the real paths of directories that were renamed into place."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from edge_server.backends import ONNX_ORDER
 from edge_server.core.lifecycle import Resolved
 from edge_server.core.model import ModelFile, ModelSpec
 from edge_server.errors import LoadError
 from edge_server.repository.autocomplete import Inspected, check_against_file, complete, inspect_model
+from edge_server.repository.choice import ENGINE_BACKENDS, PLATFORM_OF_BACKEND, STAND_IN_PRECISIONS
 from edge_server.repository.labels import read_labels
 from edge_server.repository.normalise import Devices, normalise
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
@@ -28,13 +30,16 @@ class ResolveOptions:
 
     `checks` see each complete specification and raise BadModelConfig: declarations in `parameters` belong to other
     parts of the server, and a wrong one should fail the load rather than the first request. `trust`: what must be
-    proved of a version's files before they are opened.
+    proved of a version's files before they are opened. `onnx_order`: the runtimes tried for an ONNX file.
     """
 
     auto_complete: bool = True
     gpu_count: int = 0
     checks: tuple[Callable[[ModelSpec], object], ...] = ()
     trust: TrustPolicy = field(default_factory=TrustPolicy)
+    onnx_order: tuple[str, ...] = ONNX_ORDER
+    lost_gpus: Callable[[], Iterable[int]] = tuple
+    """Asked at each load for the GPUs that do not work any more in this process."""
 
 
 def resolve(
@@ -61,11 +66,23 @@ def resolve(
         normalise(config, model.name, Devices())
         file = ModelFile(model.path / str(version), model.path, version)
         return Resolved(_finish(config, model, options, ()), file, confirm=verified.confirm)
-    inspected = inspect_model(config, model.name, model.path, version, passed_over)
+    inspected = inspect_model(config, model.name, model.path, version, passed_over, options.onnx_order)
+    _let_stand_in(config, inspected, passed_over)
     notes = _fill(config, model.name, inspected, options)
     spec = _finish(config, model, options, notes)
     verified.confirm()
     return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm)
+
+
+def _let_stand_in(config: ConfigMessage, inspected: Inspected, passed_over: Mapping[str, str]) -> None:
+    """Take out, in place, what is meant for an engine alone when another runtime serves until it is there."""
+    word = config.parameters["precision"].string_value if "precision" in config.parameters else ""
+    if inspected.backend.name in ENGINE_BACKENDS or not any(name in passed_over for name in ENGINE_BACKENDS):
+        return
+    if word.strip().lower() in STAND_IN_PRECISIONS:
+        del config.parameters["precision"]
+    if config.platform == PLATFORM_OF_BACKEND["tensorrt"]:
+        config.platform = ""
 
 
 def _finish(config: ConfigMessage, model: ModelOnDisk, options: ResolveOptions, notes: tuple[str, ...]) -> ModelSpec:
@@ -110,7 +127,8 @@ def _fill(config: ConfigMessage, model: str, inspected: Inspected, options: Reso
         config.default_model_filename = file.path.relative_to(file.version_dir).as_posix()
     if signature is not None:
         if options.auto_complete:
-            notes += complete(config, model, signature, backend.default_max_batch_size)
+            notes += complete(config, model, signature, signature.most_rows or backend.default_max_batch_size)
         check_against_file(config, model, signature)
-    normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, backend.default_instance_count))
+    lost = frozenset(options.lost_gpus())
+    normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, backend.default_instance_count, lost))
     return tuple(notes)

@@ -16,7 +16,7 @@ from edge_server.core.lifecycle import Member
 from edge_server.core.model import VersionPolicy
 from edge_server.errors import BadModelConfig, ServingFault
 from edge_server.repository.composition import members
-from edge_server.repository.fingerprint import Fence, Trace, folder_trace, is_folder, is_ignored, trace
+from edge_server.repository.fingerprint import Fence, Trace, children, folder_trace, is_folder, is_ignored, trace
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
 from edge_server.repository.to_spec import version_policy
 
@@ -211,7 +211,9 @@ class Scanner:
         if stray:
             return replace(model, problem=_stray_problem(path.name, stray), trace=Trace(stir=stray))
         try:
-            model = self._read_dir(model, fence, warnings)
+            # Read before the files are looked at: a configuration that changes in between is too young to have settled.
+            stated, model = self._stated(model)
+            model = _read_dir(model, fence, warnings)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -223,52 +225,60 @@ class Scanner:
             return replace(model, problem=_stray_problem(path.name, stray))
         if not model.versions:
             return replace(model, problem=_no_versions(model))
-        try:
-            stated = self._stated(model)
-        except BadModelConfig as error:
-            return replace(model, problem=error.message)
+        if isinstance(stated, BadModelConfig):
+            return replace(model, problem=stated.message)
         policy = stated.policy
         _warn_of_absent(model, policy, warnings)
         return _with_policy(replace(model, policy=policy, members=stated.members), policy)
 
-    def _read_dir(self, model: ModelOnDisk, fence: Fence, warnings: list[str]) -> ModelOnDisk:
-        versions: list[VersionOnDisk] = []
-        others: list[os.DirEntry[str]] = []
-        with os.scandir(model.path) as entries:
-            for entry in entries:
-                number = parse_version(entry.name) if is_folder(entry) else None
-                if number is not None:
-                    versions.extend(_version(number, entry, fence))
-                elif entry.name.isdigit() and is_folder(entry):
-                    warnings.append(f"'{entry.path}' was passed over: a version is a number without leading zeros")
-                else:
-                    others.append(entry)
-            files = trace(model.path, others, fence)
-        return replace(
-            model,
-            config_path=next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None),
-            versions=tuple(sorted(versions, key=lambda version: version.number)),
-            fingerprint=files.fingerprint,
-            trace=files,
-        )
-
-    def _stated(self, model: ModelOnDisk) -> _Stated:
-        """Return what the model's configuration says of its versions and members, read again only when it changed."""
-        path = model.config_path
+    def _stated(self, model: ModelOnDisk) -> tuple[_Stated | BadModelConfig, ModelOnDisk]:
+        """Return what the model's configuration says of its versions and members, read again only when it changed,
+        and the model with the path of that configuration."""
+        path = next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None)
         if path is None:
-            return _stated(new_config())
+            return _stated(new_config()), model
+        model = replace(model, config_path=path)
         try:
             found = path.stat()
         except OSError as error:
-            raise BadModelConfig(f"model '{model.name}': '{path}' cannot be read: {error.strerror}") from error
+            return BadModelConfig(f"model '{model.name}': '{path}' cannot be read: {error.strerror}"), model
         stamp = (found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
         known = self._policies.get(path)
         if known is None or known[0] != stamp:
             known = (stamp, _read_stated(path, model.name))
             self._policies[path] = known
-        if isinstance(known[1], BadModelConfig):
-            raise known[1]
-        return known[1]
+        return known[1], model
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What is in a model's directory: the folders of versions, those that only look like it, and everything else."""
+
+    versions: tuple[tuple[int, os.DirEntry[str]], ...]
+    misnamed: tuple[os.DirEntry[str], ...]
+    others: tuple[os.DirEntry[str], ...]
+
+
+def read_entries(path: Path) -> Entries:
+    """Look into a model's directory. Raises OSError."""
+    versions: list[tuple[int, os.DirEntry[str]]] = []
+    misnamed: list[os.DirEntry[str]] = []
+    others: list[os.DirEntry[str]] = []
+    for entry in children(path):
+        number = parse_version(entry.name) if is_folder(entry) else None
+        if number is not None:
+            versions.append((number, entry))
+        else:
+            (misnamed if entry.name.isdigit() and is_folder(entry) else others).append(entry)
+    return Entries(tuple(sorted(versions, key=lambda item: item[0])), tuple(misnamed), tuple(others))
+
+
+def _read_dir(model: ModelOnDisk, fence: Fence, warnings: list[str]) -> ModelOnDisk:
+    entries = read_entries(model.path)
+    warnings += [f"'{it.path}' was passed over: a version is a number without leading zeros" for it in entries.misnamed]
+    versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, fence))
+    files = trace(model.path, entries.others, fence)
+    return replace(model, versions=versions, fingerprint=files.fingerprint, trace=files)
 
 
 def _version(number: int, entry: os.DirEntry[str], fence: Fence) -> list[VersionOnDisk]:

@@ -6,7 +6,8 @@ A model is made of parts: each version directory, and everything outside them (t
 - it was the same, in names, sizes, times and inodes, for `Root.settle_s`: in two looks that far apart. On a local disk
   one look can be enough, for the change times (ctime) of its files and folders say since when; no tool can set them.
   A clock that was set meanwhile is allowed for;
-- no file of it is open for writing, as far as the kernel tells (`Look.written`);
+- no file of it is open for writing, as far as the kernel told of itself (`Look.written`), or tells when it is asked
+  (`Look.busy`);
 - no upload tool's unfinished file (`.part`, rsync's dot-files ...) beside it changed in the last UPLOAD_PATIENCE_S.
 
 A directory that was renamed into its place (`Look.published`) needs no second look: whoever renames a directory has
@@ -21,7 +22,7 @@ so a slow upload takes nothing away.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -59,7 +60,8 @@ class Look:
 
     `at_s` is monotonic, `wall_ns` the clock of change times, which has run without a jump for `steady_s`. `written`
     are real paths of files that are open for writing, `published` those of directories that were renamed into place.
-    `real_paths` maps the paths of models and of versions that are links to where they lead.
+    `busy` are parts, each with its model, that somebody was found to be writing. `real_paths` maps the paths of models
+    and of versions that are links to where they lead.
     """
 
     at_s: float
@@ -69,6 +71,7 @@ class Look:
     steady_s: float = math.inf
     written: Collection[str] = ()
     published: Collection[str] = ()
+    busy: Collection[tuple[str, PartKey]] = ()
     real_paths: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -102,6 +105,17 @@ class Settled:
 
 
 NOTHING = Settled({}, None)
+
+
+def changes(before: Settled, after: Settled) -> Iterator[tuple[str, PartKey, Trace]]:
+    """Return the parts, each with its model, that count otherwise in `after`, or for the first time; none that went."""
+    counted = before.models()
+    for name, model in after.models().items():
+        last = counted.get(name)
+        earlier = _traces(last)
+        for key, trace in _traces(model).items():
+            if last is None or key not in earlier or earlier[key].fingerprint != trace.fingerprint:
+                yield name, key, trace
 
 
 def settle(before: Mapping[str, Known], look: Look) -> Settled:
@@ -175,7 +189,7 @@ def _wait_s(key: PartKey, part: Part, model: ModelOnDisk | None, look: Look, roo
 def _is_worked_on(key: PartKey, model: ModelOnDisk, look: Look) -> bool:
     trace = _traces(model)[key]
     upload_age_s = (look.wall_ns - trace.upload_ns) / 1e9
-    if trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S:
+    if (model.name, key) in look.busy or (trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
         return True
     if not look.written:
         return False

@@ -11,17 +11,23 @@ from pathlib import Path
 
 from edge_server.core.lifecycle import ModelWish, VersionWish
 from edge_server.errors import InvalidRequest
+from edge_server.repository.as_seen import resolve_as_seen
 from edge_server.repository.overrides import WrittenModel, delete_abandoned
 from edge_server.repository.pins import Pins
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import ModelOnDisk, Scanner, with_config
+from edge_server.repository.trust.verify import TrustPolicy
 
 
-def model_wish(model: ModelOnDisk, options: ResolveOptions, config_json: str | None = None) -> ModelWish:
+def model_wish(
+    model: ModelOnDisk, options: ResolveOptions, config_json: str | None = None, *, is_followed: bool = False
+) -> ModelWish:
     """Return the wish for a model's wished versions; `config_json` stands in for the configuration on disk.
 
-    `config_json` must have been taken into account in `model.wished` (`with_config`).
+    `config_json` must have been taken into account in `model.wished` (`with_config`). `is_followed`: files that
+    change are found, and wished for anew, so those of this wish need no other files to be loaded in their place.
     """
+    read = resolve_as_seen if is_followed else resolve
     suffix = (
         ""
         if config_json is None
@@ -30,7 +36,7 @@ def model_wish(model: ModelOnDisk, options: ResolveOptions, config_json: str | N
     versions = {
         version: VersionWish(
             fingerprint=model.fingerprint_of(version) + suffix,
-            resolve=partial(resolve, model, version, options, config_json),
+            resolve=partial(read, model, version, options, config_json),
         )
         for version in model.wished
     }
@@ -55,6 +61,10 @@ class RepositorySource:
         self._written: dict[str, WrittenModel] = {}
         self._counting: Mapping[str, ModelOnDisk] | None = None
         delete_abandoned(scratch)
+
+    def use_trust(self, trust: TrustPolicy) -> None:
+        """Have what is loaded from now on checked by this policy; what serves goes on serving."""
+        self._options = replace(self._options, trust=trust)
 
     def names(self) -> tuple[str, ...]:
         """Return the models that are there, loaded or not; none of a repository that cannot be read now."""
@@ -141,9 +151,9 @@ class RepositorySource:
 
     def _wish_for_model(self, model: ModelOnDisk, config_json: str | None = None) -> ModelWish:
         pin = self._pins.get(model.name)
-        if pin is None:
-            return model_wish(model, self._options, config_json)
-        return replace(model_wish(_pinned(model, pin), self._options, config_json), pin=pin)
+        wished = model if pin is None else _pinned(model, pin)
+        is_followed = self._counting is not None and model.path.parent in self.scanner.roots
+        return replace(model_wish(wished, self._options, config_json, is_followed=is_followed), pin=pin)
 
     def _keep(self, name: str, written: WrittenModel | None) -> None:
         with self._lock:

@@ -31,9 +31,11 @@ _FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 _TIMEOUT_ACTIONS = (TimeoutAction.REJECT, TimeoutAction.DELAY)
 
 _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
-    ("response_cache", lambda config: config.response_cache.enable),
     ("runtime", lambda config: bool(config.runtime)),
-    ("cc_model_filenames", lambda config: bool(config.cc_model_filenames)),
+    (
+        "cc_model_filenames",
+        lambda config: bool(config.cc_model_filenames) and config.backend not in ("tensorrt", "tensorrt_rtx"),
+    ),
     ("model_operations", lambda config: bool(config.model_operations.op_library_filename)),
     ("model_repository_agents", lambda config: bool(config.model_repository_agents.agents)),
     ("model_metrics", lambda config: bool(config.model_metrics.metric_control)),
@@ -47,7 +49,6 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("instance_group.passive", lambda config: any(g.passive for g in config.instance_group)),
     ("instance_group.host_policy", lambda config: any(g.host_policy for g in config.instance_group)),
     ("instance_group.secondary_devices", lambda config: any(g.secondary_devices for g in config.instance_group)),
-    ("input.allow_ragged_batch", lambda config: any(item.allow_ragged_batch for item in config.input)),
     ("is_non_linear_format_io", lambda config: any(i.is_non_linear_format_io for i in (*config.input, *config.output))),
 )
 """Fields that are kept for clients but not acted on, and the test whether a configuration sets them."""

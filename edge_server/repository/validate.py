@@ -13,6 +13,8 @@ from edge_server.errors import BadModelConfig
 from edge_server.repository.paths import check_relative
 from edge_server.repository.pbtxt import ConfigMessage, dtype_name
 from edge_server.repository.validate_ensemble import check_ensemble, is_ensemble
+from edge_server.repository.validate_ragged import check_ragged
+from edge_server.repository.validate_sequences import check_sequences, check_sequences_complete
 
 MAX_RANK = 32
 MAX_INSTANCES = 1024
@@ -51,6 +53,7 @@ def check_complete(config: ConfigMessage, model: str) -> None:
             _check_known(item, f"{kind} '{item.name}'", model)
     if config.HasField("dynamic_batching"):
         _check_dynamic_batching(config.dynamic_batching, config.max_batch_size, model)
+    check_sequences_complete(config, model)
     for sample in config.model_warmup:
         _check_warmup(sample, config, model)
 
@@ -68,17 +71,8 @@ def _check_scheduling(config: ConfigMessage, model: str) -> None:
     """Refuse the schedulers that change results and are not there, rather than serve wrong answers."""
     if is_ensemble(config):
         check_ensemble(config, model)
-    if config.HasField("sequence_batching"):
-        _check_sequence_cache(config, model)
-        raise BadModelConfig(f"model '{model}': sequence_batching: stateful sequences are not offered yet")
-    for field in ("batch_input", "batch_output"):
-        if getattr(config, field):
-            raise BadModelConfig(f"model '{model}': {field}: tensors made from a ragged batch are not offered yet")
-
-
-def _check_sequence_cache(config: ConfigMessage, model: str) -> None:
-    if config.response_cache.enable:
-        raise _bad(model, "response_cache.enable", "false for a model with sequence_batching", "true")
+    check_sequences(config, model)
+    check_ragged(config, model)
 
 
 def _check_unique(kind: str, names: Sequence[str], model: str) -> None:

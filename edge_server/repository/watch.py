@@ -11,14 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_server.core.lifecycle import ModelWish
 from edge_server.errors import EdgeServerError
 from edge_server.repository.observe import Folder, Observation
 from edge_server.repository.scan import Snapshot
-from edge_server.repository.settle import NOTHING, Look, Root, settle
+from edge_server.repository.settle import NOTHING, Look, PartKey, Root, Settled, changes, settle
 from edge_server.repository.source import RepositorySource
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,10 @@ class Watcher:
         self._thread = threading.Thread(target=self._loop, name="edge-watch", daemon=True)
         self._thread.start()
 
+    def look_soon(self) -> None:
+        """Have the thread look now, as if something had told of a change."""
+        self._observation.wake.set()
+
     def close(self) -> None:
         """Stop looking. May be called without `start`, and again."""
         self._closing.set()
@@ -107,21 +111,33 @@ class Watcher:
         roots = self._judge_roots(snapshot)
         self._observation.follow(self._folders(snapshot))
         at_s, wall_ns, steady_s = self._clock.read()
-        self._settled = settle(
-            self._settled.known,
-            Look(
-                at_s=at_s,
-                wall_ns=wall_ns,
-                models=snapshot.models,
-                roots=roots,
-                steady_s=steady_s,
-                written=self._observation.writing(),
-                published=published,
-                real_paths=_real_paths(snapshot),
-            ),
+        look = Look(
+            at_s=at_s,
+            wall_ns=wall_ns,
+            models=snapshot.models,
+            roots=roots,
+            steady_s=steady_s,
+            written=self._observation.writing(),
+            published=published,
+            real_paths=_real_paths(snapshot),
         )
+        settled = settle(self._settled.known, look)
+        busy = self._written_parts(settled)
+        self._settled = settle(self._settled.known, replace(look, busy=busy)) if busy else settled
         self._warn(snapshot.warnings)
         return self._source.wishes_for(self._settled.models())
+
+    def _written_parts(self, settled: Settled) -> list[tuple[str, PartKey]]:
+        """Return which parts that came to count must not yet: events alone do not tell of all who write.
+
+        That of an opening is missed when it comes before the watch on a new directory is set, and late when the
+        machine is busy.
+        """
+        return [
+            (name, key)
+            for name, key, trace in changes(self._settled, settled)
+            if self._observation.is_written(trace.young)
+        ]
 
     def _loop(self) -> None:
         while not self._closing.is_set():

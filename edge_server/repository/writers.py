@@ -8,7 +8,8 @@ PATIENCE_S = 60.0
 """How long a file counts as being written without an event of it: the event of its closing may have been lost."""
 
 _UNSURE_PATIENCE_S = 3.0
-"""The same for a file that changed and was never seen to be opened, where a change may be one of its attributes."""
+"""The same for a file that was never seen to be opened: that was made, and of which nobody can tell whether it is open;
+or that changed, where a change may be one of its attributes."""
 
 
 @dataclass(slots=True)
@@ -26,7 +27,8 @@ class Writers:
 
     A file is being written from when it was made and opened, or changed, until it is closed by a writer. An opened
     file alone says nothing, for most are opened to be read. Changes come without an opening when the watch on a new
-    directory was set a moment too late to see it. `tells_attributes`: changes are told apart from those of
+    directory was set a moment too late to see it; then the file is told of as made, too, and whether it is still being
+    written is not known (`unsure`). `tells_attributes`: changes are told apart from those of
     attributes, which follow the closing when a copying program sets the times of its copy.
     """
 
@@ -70,6 +72,15 @@ class Writers:
         """Return the paths of files that are being written, and forget those of which nothing was heard for long."""
         self._files = {path: file for path, file in self._files.items() if now_s - file.last_s < self._patience_s(file)}
         return frozenset(path for path, file in self._files.items() if file.is_dirty)
+
+    def unsure(self, now_s: float) -> frozenset[str]:
+        """Return the paths of files of which nothing was heard but that they were made, a short while ago: links, or
+        files that somebody began to write before the watch on their directory was set."""
+        return frozenset(
+            path
+            for path, file in self._files.items()
+            if file.is_new and not file.is_opened and now_s - file.last_s < _UNSURE_PATIENCE_S
+        )
 
     def _patience_s(self, file: _File) -> float:
         return PATIENCE_S if file.is_opened or self._tells_attributes else _UNSURE_PATIENCE_S

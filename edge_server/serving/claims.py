@@ -55,6 +55,13 @@ class Claims:
         if demand is not None:
             self._limiter.give_back(demand)
 
+    def wait_only(self, instances: Iterable[Instance]) -> None:
+        """Let others go before the instances that are not named: there is no batch for them to run now."""
+        named = {self._demands.get(instance) for instance in instances}
+        for demand in [demand for demand in self._refused if demand not in named]:
+            self._refused.discard(demand)
+            self._limiter.withdraw(demand)
+
     def stop_waiting(self) -> None:
         """Let others go first: there is no batch to run now."""
         while self._refused:

@@ -44,6 +44,8 @@ class Counters:
         self._input_ns = 0
         self._infer_ns = 0
         self._output_ns = 0
+        self.is_cached = False
+        """Whether answers may come from the response cache."""
         self._observer: Callable[[int | None], None] | None = None
         self.run_ns = 0.0
         """How long a batch runs, and `row_ns` how long each of its rows: averages in which newer runs count more. 0:
@@ -125,6 +127,25 @@ class Counters:
         if (observer := self._observer) is not None:
             observer(now_ns - arrived_ns)
 
+    def record_cache_hit(self, arrived_ns: int, now_ns: int, spent_ns: int) -> None:
+        """Count a request that was answered from the response cache, which took `spent_ns`; nothing was computed.
+
+        Observers are not told: it says nothing of how well the version serves.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        self.last_used_ns = now_ns
+        with self._lock:
+            self._values.last_inference_ms = now_ms
+            self._values.cache_hit.add(spent_ns)
+            self._success_count += 1
+            self._success_ns += now_ns - arrived_ns
+
+    def record_cache_miss(self, spent_ns: int) -> None:
+        """Count a request that was computed because it was not in the response cache; `spent_ns` went into looking for
+        its answer and storing it."""
+        with self._lock:
+            self._values.cache_miss.add(spent_ns)
+
     def record_failure(self, error: EdgeServerError, arrived_ns: int, now_ns: int, *, in_backend: bool = False) -> None:
         """Count one request that was answered with `error`; `in_backend` when it failed while executing."""
         if isinstance(error, Cancelled):
@@ -162,8 +183,10 @@ class Counters:
             count = self._success_count
             values.success = Duration(count, self._success_ns)
             values.queue = Duration(count, self._queue_ns)
-            values.compute_input = Duration(count, self._input_ns)
-            values.compute_infer = Duration(count, self._infer_ns)
-            values.compute_output = Duration(count, self._output_ns)
+            computed = count - values.cache_hit.count
+            values.compute_input = Duration(computed, self._input_ns)
+            values.compute_infer = Duration(computed, self._infer_ns)
+            values.compute_output = Duration(computed, self._output_ns)
+            values.is_cached = self.is_cached
         values.pending_count = pending_count
         return values

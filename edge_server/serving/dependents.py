@@ -31,7 +31,11 @@ class Dependents:
         self._models = models
 
     def effective(self, stated: ModelWish) -> ModelWish:
-        """Return the wish with fingerprints that change when anything does that an ensemble is made of."""
+        """Return the wish with fingerprints that change when anything does that an ensemble is made of, or that a
+        version is to be loaded anew for."""
+        record = self._models.get(stated.name)
+        if record is not None and record.renewals:
+            stated = _renewed(stated, record.renewals)
         if not stated.members:
             return stated
         marks = "\n".join(self._mark(*member) or _NONE + self._failure(member[0]) for member in stated.members)
@@ -114,6 +118,16 @@ class Dependents:
             if record.loading is not None or self._awaited(record, seen):
                 return name
         return ""
+
+
+def _renewed(stated: ModelWish, renewals: Mapping[int, tuple[str, str]]) -> ModelWish:
+    """Return the wish with a mark on the fingerprints that are still those for which it was set."""
+    versions = dict(stated.versions)
+    for number, (fingerprint, mark) in renewals.items():
+        wish = versions.get(number)
+        if wish is not None and wish.fingerprint == fingerprint:
+            versions[number] = replace(wish, fingerprint=f"{fingerprint}+{mark}")
+    return replace(stated, versions=versions)
 
 
 def own_fingerprint(fingerprint: str) -> str:

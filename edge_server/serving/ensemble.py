@@ -20,9 +20,13 @@ from edge_server.core.statistics import VersionStatistics
 from edge_server.core.tensor import Tensor
 from edge_server.core.view import InstanceReport, VersionReport
 from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
+from edge_server.serving.cache.cache import ResponseCache
+from edge_server.serving.cache.key import RequestKeys, identity
+from edge_server.serving.cache.recall import NO_CACHE, Recall, check_members_cacheable
 from edge_server.serving.counters import Counters
 from edge_server.serving.ensemble_run import EnsembleRun, RunTerms, SubmitStep
 from edge_server.serving.ticket import Ticket
+from edge_server.serving.timer import Timer
 from edge_server.serving.warmup import build, probe_sample
 
 
@@ -43,7 +47,15 @@ class EnsembleVersion:
     In `statistics` queue and compute times are sums over the steps, side by side or not, as in Triton.
     """
 
-    def __init__(self, resolved: Resolved, generation: int, fingerprint: str, members: Members) -> None:
+    def __init__(
+        self,
+        resolved: Resolved,
+        generation: int,
+        fingerprint: str,
+        members: Members,
+        timer: Timer | None = None,
+        cache: ResponseCache | None = None,
+    ) -> None:
         self.spec = resolved.spec
         self.name = resolved.spec.name
         self.version = resolved.file.version
@@ -55,6 +67,9 @@ class EnsembleVersion:
         self._model_dir = resolved.file.model_dir
         self._confirm = resolved.confirm
         self._members = members
+        self._timer = timer
+        self._cache = cache
+        self._recall: Recall | None = None
         self._counters = Counters(self.name, self.version)
         self._check = RequestCheck(self.spec)
         self._lock = threading.Lock()
@@ -72,12 +87,15 @@ class EnsembleVersion:
         try:
             members = self._member_specs()
             self._graph = step_graph(self.spec, members)
+            check_members_cacheable(self.spec, members)
             self._confirm()
         except BaseException as error:
             self.reason = str(error) or type(error).__name__
             self._move(VersionState.FAILED)
             raise
         self.spec = with_members(self.spec, self._graph, members)
+        if self.spec.is_cached:
+            self._use_cache()
         ensemble = self.spec.ensemble
         self._terms = RunTerms(
             self.spec,
@@ -94,6 +112,16 @@ class EnsembleVersion:
         self._counters.last_used_ns = time.monotonic_ns()
         self._refusal = None
         self._move(VersionState.READY)
+
+    def _use_cache(self) -> None:
+        """Let answers come from the cache, if the server has one. The fingerprint changes with those of the members."""
+        if self._cache is None or self._timer is None:
+            self.spec = dataclasses.replace(self.spec, notes=(*self.spec.notes, NO_CACHE))
+            return
+        generation = 0 if self._cache.is_remote else self.generation
+        who = identity(self.name, self.version, self.fingerprint, generation, self.spec.config_json)
+        keys = RequestKeys(who, self.spec, sees_parameters=True)
+        self._recall = Recall(self._cache, keys, self.spec, self.version, self._counters, self._timer)
 
     def _member_specs(self) -> list[ModelSpec]:
         assert self.spec.ensemble is not None
@@ -119,13 +147,41 @@ class EnsembleVersion:
         entry: Entry[Ticket] = Entry(rows, None, now_ns, request.priority, request.timeout_us)
         plan = self._graph.plan(request.outputs)
         flow: Flow[Tensor] = Flow(self._graph, plan, request.inputs, [item.name for item in self.spec.inputs])
+        call = None
+        if self._recall is not None and self._recall.takes(request):
+            sink = call = self._recall.call(request, sink)
         run = EnsembleRun(self._terms, Ticket(request, self.version, entry, sink, _no_cancel), plan, flow)
+        is_read_here = call is not None or request.trace is not None
+        if is_read_here:
+            # From when it is in flight the run may be failed by another thread, and would let go of the inputs.
+            run.hold()
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
             self._in_flight.add(run)
-        run.begin(may_run=may_run)
+        if request.trace is not None:
+            request.trace.begin(self.name, self.version, request.id, now_ns, request.inputs.values())
+        if self._recall is None or call is None:
+            run.begin(may_run=may_run)
+        elif self._recall.is_quick(request, may_wait=may_run):
+            self._go_on(run, self._recall.find(call), may_run=may_run)
+        else:
+            self._recall.begin(call, lambda found: self._go_on_later(run, found))
+            return run
+        if is_read_here:
+            run.let_go()
         return run
+
+    def _go_on(self, run: EnsembleRun, found: Response | None, *, may_run: bool) -> None:
+        """Go on with a request that was looked up in the response cache."""
+        if found is None:
+            run.begin(may_run=may_run)
+        else:
+            run.answer(found)
+
+    def _go_on_later(self, run: EnsembleRun, found: Response | None) -> None:
+        self._go_on(run, found, may_run=False)
+        run.let_go()
 
     def _leave(self, run: EnsembleRun) -> None:
         self._counters.last_used_ns = time.monotonic_ns()
@@ -136,6 +192,9 @@ class EnsembleVersion:
 
     def look_again(self) -> None:
         """Do nothing: what the gate holds back waits with the members."""
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """Its members' sequences end on their own."""
 
     def stop_taking(self) -> None:
         """Refuse what comes from now on; requests on their way go on."""

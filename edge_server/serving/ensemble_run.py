@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edge_server.core.ensemble import Flow, Launch, Plan, Step
-from edge_server.core.message import Request, Response, ResponseSink
+from edge_server.core.message import (
+    NO_PARAMETERS,
+    Parameter,
+    Request,
+    Response,
+    ResponseSink,
+    SequenceStep,
+)
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, Cancelled, EdgeServerError, ServingFault
@@ -97,6 +104,23 @@ class EnsembleRun:
             answers = self._flow.take_answers()
         self._go_on(launches, answers, may_run=may_run)
         self._drain(ident, may_run=may_run)
+
+    def answer(self, response: Response) -> None:
+        """Answer with what the response cache holds, in place of `begin`, unless it was cancelled meanwhile."""
+        ticket = self.ticket
+        if ticket.claim():
+            if ticket.request.trace is not None:
+                ticket.request.trace.outputs(response.outputs)
+            ticket.send_final(response)
+            self._close()
+
+    def hold(self) -> None:
+        """Keep the inputs until `let_go`: somebody else than a step reads them."""
+        with self._lock:
+            self._unreleased += 1
+
+    def let_go(self) -> None:
+        self._release_one()
 
     def take(self, call: _Call, response: Response) -> None:
         """Take a response of a step's model, on any thread."""
@@ -216,6 +240,7 @@ class EnsembleRun:
             whole.sequence,
             self._release_one,
             whole.deadline_ns,
+            None if whole.trace is None else whole.trace.child(),
         )
 
     def _send(self, answer: Mapping[str, Tensor]) -> None:
@@ -244,16 +269,19 @@ class EnsembleRun:
 
     def _response(self, answer: Mapping[str, Tensor], *, is_final: bool) -> Response:
         terms, request = self._terms, self.ticket.request
-        tensors = []
+        tensors: list[Tensor] = []
         for item in terms.spec.outputs:
             tensor = answer.get(item.name)
             if tensor is not None:
                 tensors.append(with_rank(tensor, item.name, len(terms.spec.wire_dims(item.dims))))
+        if request.trace is not None:
+            request.trace.outputs(tensors)
         return Response(
             request.model,
             terms.version,
             request.id,
             tuple(tensors),
+            sequence_parameters(request.sequence),
             is_final=is_final,
             spec=terms.spec,
             started_ns=self._started_ns,
@@ -305,6 +333,13 @@ class EnsembleRun:
             self._is_released = True
         self.ticket.release()
         self._terms.on_released(self)
+
+
+def sequence_parameters(step: SequenceStep | None) -> Mapping[str, Parameter]:
+    """Return what an ensemble's response repeats of the request's sequence, as Triton does."""
+    if step is None:
+        return NO_PARAMETERS
+    return {"sequence_id": step.id, "sequence_start": step.is_start, "sequence_end": step.is_end}
 
 
 def with_rank(tensor: Tensor, name: str, rank: int) -> Tensor:

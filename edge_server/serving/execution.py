@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from edge_server.backends.base import Array, RequestSession, Session
+from edge_server.backends.base import NOT_ITERATIVE, Array, Execution, RequestSession, Session
 from edge_server.core.batch import BatchPlan
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.core.model import ModelSpec
@@ -28,9 +28,16 @@ class Outlet(Protocol):
 
     def release(self, tickets: Sequence[Ticket]) -> None: ...
 
+    def run_again(self, ticket: Ticket) -> None: ...
+
 
 class BatchExecutor:
-    """Runs batches of one version, through whichever session is handed in. Holds no state of a batch."""
+    """Runs batches of one version, through whichever session is handed in. Holds no state of a batch.
+
+    `on_failure` is told of the error of each batch that failed, once that is answered.
+    """
+
+    on_failure: Callable[[EdgeServerError], None] | None = None
 
     def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
         self._spec = spec
@@ -49,7 +56,10 @@ class BatchExecutor:
         try:
             answers = self._compute(session, batch, times)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
-            self._fail(batch, self._as_small_error(error), times.start_ns)
+            small = self._as_small_error(error)
+            self._fail(batch, small, times.start_ns)
+            if self.on_failure is not None:
+                self.on_failure(small)
         else:
             self._answer(batch, answers, times)
         self._outlet.release(batch)
@@ -72,6 +82,9 @@ class BatchExecutor:
         for ticket, outputs in zip(batch, answers, strict=True):
             entry = ticket.entry
             batch_size += entry.rows
+            if (trace := ticket.request.trace) is not None:
+                trace.computed(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
+                trace.outputs(outputs)
             if ticket.claim():
                 rows += entry.rows
                 arrivals_ns.append(entry.arrived_ns)
@@ -96,6 +109,8 @@ class BatchExecutor:
         now_ns = time.monotonic_ns()
         _share_out(batch, now_ns - start_ns)
         for ticket in batch:
+            if (trace := ticket.request.trace) is not None:
+                trace.computed(start_ns, start_ns, now_ns, now_ns)
             if ticket.claim():
                 self._counters.record_failure(error, ticket.entry.arrived_ns, now_ns, in_backend=True)
                 self._outlet.send_final(ticket, ticket.failure(error))
@@ -114,11 +129,17 @@ class BatchExecutor:
         group = _Group(sum(ticket.entry.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
         try:
-            session.execute(executions)
+            session.execute(self._prepared(batch, executions))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
             small = self._as_small_error(error)
             for execution in executions:
                 execution.fail(small)
+            if self.on_failure is not None:
+                self.on_failure(small)
+
+    def _prepared(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
+        """Return what the session is given; a scheduler of its own may add to it."""
+        return executions
 
 
 def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
@@ -161,7 +182,6 @@ class LiveExecution:
         self._outlet = outlet
         self._closing = threading.Lock()
         self._last_ns = group.start_ns
-        self._sent = 0
 
     def is_cancelled(self) -> bool:
         return self._ticket.is_closed
@@ -181,6 +201,8 @@ class LiveExecution:
             # Not raised: the backend's thread may serve other streams, and would have nothing better to do either.
             self.fail(error)
             return
+        if (trace := self.request.trace) is not None:
+            trace.outputs(tensors)
         response = self._response(tensors, is_final=is_final)
         response.parameters = parameters
         if is_final:
@@ -190,6 +212,18 @@ class LiveExecution:
 
     def finish(self) -> None:
         self._close(self._response(()))
+
+    def reschedule(self) -> None:
+        sequence = self._plan.spec.sequence
+        if sequence is None or not sequence.is_iterative:
+            name = self._plan.spec.name
+            self.fail(BackendError(f"model '{name}' is to run a request again, but {NOT_ITERATIVE}"))
+            return
+        if not self._closing.acquire(blocking=False):
+            return
+        self._measure()
+        self._count_run([], 0)
+        self._outlet.run_again(self._ticket)
 
     def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
         if not is_final:
@@ -223,10 +257,15 @@ class LiveExecution:
         self._outlet.release([self._ticket])
 
     def _measure(self) -> None:
-        """Take the time since the batch began, as far as it was this request's, for the gate that charged for it."""
+        """Take the time since the batch began, as far as it was this request's, for the gate that charged for it, and
+        for the request's trace."""
+        if (trace := self.request.trace) is not None:
+            start_ns, now_ns = self._group.start_ns, time.monotonic_ns()
+            trace.computed(start_ns, start_ns, now_ns, now_ns)
         if self._ticket.charged_s:
             since_ns = time.monotonic_ns() - self._group.start_ns
-            self._ticket.took_s = since_ns / 1e9 * self._ticket.entry.rows / self._group.rows
+            # Of an iterative model, what the runs before took is there already.
+            self._ticket.took_s += since_ns / 1e9 * self._ticket.entry.rows / self._group.rows
 
     def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:
         request = self.request
@@ -243,15 +282,21 @@ class LiveExecution:
 
     def _count_request(self) -> None:
         entry = self._ticket.entry
+        self._count_run([entry.arrived_ns], entry.rows)
+
+    def _count_run(self, arrivals_ns: Sequence[int], rows: int) -> None:
         group = self._group
         now_ns = time.monotonic_ns()
         times = BatchTimes(group.start_ns, group.start_ns, now_ns, now_ns)
-        self._counters.record_batch([entry.arrived_ns], entry.rows, group.rows, times, executions=group.executions())
+        self._counters.record_batch(arrivals_ns, rows, group.rows, times, executions=group.executions())
 
     def _count_response(self, *, is_empty: bool, has_failed: bool = False) -> None:
         if not self._group.is_decoupled:
             return
         now_ns = time.monotonic_ns()
-        self._counters.record_response(self._sent, now_ns - self._last_ns, is_empty=is_empty, has_failed=has_failed)
+        ticket = self._ticket
+        self._counters.record_response(
+            ticket.sent_count, now_ns - self._last_ns, is_empty=is_empty, has_failed=has_failed
+        )
         self._last_ns = now_ns
-        self._sent += 1
+        ticket.sent_count += 1

@@ -77,6 +77,11 @@ class Instance:
         """Run the check of what was opened and wait for it. Raises WarmupFailed."""
         self._try(self._check)
 
+    @property
+    def sees_requests(self) -> bool:
+        """Whether its session is handed requests, parameters and all, rather than rows."""
+        return isinstance(self._session, RequestSession)
+
     def is_healthy(self) -> bool:
         """Return what the session says of itself; it may take seconds to say it. True while there is none."""
         session = self._session

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Mapping
 from edge_server.backends.base import ServerCalls
 from edge_server.core.lifecycle import Resolved, VersionWish
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
+from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.canary import canary_terms
 from edge_server.serving.ensemble import EnsembleVersion, Members
 from edge_server.serving.gate import OPEN_GATE, Gate
+from edge_server.serving.gpus import Gpus
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.passing import HEALS, as_passing
 from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Alarm, Timer
-from edge_server.serving.version import ModelVersion
+from edge_server.serving.version import ModelVersion, OnGpuFault
 from edge_server.serving.warmup import warmup_rules
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,9 @@ class Loader:
         limits: Limits,
         gate: Gate = OPEN_GATE,
         limiter: RateLimiter | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
+        self._cache = cache
         self._gate = gate
         self._limiter = limiter
         self._timer = timer
@@ -45,6 +49,10 @@ class Loader:
         """The models around ensembles; set before anything is loaded."""
         self.server: ServerCalls | None = None
         """What models may ask of the server; None where there is none around them."""
+
+        self.gpus = Gpus()
+        """What is known of the box's GPUs; exchanged before anything is loaded."""
+        self.on_gpu_fault: OnGpuFault | None = None
 
     def resolve(self, wish: VersionWish, passed_over: Mapping[str, str]) -> Resolved:
         """Return what there is to open, its own parameters checked. Raises LoadError."""
@@ -79,7 +87,7 @@ class Loader:
         """Return the version opened by the first of the runtimes to choose from that can."""
         if resolved.spec.ensemble is not None:
             assert self.members is not None
-            ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self.members)
+            ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self.members, self._timer, self._cache)
             ensemble.open()
             return ensemble
         passed_over: dict[str, str] = {}
@@ -93,7 +101,9 @@ class Loader:
                 self._gate,
                 self._limiter,
                 self.server,
+                self._cache,
             )
+            version.gpus, version.on_gpu_fault = self.gpus, self.on_gpu_fault
             try:
                 version.open()
             except ChangedWhileLoading:

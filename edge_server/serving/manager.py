@@ -14,11 +14,13 @@ from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import IndexEntry, VersionReport
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, QueueFull, SessionLost, UnknownModel
+from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.gate import OPEN_GATE, Gate
+from edge_server.serving.gpu_keeper import GpuKeeper
 from edge_server.serving.hang import HangWatch
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
-from edge_server.serving.mover import Announce, AskRoom, Mover
+from edge_server.serving.mover import Announce, AskRoom
 from edge_server.serving.parked import Cancellable, ParkedRequest, Submit
 from edge_server.serving.record import UNLOADED_IDLE, Failure, ModelRecord
 from edge_server.serving.residency import idle
@@ -42,11 +44,11 @@ _LOOKS = 4
 """How many times within a time-out idle models and hung runs are looked for."""
 
 
-class Manager(Mover):
+class Manager(GpuKeeper):
     """Thread-safe. See Mover for what happens on which thread.
 
     `limits` None: the defaults of Limits. `ask_room` None: there is always memory enough. `gate` is asked before a
-    request is taken up; `limiter` None: instances run whenever they are free.
+    request is taken up; `limiter` None: instances run whenever they are free; `cache` None: nothing is cached.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Manager(Mover):
         ask_room: AskRoom | None = None,
         gate: Gate = OPEN_GATE,
         limiter: RateLimiter | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         super().__init__(
             timer,
@@ -70,8 +73,10 @@ class Manager(Mover):
             ask_room=ask_room,
             gate=gate,
             limiter=limiter,
+            cache=cache,
         )
         self._loader.members = self
+        self._loader.on_gpu_fault = self.note_gpu_fault
         self._hangs = HangWatch(self._limits.hang_timeout_s)
         # A caller whose own thread hangs in a runtime could not be told so.
         self.callers_may_run = self._limits.hang_timeout_s <= 0
@@ -157,6 +162,19 @@ class Manager(Mover):
             for name in order:
                 self._proceed(self._models[name])
         self._tell_news()
+
+    def renew(self, name: str, version: int, mark: str) -> bool:
+        """Load a version anew although its files are as they were: what else it is made from has changed, for which
+        `mark` stands. Returns at once; false when the version is not wished for. Ordinary reloads carry the mark on."""
+        with self._changed:
+            model = self._models.get(name)
+            wish = None if model is None else model.stated.versions.get(version)
+            if model is None or wish is None or self._is_closed:
+                return False
+            model.renewals[version] = wish.fingerprint, mark
+            self._proceed(model)
+        self._tell_news()
+        return True
 
     def wait_settled(self, names: Iterable[str] | None = None, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to load for these models (None: all) and what is not wished for takes nothing new.
@@ -291,6 +309,10 @@ class Manager(Mover):
         """Go on with what was held back: the gate allows more than before. Returns at once."""
         for version in self._living():
             version.look_again()
+
+    def living(self) -> list[ServedVersion]:
+        """Return the versions that hold a runtime, whatever their state."""
+        return self._living()
 
     def in_flight(self) -> int:
         return sum(version.in_flight for version in self._living())
@@ -440,10 +462,3 @@ class Manager(Mover):
             self._tell(MODEL_HUNG, model, version.version, version.generation, reason=reason)
             # Not one of the threads that `close` waits for: it may never end.
             threading.Thread(target=self._bury, args=(model, version), name="edge-bury", daemon=True).start()
-
-    def _bury(self, model: ModelRecord, version: ServedVersion) -> None:
-        self._tell_news()
-        version.bury()
-        with self._changed:
-            model.living.remove(version)
-            self._proceed(model)

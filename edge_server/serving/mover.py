@@ -14,7 +14,8 @@ from typing import Protocol
 
 from edge_server.core.lifecycle import Load, ReloadPolicy, Resolved, Retire, VersionState, next_action, retry_delay_s
 from edge_server.core.model import ModelFile
-from edge_server.errors import EdgeServerError, LoadError, NotReady, OutOfMemory
+from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError, NotReady, OutOfMemory
+from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.canary import Trial
 from edge_server.serving.dependents import Dependents, is_used, own_fingerprint, steps_of
 from edge_server.serving.gate import OPEN_GATE, Gate
@@ -76,10 +77,11 @@ class Mover:
         ask_room: AskRoom | None = None,
         gate: Gate = OPEN_GATE,
         limiter: RateLimiter | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._timer = timer
         self._limits = limits or Limits()
-        self._loader = Loader(timer, settings, self._limits, gate, limiter)
+        self._loader = Loader(timer, settings, self._limits, gate, limiter, cache)
         self._ask_room = ask_room or (lambda file, instance_count: None)
         self._changed = threading.Condition()
         self._models: dict[str, ModelRecord] = {}
@@ -229,6 +231,11 @@ class Mover:
                 if not self._make_way(model, action, generation, resolved, slot):
                     return None, None
                 version = self._loader.open(wish, resolved, generation)
+            except ChangedWhileLoading as error:
+                if not self._is_wanted(model, action):
+                    # The new wish for the changed files is there already: nothing failed.
+                    return None, None
+                cause = error.detached()
             except EdgeServerError as error:
                 cause = error.detached()
             except Exception as error:
@@ -276,6 +283,8 @@ class Mover:
 
     def _retire_unfounded(self, model: ModelRecord, action: Load, cause: EdgeServerError) -> None:
         """Let go of an ensemble that failed to be made anew though nothing of its own changed: its members did."""
+        if isinstance(cause, ChangedWhileLoading):
+            return
         for item in list(model.living):
             is_same = item.version == action.version and item.state is VersionState.READY
             is_same = is_same and own_fingerprint(item.fingerprint) == own_fingerprint(action.fingerprint)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import errno
 
-from edge_server.errors import BackendMissing, EdgeServerError, LoadError, OutOfMemory, StorageFault
+from edge_server.errors import (
+    BackendMissing,
+    ChangedWhileLoading,
+    EdgeServerError,
+    LoadError,
+    OutOfMemory,
+    StorageFault,
+)
 
-HEALS = (OutOfMemory, BackendMissing, StorageFault)
-"""Causes that may pass without a change of the model's files: such loads are tried again, later and later."""
+HEALS = (OutOfMemory, BackendMissing, StorageFault, ChangedWhileLoading)
+"""Causes that may pass without a change of the model's files: such loads are tried again, later and later. Files that
+changed while they were loaded may be by then what they were before."""
 
 _PASSING_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ETIMEDOUT})
 

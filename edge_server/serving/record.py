@@ -94,12 +94,15 @@ class ModelRecord:
     is_opening: bool = False
     is_demanded: bool = False
     is_replacing: bool = False
+    has_lost_gpu: bool = False
     loading_since_s: float = 0.0
     fallen: FallenCanary | None = None
     stated: ModelWish = field(init=False)
     """The wish as it was stated; for an ensemble `wish` takes its members into account."""
     awaits: str = ""
     """The member that the next load of an ensemble waits for."""
+    renewals: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Versions to be loaded anew though their files are as they were: the fingerprint stated for them, and a mark."""
 
     def __post_init__(self) -> None:
         self.stated = self.wish

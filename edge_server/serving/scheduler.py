@@ -7,9 +7,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from edge_server.core.batch_queue import BatchQueue
+from edge_server.core.batch_queue import BatchQueue, Entry
 from edge_server.core.message import Response
 from edge_server.core.model import ModelSpec
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError, NotReady
@@ -24,6 +24,27 @@ from edge_server.serving.timer import Alarm, Timer
 
 Run: TypeAlias = tuple[Instance, list[Ticket]]
 """A batch, and the instance that was taken for it."""
+
+
+class Line(Protocol):
+    """Where tickets wait, and what any scheduler asks of it. See BatchQueue."""
+
+    row_limit: int
+
+    @property
+    def size(self) -> int: ...
+
+    def offer(self, entry: Entry[Ticket], item: Ticket) -> None: ...
+
+    def drop(self, entry: Entry[Ticket]) -> bool: ...
+
+    def expire(self, now_ns: int) -> list[Ticket]: ...
+
+    def clear(self) -> list[Ticket]: ...
+
+    def next_deadline_ns(self) -> int | None: ...
+
+    def next_wakeup_ns(self) -> int | None: ...
 
 
 class Scheduler:
@@ -43,7 +64,8 @@ class Scheduler:
     ) -> None:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._queue: BatchQueue[Ticket] = BatchQueue(spec.max_batch_size, spec.dynamic_batching, spec.name)
+        self._rule: BatchQueue[Ticket] = BatchQueue(spec.max_batch_size, spec.dynamic_batching, spec.name)
+        self._queue: Line = self._rule
         self._free: list[Instance] = []
         self._instance_count = 0
         self._in_flight: set[Ticket] = set()
@@ -58,6 +80,7 @@ class Scheduler:
         self._max_rows = max(1, spec.max_batch_size)
         self._is_held = False
         """Whether the gate did not allow everything when it was looked at last."""
+        self._is_abandoned = False
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
         self._order = OrderedDelivery() if keeps_order else None
 
@@ -86,18 +109,31 @@ class Scheduler:
             self._instance_count = len(instances)
             self._refusal = None
 
-    def submit(self, ticket: Ticket, *, may_run: bool) -> None:
-        """Enqueue, and run a batch here and now if `may_run` and an instance is free.
+    def enter(self, ticket: Ticket) -> None:
+        """Take up a ticket that is not to be enqueued, or not yet: `submit`, or `release`, must follow.
 
-        Raises QueueFull, or the refusal given to `close`; then the ticket was not taken.
+        Raises the refusal given to `close`.
         """
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
-            self._queue.offer(ticket.entry, ticket)
             self._in_flight.add(ticket)
             if self._order is not None:
                 self._order.enter(ticket)
+
+    def submit(self, ticket: Ticket, *, may_run: bool) -> None:
+        """Enqueue, and run a batch here and now if `may_run` and an instance is free.
+
+        Raises QueueFull, or the refusal given to `close`; then the ticket was not taken. One that entered before is not
+        refused for `close`, and goes on to be in flight whatever is raised.
+        """
+        with self._lock:
+            if self._refusal is not None and (self._is_abandoned or ticket not in self._in_flight):
+                raise self._refusal()
+            self._queue.offer(ticket.entry, ticket)
+            if self._order is not None and ticket not in self._in_flight:
+                self._order.enter(ticket)
+            self._in_flight.add(ticket)
             runs, expired = self._decide()
         if runs or expired or self._claims is not None:
             self._carry_out(runs, expired, may_run=may_run)
@@ -107,6 +143,9 @@ class Scheduler:
         with self._lock:
             runs, expired = self._decide()
         self._carry_out(runs, expired)
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone; nothing happens where there are none."""
 
     def serve(self, instance: Instance, batch: list[Ticket]) -> None:
         """Run a batch on the instance's own thread, and then whatever waits, until nothing does."""
@@ -148,6 +187,10 @@ class Scheduler:
             self._in_flight.difference_update(tickets)
             self._tell_if_idle()
 
+    def run_again(self, ticket: Ticket) -> None:
+        """Have a request that runs run once more, as soon as it may. For schedulers of iterative sequences alone."""
+        raise AssertionError(f"model '{self._name}' is not iterative")
+
     def close(self, refusal: Callable[[], EdgeServerError]) -> None:
         """Take nothing new; requests that wait or run go on. What `refusal` makes is raised to those who come later."""
         with self._lock:
@@ -162,6 +205,7 @@ class Scheduler:
     def abandon_waiting(self, error: EdgeServerError | None = None) -> int:
         """Fail everything that still waits, and return how many that were: the time to drain is over."""
         with self._lock:
+            self._is_abandoned = True
             waiting = self._queue.clear()
             if self._claims is not None:
                 self._claims.stop_waiting()
@@ -194,7 +238,7 @@ class Scheduler:
             runs = self._take_in_turn(self._claims, room, now_ns)
         else:
             while len(runs) < room:
-                batch = self._queue.take(now_ns)
+                batch = self._rule.take(now_ns)
                 if not batch:
                     break
                 # The instance freed last comes first: its caches are warm.
@@ -205,12 +249,12 @@ class Scheduler:
     def _take_in_turn(self, claims: Claims, room: int, now_ns: int) -> list[Run]:
         """Take at most `room` batches, each for an instance that was granted what it needs."""
         runs: list[Run] = []
-        while len(runs) < room and self._queue.is_due(now_ns):
+        while len(runs) < room and self._rule.is_due(now_ns):
             instance = claims.choose(self._free)
             if instance is None:
                 return runs
             self._free.remove(instance)
-            runs.append((instance, self._queue.take(now_ns)))
+            runs.append((instance, self._rule.take(now_ns)))
         claims.stop_waiting()
         return runs
 

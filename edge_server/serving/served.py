@@ -35,6 +35,9 @@ class ServedVersion(Protocol):
     def look_again(self) -> None:
         """Go on with what was held back."""
 
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+
     def stop_taking(self) -> None:
         """Refuse what comes from now on; what waits or runs goes on."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from edge_server.core.batch_queue import Entry
@@ -21,7 +22,8 @@ class Ticket:
     """
 
     __slots__ = (
-        "_cancel", "_is_closed", "_lock", "_sink", "charged_s", "entry", "held", "request", "took_s", "version",
+        "_cancel", "_is_closed", "_lock", "_sink", "charged_s", "entry", "held", "request", "sent_count", "took_s",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +37,8 @@ class Ticket:
         """Seconds of computing that the gate charged for it, to be settled; 0 when it was not asked."""
         self.took_s = 0.0
         """Its part of the time that its batch ran."""
+        self.sent_count = 0
+        """How many responses of a stream were counted."""
         self._sink: ResponseSink | None = sink
         self._cancel = cancel
         # Reentrant: a sink may cancel its own ticket.
@@ -78,6 +82,8 @@ class Ticket:
 
     def release(self) -> None:
         """Give back what the inputs are views of. Called once, by the scheduler."""
+        if self.request.trace is not None:
+            self.request.trace.end(time.monotonic_ns())
         if self.request.release is None:
             return
         try:

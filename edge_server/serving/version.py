@@ -13,19 +13,25 @@ from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Sess
 from edge_server.core.batch import BatchPlan
 from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
+from edge_server.core.gpu_fault import GpuFault, classify
 from edge_server.core.lifecycle import Resolved, VersionSnapshot, VersionState, next_state
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import InstanceGroup, InstanceKind, ModelSpec
 from edge_server.core.statistics import VersionStatistics
 from edge_server.core.view import InstanceReport, VersionReport
-from edge_server.errors import BadModelConfig, Draining, EdgeServerError, NotReady, SessionLost, TooLate
+from edge_server.errors import BadModelConfig, DeviceLost, Draining, EdgeServerError, NotReady, SessionLost, TooLate
 from edge_server.memory.allocator import read_resident_bytes
+from edge_server.serving.cache.cache import ResponseCache
+from edge_server.serving.cache.key import RequestKeys, content_digest, identity
+from edge_server.serving.cache.lane import CacheLane
+from edge_server.serving.cache.recall import NO_CACHE, Recall, check_cacheable
 from edge_server.serving.counters import Counters
-from edge_server.serving.execution import BatchExecutor
 from edge_server.serving.gate import OPEN_GATE, Gate
+from edge_server.serving.gpus import Gpus, gpus_of
 from edge_server.serving.instance import Instance
 from edge_server.serving.limiter import RateLimiter, needs_of
-from edge_server.serving.scheduler import Scheduler
+from edge_server.serving.sequence_scheduler import SequenceScheduler, schedule
+from edge_server.serving.served import ServedVersion
 from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Timer
 from edge_server.serving.warmup import check_opened, probe, warm
@@ -34,6 +40,12 @@ log = logging.getLogger(__name__)
 
 _TRY_AGAIN_NS = 1_000_000_000
 """After how long without a run a request is begun that would, by the runs known, be late."""
+
+
+OnGpuFault = Callable[[ServedVersion, GpuFault, EdgeServerError], None]
+
+MOST_REFUSALS = 3
+"""Runs in a row that found no memory on the GPU, with none that ended well between, after which a version fails."""
 
 
 class ModelVersion:
@@ -49,6 +61,7 @@ class ModelVersion:
         gate: Gate = OPEN_GATE,
         limiter: RateLimiter | None = None,
         server: ServerCalls | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self.spec = resolved.spec
         self.name = resolved.spec.name
@@ -68,20 +81,47 @@ class ModelVersion:
         self._counters = Counters(self.name, self.version)
         self._gate = gate
         self._has_limiter = limiter is not None
-        self._scheduler = Scheduler(self.spec, self._counters, timer, gate, limiter)
-        self._execute = BatchExecutor(self.spec, self._plan, self._counters, self._scheduler)
+        self._scheduler, self._execute, self._states = schedule(
+            self.spec, self._plan, self._counters, timer, gate, limiter
+        )
+        self._timer = timer
+        self._cache = cache
+        self._lane: CacheLane | None = None
         self._instances: list[Instance] = []
         self._info: SessionInfo | None = None
         self._load_s = 0.0
         self._load_rss_bytes = 0
         self._tried_ns = 0
+        self.gpus = Gpus()
+        self.on_gpu_fault: OnGpuFault | None = None
+        """Told of what errors say of the GPU that the version runs on."""
+        self._gpu_bytes: Mapping[int, int] = {}
+        self._refusals = 0
+        self._refused_at = -1
 
     def open(self) -> None:
         """Open and warm every instance, then take requests. Raises what the backend raises, with nothing left open."""
+        devices = gpus_of(self.spec)
+        try:
+            with self.gpus.loading(self.name, devices) as taken:
+                self._open()
+        except EdgeServerError as error:
+            fault = classify(error) if devices and not isinstance(error, DeviceLost) else None
+            if fault is not None and fault.takes_device and self.on_gpu_fault is not None:
+                self.on_gpu_fault(self, fault, error)
+            raise
+        self._gpu_bytes = taken
+        if devices:
+            self._execute.on_failure = self._look_at_failure
+
+    def _open(self) -> None:
         started = time.monotonic()
         resident_bytes = read_resident_bytes()
         self._move(VersionState.LOADING)
         try:
+            check_cacheable(self.spec)
+            if self._states is not None:
+                self._states.load(self._file.model_dir)
             self._instances += [self._make_instance(*planned) for planned in self._instance_names()]
             self._scheduler.enter_limiter(self._instances)
             for instance in self._instances:
@@ -90,6 +130,8 @@ class ModelVersion:
             for instance in self._instances:
                 instance.warm()
             self._instances[0].check()
+            if self.spec.is_cached:
+                self._open_lane()
             self._confirm()
         except BaseException as error:
             self.reason = str(error) or type(error).__name__
@@ -106,6 +148,19 @@ class ModelVersion:
         self._scheduler.open(self._instances)
         self._move(VersionState.READY)
 
+    def _look_at_failure(self, error: EdgeServerError) -> None:
+        """Tell of a failed run on a GPU that is about the GPU; of one without memory only when it is the rule."""
+        fault = classify(error)
+        if fault is None or self.on_gpu_fault is None:
+            return
+        if fault is GpuFault.OUT_OF_MEMORY:
+            count = self._counters.success_count
+            self._refusals = self._refusals + 1 if self._refused_at == count else 1
+            self._refused_at = count
+            if self._refusals < MOST_REFUSALS:
+                return
+        self.on_gpu_fault(self, fault, error)
+
     def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
         in time, or Draining when the version is being retired; then the caller still owns the request."""
@@ -113,20 +168,33 @@ class ModelVersion:
         entry: Entry[Ticket] = Entry(
             rows, self._check.merge_key(request), time.monotonic_ns(), request.priority, request.timeout_us
         )
+        if self._lane is not None:
+            sink = self._lane.sink(request, sink)
         ticket = Ticket(request, self.version, entry, sink, self._scheduler.cancel)
+        if self._lane is None or not self._lane.take(ticket, sink, may_wait=may_run):
+            self._admit(ticket, may_run=may_run and not self._keeps_thread)
+        return ticket
+
+    def _admit(self, ticket: Ticket, *, may_run: bool = False) -> None:
+        """Have the ticket computed, if the gate and its deadline allow it."""
+        request, entry = ticket.request, ticket.entry
         try:
             if request.deadline_ns:
                 self._set_latest_start(entry, request.deadline_ns)
             if not self._gate.is_open:
-                ticket.charged_s = self._gate.admit(self.spec, request, rows * self._counters.row_ns / 1e9)
-            self._scheduler.submit(ticket, may_run=may_run and not self._keeps_thread)
+                ticket.charged_s = self._gate.admit(self.spec, request, entry.rows * self._counters.row_ns / 1e9)
+            if request.trace is not None:
+                request.trace.begin(self.name, self.version, request.id, entry.arrived_ns, request.inputs.values())
+            self._scheduler.submit(ticket, may_run=may_run)
         except EdgeServerError as error:
+            if request.trace is not None:
+                request.trace.refuse(time.monotonic_ns())
             if ticket.charged_s:
                 self._gate.settle(ticket.charged_s, 0.0)
+                ticket.charged_s = 0.0
             if not isinstance(error, Draining):
                 self._counters.record_failure(error, entry.arrived_ns, time.monotonic_ns())
             raise
-        return ticket
 
     def _set_latest_start(self, entry: Entry[Ticket], deadline_ns: int) -> None:
         """Refuse what would not be finished in time if it began now, going by how long runs take here."""
@@ -150,6 +218,10 @@ class ModelVersion:
     def look_again(self) -> None:
         """Go on with what was held back: the gate allows more now."""
         self._scheduler.look_again()
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+        self._scheduler.end_sequence(sequence_id)
 
     def stop_taking(self) -> None:
         """Refuse what comes from now on; what waits or runs goes on."""
@@ -238,10 +310,22 @@ class ModelVersion:
         return all(instance.is_healthy() for instance in list(self._instances))
 
     def statistics(self) -> VersionStatistics:
-        return self._counters.snapshot(self._scheduler.pending_count)
+        found = self._counters.snapshot(self._scheduler.pending_count)
+        found.gpu_bytes = dict(self._gpu_bytes)
+        if self.spec.sequence is not None:
+            found.live_sequences, found.waiting_sequences = self._sequence_counts()
+        return found
+
+    def _sequence_counts(self) -> tuple[int, int]:
+        """Return how many sequences hold a slot, and how many wait for one."""
+        scheduler = self._scheduler
+        if not isinstance(scheduler, SequenceScheduler):
+            return 0, 0
+        return scheduler.live_count, scheduler.backlog_count
 
     def report(self) -> InstanceReport:
         info = self._info or SessionInfo("", "", "")
+        live_sequences, waiting_sequences = self._sequence_counts()
         return InstanceReport(
             name=self.name,
             version=self.version,
@@ -253,6 +337,9 @@ class ModelVersion:
             load_s=self._load_s,
             load_rss_bytes=self._load_rss_bytes,
             notes=self.spec.notes,
+            gpu_bytes=dict(self._gpu_bytes),
+            live_sequences=live_sequences,
+            waiting_sequences=waiting_sequences,
         )
 
     def version_report(self, share: float, reason: str = "") -> VersionReport:
@@ -264,6 +351,21 @@ class ModelVersion:
         return VersionReport(
             self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
         )
+
+    def _open_lane(self) -> None:
+        """Let answers come from the cache, if the server has one. The files are as they were opened: see `_confirm`."""
+        cache, spec = self._cache, self.spec
+        if cache is None:
+            self.spec = dataclasses.replace(spec, notes=(*spec.notes, NO_CACHE))
+            return
+        made_from: object = (self.fingerprint, self.generation)
+        if cache.is_remote:
+            # Boxes and restarts that serve the same share answers.
+            made_from = content_digest(self._file, spec, self._settings)
+        who = identity(self.name, self.version, made_from, spec.backend, self._info)
+        keys = RequestKeys(who, spec, sees_parameters=self._instances[0].sees_requests)
+        recall = Recall(cache, keys, spec, self.version, self._counters, self._timer)
+        self._lane = CacheLane(recall, self._scheduler, self._admit)
 
     def _make_instance(self, name: str, device_id: int | None, group: InstanceGroup) -> Instance:
         instance = Instance(

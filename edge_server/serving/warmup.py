@@ -17,6 +17,7 @@ from edge_server.core.message import NO_PARAMETERS, Parameter, Request
 from edge_server.core.model import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, EdgeServerError, WarmupFailed
+from edge_server.serving.sequence_tensors import fresh_inputs
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ def probe_sample(spec: ModelSpec, *, is_zero: bool = True) -> WarmupSample:
 def build(spec: ModelSpec, sample: WarmupSample, model_dir: Path) -> Request:
     """Return the sample as one request of `batch_size` rows. Raises WarmupFailed for unusable data."""
     inputs = {item.name: Tensor(item.name, item.dtype, _data(spec, sample, item, model_dir)) for item in sample.inputs}
+    inputs.update(fresh_inputs(spec, sample.batch_size if spec.max_batch_size > 0 else 1, model_dir))
     return Request(spec.name, inputs, id=f"warmup {sample.name}")
 
 
@@ -261,6 +263,10 @@ class _WarmupExecution:
 
     def finish(self) -> None:
         self.closed.set()
+
+    def reschedule(self) -> None:
+        # That it runs is known now; what it would take another time is in no sample.
+        self.finish()
 
 
 def _is_set(spec: ModelSpec, key: str, default: bool) -> bool:

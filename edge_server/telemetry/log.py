@@ -33,6 +33,9 @@ _JOURNAL_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logg
 
 LogSettingValue = bool | int | str
 
+RELOADED = ("log.verbose_level", "log.shows_info", "log.shows_warning", "log.shows_error", "log.format")
+"""The settings that `LogSettings.take` takes over."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
@@ -99,6 +102,14 @@ class LogSettings:
             )
             self._set_logger_levels()
         return self.get()
+
+    def take(self, config: LogConfig) -> None:
+        """Take over what a configuration says, as if the server had started with it; the file aside."""
+        with self._lock:
+            self._now = _Settings(
+                config.verbose_level, config.shows_info, config.shows_warning, config.shows_error, config.format
+            )
+            self._set_logger_levels()
 
     def shows(self, record: logging.LogRecord) -> bool:
         """Return whether the record is to be written."""

@@ -96,18 +96,27 @@ class Metrics:
 
 def _model_families(versions: Sequence[VersionStatistics], tags: MetricTags) -> list[Family]:
     counts = [(Family(name, "counter", help), read) for name, help, read in _COUNTERS]
+    cached = [(Family(name, "counter", help), read) for name, help, read in _CACHE_COUNTERS]
     failures = Family("nv_inference_request_failure", "counter", "Requests that failed, by reason")
     pending = Family("nv_inference_pending_request_count", "gauge", "Requests that wait for their execution now")
     load = Family("nv_model_load_duration_secs", "gauge", "How long the version took to load, in seconds")
+    live = Family("edge_sequences_live", "gauge", "Sequences that hold a slot of the model now")
+    waiting = Family("edge_sequences_waiting", "gauge", "Sequences that wait for a slot of the model now")
     for version in versions:
         labels = _labels(version, tags)
         for family, read in counts:
             family.add(labels, read(version))
         for reason in FAILURE_REASONS:
             failures.add({**labels, "reason": reason}, version.failures.get(reason, 0))
+        if version.is_cached:
+            for family, read in cached:
+                family.add(labels, read(version))
         pending.add(labels, version.pending_count)
+        if version.live_sequences is not None:
+            live.add(labels, version.live_sequences)
+            waiting.add(labels, version.waiting_sequences)
         load.add(labels, version.load_duration_s)
-    return [*(family for family, _ in counts), failures, pending, load]
+    return [*(family for family, _ in (*counts, *cached)), failures, pending, load, live, waiting]
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
@@ -140,6 +149,22 @@ _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
         lambda v: v.compute_output.ns // 1000,
     ),
 )
+
+_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
+    ("nv_cache_num_hits_per_model", "Requests answered from the response cache", lambda v: v.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Requests that were not in the response cache", lambda v: v.cache_miss.count),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Time spent on requests answered from the response cache, in microseconds",
+        lambda v: v.cache_hit.ns // 1000,
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Time spent looking for answers that were not in the response cache, and storing them, in microseconds",
+        lambda v: v.cache_miss.ns // 1000,
+    ),
+)
+"""Only of versions whose answers may come from the cache."""
 
 
 def _labels(version: VersionStatistics, tags: MetricTags) -> dict[str, str]:

@@ -57,6 +57,9 @@ class Answers:
         self.closings += 1
         self.closed.set()
 
+    def reschedule(self) -> None:
+        raise AssertionError("none of them is iterative")
+
 
 def repeat_request(values: list[int], delays_ms: list[int], wait_ms: int = 0) -> Answers:
     return Answers(

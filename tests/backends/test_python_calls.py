@@ -351,3 +351,66 @@ def test_a_model_loads_and_unloads_another(python_house: Any) -> None:
         """,
     )
     assert python_house.value("keeper") == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+
+
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [-1] } output { name: "OTHER" data_type: TYPE_FP32 dims: [-1] }
+ensemble_scheduling {
+  step { model_name: "loop" model_version: -1 input_map { key: "IN" value: "IN" }
+         output_map { key: "OUT" value: "OUT" } }
+  step { model_name: "plain" model_version: -1 input_map { key: "IN" value: "IN" }
+         output_map { key: "OUT" value: "OTHER" } }
+}
+"""
+
+IN_CIRCLES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            if given(request)[0] <= 0:
+                found.append(answer(given(request)))
+                continue
+            inner = pb_utils.InferenceRequest(
+                model_name="circle", requested_output_names=[WANTED],
+                inputs=[pb_utils.Tensor("IN", given(request) - 1)])
+            response = inner.exec()
+            if response.has_error():
+                found.append(pb_utils.InferenceResponse(error=response.error()))
+            else:
+                found.append(answer(response.output_tensors()[0].as_numpy() + 1))
+        return found
+"""
+
+ISOLATION = 'parameters { key: "isolation" value { string_value: "process" } }'
+
+
+@pytest.mark.parametrize("isolation", ["", ISOLATION], ids=["inside", "process"])
+@pytest.mark.parametrize(
+    ("wanted", "instances", "value", "expected"),
+    [("OUT", 1, 1.0, None), ("OUT", 2, 1.0, 1.0), ("OUT", 2, 2.0, None), ("OTHER", 1, 1.0, 10.0 + 1)],
+)
+def test_a_model_that_calls_itself_through_an_ensemble_is_answered_or_told_so_but_never_waits_for_ever(
+    python_house: Any, isolation: str, wanted: str, instances: int, value: float, expected: float | None
+) -> None:
+    tensors = """
+    input { name: "IN" data_type: TYPE_FP32 dims: [-1] } output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+    """
+    python_house.add("plain", """
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [answer(given(request) + 10) for request in requests]
+        """)  # fmt: skip
+    group = f"instance_group {{ count: {instances} kind: KIND_CPU }}"
+    python_house.add("loop", f"WANTED = {wanted!r}" + IN_CIRCLES, tensors + group + isolation)
+    (python_house.path / "circle" / "1").mkdir(parents=True)
+    (python_house.path / "circle" / "config.pbtxt").write_text(ENSEMBLE)
+    python_house.service.load_model("circle")
+    if expected is None:
+        words = python_house.error("loop", [value])
+        assert "model 'loop' called ensemble 'circle'" in words
+        assert "nobody is left to answer" in words
+    else:
+        assert python_house.value("loop", [value]) == [expected]

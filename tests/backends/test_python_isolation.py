@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends.python.arena import Arena, ArenaReader
+from edge_server.backends.python.process import start_process
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError, Refusal, SessionLost
 
@@ -301,3 +302,36 @@ def test_the_process_ends_with_the_server(python_house: Any, eventually: Callabl
     assert int(python_house.value("m")[0]) == pid
     python_house.core.close(5.0)
     assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+HANGING = """
+class TritonPythonModel:
+    def initialize(self, args): threading.Event().wait()
+    def execute(self, requests): pass
+"""
+
+
+def test_an_initialize_that_hangs_fails_the_load_and_its_process_is_killed(
+    python_house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def start(*arguments: Any) -> Any:
+        started.append(start_process(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr("edge_server.backends.python.process.start_process", start)
+    limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }\n'
+    python_house.write("m", HANGING, ISOLATED + limit)
+    with pytest.raises(LoadError, match=r"model 'm'.*come through initialize within 1 s.*initialize_timeout_s"):
+        python_house.service.load_model("m")
+    # The last one; another may have been asked to complete the configuration.
+    assert started[-1].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "soon"])
+def test_a_limit_on_initialize_that_is_none_is_refused(python_house: Any, word: str) -> None:
+    limit = f'parameters {{ key: "initialize_timeout_s" value {{ string_value: "{word}" }} }}\n'
+    python_house.write("m", HANGING, ISOLATED + limit)
+    with pytest.raises(LoadError, match="initialize_timeout_s must be a whole number from 1"):
+        python_house.service.load_model("m")

@@ -360,3 +360,27 @@ def test_the_process_environment_is_a_copy(monkeypatch):
     assert environ["EDGE_SERVER_HTTP_PORT"] == "1"
     environ.clear()
     assert process_environment()
+
+
+@pytest.mark.parametrize(
+    ("flags", "limits"),
+    [
+        ([], ()),
+        (["--model-load-gpu-limit=0:0.8"], ((0, 0.8),)),
+        (["--model-load-gpu-limit=0:0.8", "--model-load-gpu-limit", "1:1"], ((0, 0.8), (1, 1.0))),
+    ],
+)
+def test_limits_of_gpu_memory_are_tritons(flags, limits):
+    assert parse(*flags).config.memory.gpu_load_limits == limits
+
+
+@pytest.mark.parametrize("text", ["0", "0:", ":0.5", "0:80", "0:1.5", "0:-0.5", "gpu:0.5", "0:nan", "0:0.5:1"])
+def test_a_limit_that_is_no_fraction_is_refused(text):
+    with pytest.raises(ConfigError, match="--model-load-gpu-limit"):
+        parse(f"--model-load-gpu-limit={text}")
+
+
+def test_whether_a_lost_gpu_ends_the_process_is_said_by_flag_or_variable():
+    assert not parse().config.lifecycle.exits_on_gpu_loss
+    assert parse("--exit-on-gpu-loss").config.lifecycle.exits_on_gpu_loss
+    assert parse(EDGE_SERVER_EXIT_ON_GPU_LOSS="true").config.lifecycle.exits_on_gpu_loss

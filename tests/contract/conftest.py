@@ -52,6 +52,42 @@ def slow_onnx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _save(tmp_path_factory.mktemp("slow") / "1" / "model.onnx", nodes, given, results, shape)
 
 
+def build_plan(fake_gpu: Any, onnx_path: Path, folder: Path, most_rows: int) -> Path:
+    """Build an engine in this process, and tell the fake GPU what it was built from."""
+    import tensorrt_rtx as trt
+
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(0)
+    assert trt.OnnxParser(network, logger).parse_from_file(str(onnx_path))
+    config = builder.create_builder_config()
+    profile = builder.create_optimization_profile()
+    shapes: dict[str, list[list[int]]] = {}
+    for item in (network.get_input(i) for i in range(network.num_inputs)):
+        fixed, *rest = item.shape
+        shapes[item.name] = [[rows if fixed == -1 else fixed, *rest] for rows in (1, most_rows, most_rows)]
+        profile.set_shape(item.name, *shapes[item.name])
+    config.add_optimization_profile(profile)
+    plan = bytes(memoryview(builder.build_serialized_network(network, config)))
+    path = folder / "1" / "model.plan"
+    path.parent.mkdir()
+    path.write_bytes(plan)
+    fake_gpu.register(plan, onnx_path, [shapes])
+    return path
+
+
+@pytest.fixture(scope="session")
+def add_sub_plan(fake_gpu: Any, add_sub_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`add_sub_onnx` as an engine of 1 to 8 rows."""
+    return build_plan(fake_gpu, add_sub_onnx, tmp_path_factory.mktemp("add_sub_plan"), 8)
+
+
+@pytest.fixture(scope="session")
+def slow_plan(fake_gpu: Any, slow_onnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`slow_onnx` as an engine."""
+    return build_plan(fake_gpu, slow_onnx, tmp_path_factory.mktemp("slow_plan"), 1)
+
+
 class LiteGraph:
     """A TensorFlow Lite model with one subgraph, put together tensor by tensor."""
 

@@ -18,7 +18,14 @@ from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, Model
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, LoadError
 
-FILES = {"onnxruntime": "onnx", "openvino": "onnx", "litert": "lite", "pytorch": "torch", "stub": "onnx"}
+FILES = {
+    "onnxruntime": "onnx",
+    "openvino": "onnx",
+    "litert": "lite",
+    "pytorch": "torch",
+    "tensorrt_rtx": "plan",
+    "stub": "onnx",
+}
 """Backend -> the form of model it is shown with (conftest)."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -27,7 +34,13 @@ RUNTIMES = tuple(name for name in FILES if name != "stub")
 Open = Callable[..., Session]
 
 
-def backend_or_skip(name: str) -> Backend:
+DEVICES = {"tensorrt_rtx": 0}
+"""Backends that run on a GPU -> its number. Where there is none, their last call is a double's (fake_gpu)."""
+
+
+def backend_or_skip(name: str, request: pytest.FixtureRequest) -> Backend:
+    if name in DEVICES:
+        request.getfixturevalue("fake_gpu").install(request.getfixturevalue("monkeypatch"))
     try:
         return load_backend(name)
     except BackendMissing as error:
@@ -36,12 +49,12 @@ def backend_or_skip(name: str) -> Backend:
 
 @pytest.fixture(params=[*RUNTIMES, "stub"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    return backend_or_skip(request.param)
+    return backend_or_skip(request.param, request)
 
 
 @pytest.fixture(params=RUNTIMES)
 def runtime(request: pytest.FixtureRequest) -> Backend:
-    return backend_or_skip(request.param)
+    return backend_or_skip(request.param, request)
 
 
 def form(request: pytest.FixtureRequest) -> str:
@@ -82,7 +95,9 @@ def add_sub_spec(backend: str, instances: int = 1, **parameters: str) -> ModelSp
 def open_add_sub(backend: Backend, add_sub_file: Path) -> Open:
     def open_it(instance: int = 0, instances: int = 1, **parameters: str) -> Session:
         spec = add_sub_spec(backend.name, instances, **parameters)
-        session = backend.open(OpenJob(spec, model_file(add_sub_file), f"add_sub_{instance}"))
+        session = backend.open(
+            OpenJob(spec, model_file(add_sub_file), f"add_sub_{instance}", DEVICES.get(backend.name))
+        )
         assert isinstance(session, Session)
         return session
 
@@ -208,8 +223,9 @@ def test_instances_may_be_opened_on_many_threads_at_once(open_add_sub: Open) -> 
 def test_a_session_says_what_is_in_force(open_add_sub: Open) -> None:
     session = open_add_sub()
     assert session.info.runtime
-    assert session.info.device == "CPU"
-    assert session.info.precision == "f32"
+    is_gpu = session.info.runtime.startswith("tensorrt")
+    assert session.info.device == ("GPU:0" if is_gpu else "CPU")
+    assert session.info.precision == ("as the model says" if is_gpu else "f32")
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in session.info.options.items())
     session.close()
 
@@ -224,7 +240,7 @@ def test_the_gil_is_released_while_the_runtime_computes(runtime: Backend, slow_f
         outputs=(OutputSpec("Y", DType.FP32, (1, 1)),),
         instance_groups=(InstanceGroup("slow", InstanceKind.CPU, 1),),
     )
-    session = runtime.open(OpenJob(spec, model_file(slow_file), "slow_0"))
+    session = runtime.open(OpenJob(spec, model_file(slow_file), "slow_0", DEVICES.get(runtime.name)))
     assert isinstance(session, Session)
     go, progress = threading.Event(), []
     other = threading.Thread(target=lambda: (go.wait(), progress.append(1)))
@@ -294,7 +310,7 @@ def test_a_damaged_file_is_a_load_error_in_one_line_and_nothing_is_printed(
     path = tmp_path / "broken" / "3" / add_sub_file.name
     path.parent.mkdir(parents=True)
     damage(kind, path, add_sub_file)
-    job = OpenJob(add_sub_spec(runtime.name), model_file(path), "broken_0")
+    job = OpenJob(add_sub_spec(runtime.name), model_file(path), "broken_0", DEVICES.get(runtime.name))
     for attempt in (lambda: runtime.inspect(model_file(path), {}), lambda: runtime.open(job)):
         with pytest.raises(LoadError) as caught:
             attempt()

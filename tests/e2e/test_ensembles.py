@@ -283,16 +283,17 @@ def test_what_does_not_fit_is_not_served_and_says_which_step(repository: Any, se
         assert "step 1 (model 'first'): output_map" in entry["reason"]
 
 
-def test_one_call_of_an_ensemble_is_no_slower_than_its_steps_called_one_by_one(
+def test_one_call_of_an_ensemble_answers_what_its_steps_called_one_by_one_do_and_what_each_takes_is_measured(
     server: Any, record_property: Callable[[str, object], None]
 ) -> None:
     with triton_grpc.InferenceServerClient(server.grpc) as client:
         made, *_ = tensors(triton_grpc, ("X", "Y"))
 
-        def whole() -> None:
-            client.infer("chain", made)
+        def whole() -> list[Any]:
+            result = client.infer("chain", made)
+            return [result.as_numpy(name) for name in ("TWICE_X", "TWICE_Y")]
 
-        def steps() -> None:
+        def steps() -> list[Any]:
             first, *_ = tensors(triton_grpc, ("INPUT0", "INPUT1"))
             result = client.infer("first", first)
             second = []
@@ -301,14 +302,18 @@ def test_one_call_of_an_ensemble_is_no_slower_than_its_steps_called_one_by_one(
                 item = triton_grpc.InferInput(name, list(array.shape), "FP32")
                 item.set_data_from_numpy(array)
                 second.append(item)
-            client.infer("second", second)
+            result = client.infer("second", second)
+            return [result.as_numpy(name) for name in ("OUTPUT0", "OUTPUT1")]
 
         took: dict[str, list[float]] = {"whole": [], "steps": []}
         for _ in range(300):
+            answers = []
             for name, call in (("whole", whole), ("steps", steps)):
                 started = time.perf_counter()
-                call()
+                answers.append(call())
                 took[name].append(time.perf_counter() - started)
+            for one, other in zip(*answers, strict=True):
+                np.testing.assert_array_equal(one, other)
     middle = {name: statistics.median(values) * 1e6 for name, values in took.items()}
     record_property("microseconds", middle)
     print(f"ensemble {middle['whole']:.0f} us, its steps by a client {middle['steps']:.0f} us")

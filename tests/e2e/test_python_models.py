@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 ADD_SUB_CONFIG = """
 name: "add_sub"
@@ -106,6 +107,36 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
 """
 
+SPEAKER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    mood = 1.0
+
+    def is_ready(self):
+        return self.mood > 0
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            self.mood = float(request.inputs()[0].as_numpy()[0])
+            said = {"text": "gr\u00fc\u00df", "whole": -(2**63), "part": 0.5, "yes": True}
+            said["asked"] = request.parameters()
+            if self.mood == 2:
+                said["huge"] = 2**64
+            if self.mood == 3:
+                for order in (pb_utils.load_model, pb_utils.unload_model):
+                    try:
+                        order("speaker")
+                    except pb_utils.TritonModelException as error:
+                        said[order.__name__] = str(error)
+            output = pb_utils.Tensor("OUT", np.array([self.mood], np.float32))
+            answers.append(pb_utils.InferenceResponse([output], parameters=said))
+        return answers
+"""
+
 ONE_TO_ONE = """
 backend: "python"
 input { name: "IN" data_type: TYPE_FP32 dims: [1] }
@@ -121,6 +152,8 @@ def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
         ("isolated_add_sub", ADD_SUB, ADD_SUB_CONFIG.replace('name: "add_sub"', "") + isolated),
         ("stream", STREAM, STREAM_CONFIG),
         ("isolated_stream", STREAM, STREAM_CONFIG + isolated),
+        ("speaker", SPEAKER, ONE_TO_ONE),
+        ("isolated_speaker", SPEAKER, ONE_TO_ONE + isolated),
         ("crasher", CRASHER, ONE_TO_ONE + isolated),
         ("straggler", CRASHER, ONE_TO_ONE),
     ):
@@ -243,3 +276,48 @@ def test_a_crash_is_told_with_its_signal_and_the_model_serves_again(
     assert server.infer("crasher", body(2.0))[1]["outputs"][0]["data"] == [2.0]
     assert server.process.poll() is None
     assert server.infer("straggler", body(3.0))[0] == 200
+
+
+def value_of(client: Any, value: float) -> list[Any]:
+    given = client.InferInput("IN", [1], "FP32")
+    given.set_data_from_numpy(np.array([value], dtype=np.float32))
+    return [given]
+
+
+def test_parameters_of_requests_and_responses_pass_over_both_wires(server: Any, kind: str) -> None:
+    parameters = {"name": "caf\u00e9", "count": 7}
+    with httpclient.InferenceServerClient(server.http) as client:
+        said = client.infer(f"{kind}speaker", value_of(httpclient, 1.0), parameters=parameters).get_response()
+    over_http = said["parameters"]
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        answer = client.infer(f"{kind}speaker", value_of(grpcclient, 1.0), parameters=parameters).get_response()
+    over_grpc = {key: getattr(item, item.WhichOneof("parameter_choice")) for key, item in answer.parameters.items()}
+    for said in (over_http, over_grpc):
+        # A map of protobuf's has no order.
+        assert json.loads(said.pop("asked")) == parameters
+    assert over_http == over_grpc == {"text": "gr\u00fc\u00df", "whole": -(2**63), "part": 0.5, "yes": True}
+
+
+def test_a_response_parameter_that_no_wire_carries_is_the_models_error(server: Any, kind: str) -> None:
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        with pytest.raises(InferenceServerException, match="expected integers of 64 bits, got 'huge'"):
+            client.infer(f"{kind}speaker", value_of(grpcclient, 2.0))
+        assert client.infer(f"{kind}speaker", value_of(grpcclient, 1.0)).as_numpy("OUT").tolist() == [1.0]
+
+
+def test_a_model_that_is_not_well_is_not_ready_over_both_wires(server: Any, kind: str) -> None:
+    name = f"{kind}speaker"
+    with (
+        httpclient.InferenceServerClient(server.http) as over_http,
+        grpcclient.InferenceServerClient(server.grpc) as over_grpc,
+    ):
+        for mood, is_well in ((-1.0, False), (1.0, True)):
+            over_http.infer(name, value_of(httpclient, mood))
+            assert (over_http.is_model_ready(name), over_grpc.is_model_ready(name)) == (is_well, is_well)
+
+
+def test_where_models_are_not_loaded_by_order_a_model_is_told_so(server: Any, kind: str) -> None:
+    with httpclient.InferenceServerClient(server.http) as client:
+        said = client.infer(f"{kind}speaker", value_of(httpclient, 3.0)).get_response()["parameters"]
+    words = "explicit model load / unload is not allowed if polling is enabled"
+    assert (said["load_model"], said["unload_model"]) == (words, words)

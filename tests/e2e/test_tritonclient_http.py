@@ -334,9 +334,6 @@ def test_log_settings_are_read_and_changed(client: Any) -> None:
 
 def test_what_is_not_served_answers_the_documented_refusal(client: Any) -> None:
     with pytest.raises(InferenceServerException) as caught:
-        client.get_trace_settings()
-    assert caught.value.status() == "501"
-    with pytest.raises(InferenceServerException) as caught:
         client.register_cuda_shared_memory("r", b"handle", 0, 16)
     assert caught.value.status() == "501"
     assert client.get_cuda_shared_memory_status() == []

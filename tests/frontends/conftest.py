@@ -40,6 +40,7 @@ from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.telemetry.events import EventBus
 from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.trace import Traces
 
 Compute = Callable[[Request], list[Response]]
 
@@ -146,6 +147,7 @@ class StubService:
         }
         self.shared_memory = SharedMemoryRegistry(is_allowed=True)
         self.log_settings = LogSettings(LogConfig())
+        self.traces = Traces()
         self.events = EventBus(history_size=50)
         self.ready = True
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []

@@ -135,12 +135,6 @@ def test_cuda_memory_is_an_empty_list_and_registering_it_is_not_served(site):
     assert site.post("/v2/cudasharedmemory/unregister").status == 200
 
 
-def test_trace_settings_are_answered_as_not_served(site):
-    for path in ("/v2/trace/setting", "/v2/models/add/trace/setting"):
-        assert site.get(path).status == 501
-        assert "tracing is not served" in site.post(path, {}).error
-
-
 def test_log_settings_are_read_and_changed(site):
     before = site.get("/v2/logging").json
     assert set(before) == {

@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import socket
+import threading
 
+import numpy as np
 import pytest
+
+from edge_server.frontends.http import generation
 
 
 def events(reply):
@@ -73,6 +80,69 @@ def test_later_errors_of_a_stream_are_events(site):
     first, second = events(site.post("/v2/models/repeat/generate_stream", {"IN": 1}))
     assert first["OUT"] == 0
     assert second == {"error": "lost"}
+
+
+def endless(request):
+    """Answer without end."""
+    from edge_server.core.message import Response
+    from edge_server.core.tensor import DType, Tensor
+
+    for number in itertools.count():
+        yield Response("repeat", 1, "", (Tensor("OUT", DType.INT32, np.array([number], "<i4")),), is_final=False)
+
+
+@contextlib.contextmanager
+def endless_stream(site):
+    """Yield a socket on which the events of an endless answer come."""
+    spec, _ = site.service.models["repeat"]
+    stop = threading.Event()
+
+    def compute(request):
+        for response in endless(request):
+            if stop.is_set() or site.service.tickets[-1].was_cancelled.is_set():
+                return
+            yield response
+
+    site.service.models["repeat"] = (spec, compute)
+    with socket.create_connection(("127.0.0.1", site.port), timeout=30) as client:
+        body = b'{"IN": 1}'
+        client.sendall(
+            b"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        try:
+            yield client
+        finally:
+            stop.set()
+
+
+def test_a_stream_that_never_ends_leaves_other_requests_their_turn(site):
+    with endless_stream(site) as client:
+        reading = threading.Event()
+
+        def read():
+            while not reading.is_set() and client.recv(1 << 16):
+                pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for _ in range(5):
+                assert site.get("/v2/health/live").status == 200
+        finally:
+            reading.set()
+            reader.join()
+
+
+def test_a_reader_that_stops_reading_loses_its_connection_and_its_request(site, monkeypatch):
+    monkeypatch.setattr(generation, "MAX_BACKLOG", 2000)
+    with endless_stream(site) as client:
+        assert client.recv(1)
+        assert site.service.tickets[-1].was_cancelled.wait(30), "the request was not taken back"
+        # What was on its way still comes, then the connection is at its end, in good order or by a reset.
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(1 << 20):
+                pass
 
 
 def test_types_that_json_cannot_carry_are_refused(site):

@@ -43,17 +43,44 @@ def test_the_loop_is_woken_once_for_a_batch():
     calls: list[object] = []
     loop.call_soon_threadsafe = lambda *given: calls.append(given)  # type: ignore[assignment,method-assign]
     home = Homecoming(loop)
-    for number in range(10):
-        home.deliver(lambda item: None, response(number))
+
+    def send() -> None:
+        for number in range(10):
+            home.deliver(lambda item: None, response(number))
+
+    on_another_thread(send)
     assert len(calls) == 1
     loop.close()
+
+
+def on_another_thread(work) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_what_was_computed_on_the_loops_thread_is_at_home_already_unless_others_came_before_it():
+    async def scenario():
+        home = Homecoming(asyncio.get_running_loop())
+        seen: list[str] = []
+        home.deliver(lambda item: seen.append(item.request_id), response(1))
+        assert seen == ["1"]
+        on_another_thread(lambda: home.deliver(lambda item: seen.append(item.request_id), response(2)))
+        home.deliver(lambda item: seen.append(item.request_id), response(3))
+        assert seen == ["1"]
+        await asyncio.sleep(0)
+        assert seen == ["1", "2", "3"]
+
+    asyncio.run(scenario())
 
 
 def test_a_response_for_a_loop_that_is_gone_is_dropped():
     loop = asyncio.new_event_loop()
     home = Homecoming(loop)
     loop.close()
-    home.deliver(lambda item: None, response(1))
+    seen: list[Response] = []
+    on_another_thread(lambda: home.deliver(seen.append, response(1)))
+    assert not seen
 
 
 def test_one_answer_leaves_the_empty_closing_response_out_and_bears_late_ones():

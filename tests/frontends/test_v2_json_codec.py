@@ -26,6 +26,9 @@ class StubPin:
     def release(self):
         self._regions.held -= 1
 
+    def write(self, data):
+        self.view[: len(data)] = data
+
 
 class StubRegions:
     """One region "r" of 64 bytes that counts its pins."""

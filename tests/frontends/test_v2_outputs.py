@@ -72,6 +72,9 @@ class StubPin:
     def release(self):
         self.releases += 1
 
+    def write(self, data):
+        self.view[: len(data)] = data
+
 
 class StubRegions:
     def __init__(self, size):

@@ -19,8 +19,10 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.core.view import IndexEntry, ModelMetadata, ServerMetadata, SharedRegion, TensorMetadata
 from edge_server.errors import Cancelled, EdgeServerError, InvalidRequest, NotFound, UnknownModel
 from edge_server.frontends.grpc.server import GrpcFrontend
+from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.protocol import messages
 from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.trace import Traces
 
 
 @dataclass
@@ -62,9 +64,13 @@ class FakePin:
         self._is_held = False
         self._regions.pinned -= 1
 
+    def write(self, data: bytes | memoryview) -> None:
+        self.view[: memoryview(data).nbytes] = data
+
 
 class FakeRegions:
     def __init__(self) -> None:
+        self.cuda = CudaMemoryRegistry(True, "there is no GPU here", lambda: pytest.fail("no GPU was to be asked for"))
         self.memory: dict[str, bytearray] = {}
         self.registered: dict[str, SharedRegion] = {}
         self.pinned = 0
@@ -116,6 +122,7 @@ class FakeService:
     def __init__(self) -> None:
         self.shared_memory = FakeRegions()
         self.log_settings = LogSettings(LogConfig())
+        self.traces = Traces()
         self.ready = True
         self.behaviours: dict[str, Behaviour] = {"echo": echo, "repeat": repeat, "held": lambda call: None}
         self.behaviours["held_stream"] = self.behaviours["held"]
@@ -206,6 +213,7 @@ class Door:
 
     def __init__(self, service: FakeService, **config: object) -> None:
         self.service = service
+        self.is_asked_direct = config.get("may_be_direct", True)
         self.frontend = GrpcFrontend(service, GrpcConfig(port=0, **config))  # type: ignore[arg-type]
         self.port = self.frontend.start()
         self.address = f"127.0.0.1:{self.port}"
@@ -245,13 +253,14 @@ def service() -> FakeService:
     return FakeService()
 
 
-@pytest.fixture
-def open_door(service: FakeService) -> Iterator[Callable[..., Door]]:
-    """Open front ends with GrpcConfig fields of the test's choice."""
+@pytest.fixture(params=["direct", "standard"])
+def open_door(service: FakeService, request: pytest.FixtureRequest) -> Iterator[Callable[..., Door]]:
+    """Open front ends with GrpcConfig fields of the test's choice, with either of the two doors for ModelInfer."""
     doors: list[Door] = []
 
     def open_one(**config: object) -> Door:
-        doors.append(Door(service, **config))
+        doors.append(Door(service, **{"may_be_direct": request.param == "direct", **config}))
+        assert doors[-1].frontend.is_direct is doors[-1].is_asked_direct
         return doors[-1]
 
     yield open_one

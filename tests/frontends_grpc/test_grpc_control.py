@@ -139,12 +139,6 @@ def test_cuda_shared_memory_is_empty_and_cannot_be_registered(door: Any) -> None
     assert refusal(door, "CudaSharedMemoryRegister")[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_tracing_is_not_served_and_says_so(door: Any) -> None:
-    code, details = refusal(door, "TraceSetting")
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert "tracing" in details
-
-
 def test_log_settings_are_read_and_changed(door: Any) -> None:
     before = door.call("LogSettings").settings
     assert before["log_info"].bool_param is True

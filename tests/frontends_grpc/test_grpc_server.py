@@ -121,7 +121,7 @@ def test_calls_beyond_the_limit_are_refused_instead_of_hanging(
     waiting = [infer.future(make_request("held").SerializeToString(), timeout=30) for _ in range(3)]
     held = door.service.wait_for_calls(3)
     with pytest.raises(grpc.RpcError) as caught:
-        door.call("ServerLive")
+        door.call("ModelInfer", make_request("held"))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     for call in held:
         call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")))

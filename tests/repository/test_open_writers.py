@@ -77,3 +77,14 @@ def test_files_keep_their_writers_when_they_are_moved_and_lose_them_when_they_go
     assert writers.writing(0) == {"/m/2/b"}
     writers.removed("/m/2")
     assert writers.writing(0) == set()
+
+
+def test_a_file_that_was_only_made_is_unsure_until_more_is_heard_of_it_or_a_while_has_passed(writers: Writers) -> None:
+    for path in ("/m/1/a", "/m/1/opened", "/m/1/changed", "/m/1/closed"):
+        writers.made(path, 0)
+    writers.opened("/m/1/opened", 0)
+    writers.changed("/m/1/changed", 0)
+    writers.closed("/m/1/closed")
+    assert writers.unsure(0) == {"/m/1/a"}
+    assert writers.unsure(2.9) == {"/m/1/a"}
+    assert writers.unsure(3) == set()

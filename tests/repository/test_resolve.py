@@ -174,7 +174,6 @@ def test_every_field_that_is_acted_on_reaches_the_specification(add_model: Any, 
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("response_cache", "response_cache { enable: true }"),
         ("optimization.cuda", "optimization { cuda { graphs: true } }"),
         ("model_operations", 'model_operations { op_library_filename: "a.so" }'),
         ("model_repository_agents", 'model_repository_agents { agents { name: "checksum" } }'),
@@ -230,9 +229,9 @@ CASES = [
         ["response_cache", "decoupled"],
     ),
     ("response_cache { enable: true } sequence_batching { }" + IO, ["response_cache", "sequence_batching"]),
-    ("sequence_batching { }" + IO, ["sequence_batching", "not offered yet"]),
+    ("sequence_batching { oldest { } }" + IO, ["sequence_batching", "max_candidate_sequences"]),
     ("ensemble_scheduling { }" + IO, ["backend", "ensemble", "identity"]),
-    ("batch_input { }" + IO, ["batch_input", "not offered yet"]),
+    ("batch_input { }" + IO, ["batch_input", "max_batch_size 0"]),
     ("version_policy { specific { versions: -1 } }" + IO, ["versions"]),
     ('default_model_filename: "../x"' + IO, ["default_model_filename", "'../x'"]),
     ('default_model_filename: "/etc/passwd"' + IO, ["default_model_filename"]),
@@ -268,6 +267,27 @@ def test_a_contradiction_is_refused_with_model_field_expected_and_given(
     add_model: Any, identity: Any, resolved: Any, text: str, words: list[str]
 ) -> None:
     add_model("m", 'backend: "identity" ' + text)
+    with pytest.raises(BadModelConfig) as caught:
+        resolved()
+    for word in ["model 'm'", *words]:
+        assert word in caught.value.message
+
+
+STEP = """ensemble_scheduling { step { model_name: "other" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } } """
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ensemble_scheduling { } instance_group { }", ["instance_group", "an ensemble has no instances"]),
+        (STEP + "instance_group { count: 2 }", ["instance_group", "an ensemble has no instances"]),
+    ],
+)
+def test_an_ensemble_with_instances_is_refused_as_triton_does(
+    add_model: Any, resolved: Any, text: str, words: list[str]
+) -> None:
+    add_model("m", text + IO)
     with pytest.raises(BadModelConfig) as caught:
         resolved()
     for word in ["model 'm'", *words]:

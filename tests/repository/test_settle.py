@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_server.core.model import VersionPolicy
 from edge_server.repository.fingerprint import Trace
 from edge_server.repository.scan import ModelOnDisk, VersionOnDisk, with_versions
-from edge_server.repository.settle import NOTHING, UPLOAD_PATIENCE_S, Look, Root, Settled, settle
+from edge_server.repository.settle import NOTHING, UPLOAD_PATIENCE_S, Look, Root, Settled, changes, settle
 
 ROOT = Path("/models")
 SETTLE_S = 0.5
@@ -260,3 +260,25 @@ def test_a_change_of_the_configuration_waits_for_a_version_that_is_on_its_way() 
     settled = looks(look(10, old), look(11, old), look(12, new), look(13, new, written={"/models/m/2/weights"}))
     assert contents(settled) == {"m": ("old", {1: "a"})}
     assert contents(settle(settled.known, look(14, new))) == {"m": ("new", {1: "a", 2: "half"})}
+
+
+def test_a_part_that_was_found_to_be_written_does_not_count_while_the_others_do() -> None:
+    first = looks(look(0, model("m", "c", {1: "a"})), look(1, model("m", "c", {1: "a"})))
+    both = model("m", "c", {1: "b", 2: "a"})
+    seen = settle(first.known, look(2, both))
+    settled = settle(seen.known, look(3, both))
+    held = settle(seen.known, look(3, both, busy=[("m", 2)]))
+    assert [(name, key) for name, key, _ in changes(seen, settled)] == [("m", 1), ("m", 2)]
+    assert [(name, key) for name, key, _ in changes(seen, held)] == [("m", 1)]
+    assert contents(held) == {"m": ("c", {1: "b"})}
+    assert held.next_look_s == 4
+    assert contents(settle(held.known, look(4, both))) == {"m": ("c", {1: "b", 2: "a"})}
+    assert list(changes(settled, looks(look(5)))) == []
+
+
+def test_a_configuration_that_was_found_to_be_written_holds_the_model_back() -> None:
+    first = looks(look(0, model("m", "c", {1: "a"})), look(1, model("m", "c", {1: "a"})))
+    changed = model("m", "d", {1: "a"})
+    seen = settle(first.known, look(2, changed))
+    assert [(name, key) for name, key, _ in changes(seen, settle(seen.known, look(3, changed)))] == [("m", None)]
+    assert contents(settle(seen.known, look(3, changed, busy=[("m", None)]))) == {"m": ("c", {1: "a"})}

@@ -21,6 +21,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.service import InferenceService
 from edge_server.serving import gate as serving_gate
+from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
@@ -137,6 +138,7 @@ class House:
         ask_room: AskRoom | None = None,
         gate: serving_gate.Gate = serving_gate.OPEN_GATE,
         limiter: RateLimiter | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self.script = Script()
         self.timer = Timer()
@@ -150,6 +152,7 @@ class House:
             ask_room=ask_room,
             gate=gate,
             limiter=limiter,
+            cache=cache,
         )
         self.wishes: dict[str, ModelWish] = {}
         self.service = InferenceService(
@@ -230,9 +233,10 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
         ask_room: AskRoom | None = None,
         gate: serving_gate.Gate = serving_gate.OPEN_GATE,
         limiter: RateLimiter | None = None,
+        cache: ResponseCache | None = None,
         **limits: Any,
     ) -> House:
-        made = House(Limits(**limits), ask_room, gate, limiter)
+        made = House(Limits(**limits), ask_room, gate, limiter, cache)
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)
         return made

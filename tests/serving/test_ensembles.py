@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 
 from edge_server.core.composition import Ensemble, EnsembleStep
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.lifecycle import ModelWish, VersionWish
 from edge_server.core.message import SequenceStep
 from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import (
     BackendError,
     Cancelled,
+    ChangedWhileLoading,
     DeadlineExceeded,
     Draining,
     EdgeServerError,
@@ -323,6 +325,74 @@ def test_a_deadline_that_passed_is_refused_and_one_that_cannot_be_kept_fails_at_
     assert adding.manager.route("c", None).statistics().success.count == 1
 
 
+def test_the_sum_of_the_steps_is_no_reason_to_refuse_early_and_no_step_runs_in_vain(
+    adding: Any, eventually: Any
+) -> None:
+    """Nobody adds up the steps: side by side or not, each is refused by its own model when it could not end in time."""
+    plain = adding.script.on_run
+    adding.script.on_run = lambda name, inputs: (time.sleep(0.1), plain(name, inputs))[1]
+    load(adding, ensemble(adding, "e", chain("a", "b", "c")))
+    adding.submit(0.0, model="e")[1].final()
+    _, mailbox = adding.submit(0.0, model="e", deadline_ns=time.monotonic_ns() + 150_000_000)
+    error = mailbox.final().error
+    assert isinstance(error, DeadlineExceeded)
+    assert "step 2 (model 'b')" in str(error) or "step 1 (model 'a')" in str(error)
+    eventually(lambda: adding.manager.route("e", None).in_flight == 0)
+    assert [adding.manager.route(name, None).statistics().success.count for name in "bc"] == [1, 1]
+
+
+def test_an_input_that_is_left_out_leaves_out_its_step_and_the_output_behind_it(adding: Any) -> None:
+    steps = [("a", {"IN": "IN"}, {"OUT": "first"}), ("b", {"IN": "EXTRA"}, {"OUT": "second"})]
+    spec = ensemble(
+        adding, "e", steps, ["first", "second"],
+        inputs=(InputSpec("IN", DType.FP32, (-1,)), InputSpec("EXTRA", DType.FP32, (-1,), is_optional=True)),
+    )  # fmt: skip
+    load(adding, spec)
+    extra = Tensor("EXTRA", DType.FP32, np.ones((1, 1), np.float32))
+    found = []
+    for more in ({}, {"EXTRA": extra}):
+        request = adding.request(0.0, model="e")
+        request.inputs = {**request.inputs, **more}
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        adding.service.submit(request, answers.put)
+        answer = answers.get(timeout=LIMIT_S)
+        assert answer.error is None, answer.error
+        found.append([item.name for item in answer.outputs])
+    assert found == [["first"], ["first", "second"]]
+    assert adding.manager.route("b", None).statistics().success.count == 1
+
+
+def test_a_request_that_is_failed_while_it_is_taken_up_keeps_its_inputs_until_they_are_not_read_any_more(
+    adding: Any,
+) -> None:
+    version = load(adding, ensemble(adding, "e", chain("a", "b")))
+    told: list[str] = []
+
+    class Notes:
+        """A trace of which the reading of the inputs is when the server's time to stop is over."""
+
+        id = 1
+
+        def begin(self, *what: Any) -> None:
+            told.append("begin")
+            assert version.abandon_waiting() == 1
+            told.append("inputs read")
+
+        def end(self, ns: int) -> None:
+            told.append("end")
+
+        def child(self) -> Notes:
+            raise AssertionError("a step was begun")
+
+    request = adding.request(model="e", release=lambda: told.append("released"))
+    request.trace = Notes()
+    answers: list[Any] = []
+    adding.service.submit(request, answers.append)
+    assert isinstance(answers[0].error, Draining)
+    assert told == ["begin", "inputs read", "end", "released"]
+    assert version.in_flight == 0
+
+
 def test_a_full_queue_of_a_member_is_the_answer(adding: Any, new_gate: Any) -> None:
     from edge_server.core.model import DynamicBatching, QueuePolicy
 
@@ -520,6 +590,28 @@ def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_servin
     assert "an earlier generation serves" in reason
     _, mailbox = adding.submit(0.0, model="e")
     assert value(mailbox.final()) == 11.0
+
+
+def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serving(
+    adding: Any, eventually: Any
+) -> None:
+    spec = ensemble(adding, "e", chain("a", "b"))
+    plain, changes = adding.version_wish(spec), [ChangedWhileLoading("config.pbtxt changed before it was loaded")]
+
+    def resolve(passed_over: Mapping[str, str]) -> Any:
+        if adding.manager.routes_of("e") is not None and changes:
+            raise changes.pop()
+        return plain.resolve(passed_over)
+
+    adding.manager.wish_for(ModelWish("e", {1: VersionWish("a", resolve)}, members=(("a", None), ("b", None))))
+    assert adding.manager.wait_settled(["e"], LIMIT_S)
+    old = adding.manager.route("e", None)
+    adding.load(adding.spec("b"), mark="new")
+    eventually(lambda: not changes)
+    for _ in range(200):  # as long as it takes until it is made anew, somebody answers
+        _, mailbox = adding.submit(0.0, model="e")
+        assert value(mailbox.final()) == 11.0
+    eventually(lambda: adding.manager.route("e", None) is not old)
 
 
 def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any, eventually: Any, new_gate: Any) -> None:

@@ -67,6 +67,15 @@ def test_every_model_family_has_tritons_name_labels_and_unit():
     assert {name: got[name, labels] for name in expected} == expected
 
 
+def test_sequences_are_told_of_models_that_know_some_and_of_no_others():
+    camera = VersionStatistics("camera", 1, live_sequences=0, waiting_sequences=3)
+    got = samples(page_of([BUSY, camera]))
+    told = {key: value for key, value in got.items() if key[0].startswith("edge_sequences")}
+    labels = (("model", "camera"), ("version", "1"))
+    assert told == {("edge_sequences_live", labels): 0, ("edge_sequences_waiting", labels): 3}
+    assert b"edge_sequences" not in page_of([BUSY])
+
+
 def test_counts_are_printed_with_all_their_digits():
     page = page_of([VersionStatistics("m", 1, inference_count=2**60 + 1)])
     assert f'nv_inference_count{{model="m",version="1"}} {2**60 + 1}\n'.encode() in page

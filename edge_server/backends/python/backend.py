@@ -4,6 +4,8 @@ Parameters of a model's configuration, beside those that it reads itself:
 
 - `isolation`: "process" gives each instance a process of its own: for models that must not share the GIL, that may
   crash, or that call os._exit. "none", the default, runs them in the server's process.
+- `initialize_timeout_s`: whole seconds that `initialize` may take in a process of its own, 300 by default; the process
+  is killed then, and the load fails.
 - `read_only_inputs`: true hands inputs over as read-only views of the received request instead of copies that the
   model may write to.
 - `EXECUTION_ENV_PATH`: named in the log and otherwise ignored; models run on the server's own Python and packages.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from edge_server.backends.base import Call, ServerCalls
+from edge_server.backends.python.behind import models_behind
 from edge_server.backends.python.failures import TritonError, TritonModelException, answer_of
 from edge_server.backends.python.request import InferenceRequest
 from edge_server.backends.python.response import InferenceResponse
@@ -40,6 +41,8 @@ class Outgoing:
         self._holds = self.batch is not None and self.batch.holds_instance and host.waits is not None
         self._request = request
         self._is_over = False
+        self._behind: tuple[str, ...] = (self.model,)
+        """The models that this call waits for: an ensemble waits for its members."""
 
     def start(self, sink: Callable[[Response], None], *, decoupled: bool, may_run: bool) -> TritonError | None:
         """Submit; or return what is wrong with that, and `sink` is never called."""
@@ -67,8 +70,10 @@ class Outgoing:
         return None
 
     def _core(self, decoupled: bool) -> Request:
-        is_decoupled = self.server.model_spec(self.model, self._request.version).is_decoupled
-        if is_decoupled and not decoupled:
+        spec = self.server.model_spec(self.model, self._request.version)
+        if spec.ensemble is not None and self._holds:
+            self._behind = models_behind(self.server, spec, self._request.requested_output_names())
+        if spec.is_decoupled and not decoupled:
             raise EdgeServerError(
                 f"model '{self.model}' answers any number of times: call it with exec(decoupled=True) or "
                 "async_exec(decoupled=True)"
@@ -81,10 +86,11 @@ class Outgoing:
 
     def is_stuck(self) -> bool:
         """Return whether the called model waits, by whatever way, for the very instance that waits here."""
-        return self._holds and self.host.waits is not None and self.host.waits.is_stuck(self.model)
+        waits = self.host.waits
+        return self._holds and waits is not None and any(waits.is_stuck(model) for model in self._behind)
 
     def deadlock(self) -> TritonError:
-        return deadlock(self.host.model, self.model)
+        return deadlock(self.host.model, self.model, self._behind)
 
     def cancel(self) -> None:
         if self.call is not None:
@@ -92,16 +98,25 @@ class Outgoing:
 
     def _begin(self) -> None:
         if self._holds and self.host.waits is not None:
-            self.host.waits.begin(self.host, self.model)
+            for model in self._behind:
+                self.host.waits.begin(self.host, model)
 
     def end(self) -> None:
         if self._holds and not self._is_over and self.host.waits is not None:
             self._is_over = True
-            self.host.waits.end(self.host, self.model)
+            for model in self._behind:
+                self.host.waits.end(self.host, model)
 
 
-def deadlock(model: str, called: str) -> TritonError:
-    """Return the error for a call that nobody could ever answer."""
+def deadlock(model: str, called: str, behind: Sequence[str] = ()) -> TritonError:
+    """Return the error for a call that nobody could ever answer. `behind` are the models that it waits for."""
+    if called not in (behind or (called,)):
+        names = ", ".join(f"'{name}'" for name in behind)
+        return TritonError(
+            f"model '{model}' called ensemble '{called}', which is made of {names}, but every instance of one of these "
+            f"is waiting, by way of such calls, for itself; nobody is left to answer. More instances of it "
+            "(instance_group count) help"
+        )
     return TritonError(
         f"model '{model}' called model '{called}', but every instance of '{called}' is waiting, by way of such calls, "
         f"for '{called}' itself; nobody is left to answer. More instances of '{called}' (instance_group count) help"

@@ -15,22 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Call, Execution, ModelFile, OpenJob, SessionInfo
+from edge_server.backends.base import Call, Execution, ModelFile, OpenJob, ServerCalls, SessionInfo
 from edge_server.backends.python.arena import Arena
+from edge_server.backends.python.behind import models_behind
 from edge_server.backends.python.calls import deadlock
 from edge_server.backends.python.channel import Channel
 from edge_server.backends.python.failures import error_of
 from edge_server.backends.python.metrics import REGISTRY
 from edge_server.backends.python.scope import Host
 from edge_server.backends.python.session import HEALTH_LIMIT_S, WAITS
-from edge_server.backends.runtime import file_title
+from edge_server.backends.runtime import file_title, whole_number
 from edge_server.core.message import Request, Response
+from edge_server.core.trace import RequestTrace
 from edge_server.errors import BackendError, EdgeServerError, LoadError, SessionLost
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
 """How often the process is told which of its requests nobody waits for any more."""
+
+INITIALIZE_TIMEOUT = "initialize_timeout_s"
+_INITIALIZE_S = 300
 
 _END_S = 10.0
 """How long a process may take to finalize its model before it is killed."""
@@ -39,16 +44,20 @@ _END_S = 10.0
 def start_process(arena: Arena, other: Arena, line: socket.socket) -> subprocess.Popen[bytes]:
     """Start the process with the other end of a connection, which is given up here. Spawned, not forked: this process
     has threads, and runtimes that do not survive a fork."""
-    level = logging.getLogger("edge_server").getEffectiveLevel()
     fds = (line.fileno(), other.fd, arena.fd)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "edge_server.backends.python.worker", *map(str, fds), str(level)],
+            [sys.executable, "-m", "edge_server.backends.python.worker", *map(str, fds), str(log_level())],
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
         )
     finally:
         line.close()
+
+
+def log_level() -> int:
+    """Return the least level that models may log at, which may change while the server runs."""
+    return logging.getLogger("edge_server.model").getEffectiveLevel()
 
 
 def end_of(process: subprocess.Popen[bytes]) -> str:
@@ -85,7 +94,7 @@ class ModelProcess:
         self._taken: dict[int, threading.Event] = {}
         self._health: dict[int, tuple[threading.Event, list[bool]]] = {}
         self._calls: dict[int, tuple[Call | None, str]] = {}
-        self._waited_for: dict[int, str] = {}
+        self._waited_for: dict[int, tuple[str, tuple[str, ...]]] = {}
         self._first: list[tuple[Any, ...]] = []
         self._answered = threading.Event()
         self._ended = threading.Event()
@@ -112,10 +121,21 @@ class ModelProcess:
         return self._process.pid
 
     def open(self) -> None:
-        """Have it open the model, and wait. Raises LoadError; the process is gone then."""
+        """Have it open the model, and wait. Raises LoadError; the process is gone then.
+
+        A model that takes longer than its parameter `initialize_timeout_s` is not waited for: its process is killed.
+        """
+        limit_s = whole_number(self._job.spec.name, self._job.spec.parameters, INITIALIZE_TIMEOUT, _INITIALIZE_S, 1)
         job = dataclasses.replace(self._job, server=None)
         self._send(("open", job, self._job.server is not None))
-        self._answered.wait()
+        if not self._answered.wait(limit_s):
+            self._is_asked_to_end = True
+            self._process.kill()
+            self.close()
+            raise LoadError(
+                f"{file_title(self._job.file)}: its process did not come through initialize within {limit_s} s and was "
+                f"killed; the parameter {INITIALIZE_TIMEOUT} allows more"
+            )
         kind, *rest = self._first[0]
         if kind == "opened":
             self.info, self.has_health_check = rest
@@ -214,7 +234,11 @@ class ModelProcess:
 
     def _look_all(self) -> None:
         told: set[int] = set()
+        level = -1
         while not self._ended.wait(_LOOK_S):
+            if log_level() != level:
+                level = log_level()
+                self._send(("log_level", level))
             with self._lock:
                 open_now = dict(self._open)
                 waiting = dict(self._waited_for)
@@ -223,9 +247,9 @@ class ModelProcess:
             if news:
                 told.update(news)
                 self._send(("cancelled", news))
-            for number, model in waiting.items():
-                if WAITS.is_stuck(model):
-                    self._refuse_call(number, model)
+            for number, (model, behind) in waiting.items():
+                if any(WAITS.is_stuck(name) for name in behind):
+                    self._refuse_call(number, model, behind)
 
     # -- messages
 
@@ -248,6 +272,10 @@ class ModelProcess:
     def _on_finish(self, number: int) -> None:
         if (execution := self._execution(number, True)) is not None:
             execution.finish()
+
+    def _on_reschedule(self, number: int) -> None:
+        if (execution := self._execution(number, True)) is not None:
+            execution.reschedule()
 
     def _on_taken(self, batch: int) -> None:
         with self._lock:
@@ -303,15 +331,17 @@ class ModelProcess:
         # The process reads on while others compute with them.
         for tensor in request.inputs.values():
             tensor.array = np.array(tensor.array)
+        request.trace = self._child_of(request.trace)
+        behind = self._models_behind(server, request) if holds else ()
         with self._lock:
             self._calls[number] = (None, model)
             if holds:
-                self._waited_for[number] = model
-        if holds:
-            WAITS.begin(self._host, model)
-            if WAITS.is_stuck(model):
-                self._refuse_call(number, model)
-                return
+                self._waited_for[number] = (model, behind)
+        for name in behind:
+            WAITS.begin(self._host, name)
+        if any(WAITS.is_stuck(name) for name in behind):
+            self._refuse_call(number, model, behind)
+            return
         try:
             call = server.submit(request, lambda response: self._hand_on(number, model, response))
         except EdgeServerError as error:
@@ -320,6 +350,14 @@ class ModelProcess:
         with self._lock:
             if number in self._calls:
                 self._calls[number] = (call, model)
+
+    def _child_of(self, carried: RequestTrace | None) -> RequestTrace | None:
+        """Return a trace for a request that the process makes on behalf of one that it works on."""
+        if carried is None:
+            return None
+        with self._lock:
+            traces = [execution.request.trace for execution in self._open.values()]
+        return next((trace.child() for trace in traces if trace is not None and trace.id == carried.id), None)
 
     def _on_cancel_call(self, number: int) -> None:
         with self._lock:
@@ -330,15 +368,22 @@ class ModelProcess:
     def _hand_on(self, number: int, model: str, response: Response) -> None:
         with self._lock:
             known = self._calls.pop(number, None) if response.is_final else self._calls.get(number)
-            held = response.is_final and self._waited_for.pop(number, None) is not None
-        if held:
-            WAITS.end(self._host, model)
+            held = self._waited_for.pop(number, None) if response.is_final else None
+        for name in () if held is None else held[1]:
+            WAITS.end(self._host, name)
         if known is not None:
             self._send(("response", number, dataclasses.replace(response, spec=None)))
 
-    def _refuse_call(self, number: int, model: str) -> None:
+    def _models_behind(self, server: ServerCalls, request: Request) -> tuple[str, ...]:
+        try:
+            return models_behind(server, server.model_spec(request.model, request.version), request.outputs)
+        except EdgeServerError:
+            # The call itself will tell.
+            return (request.model,)
+
+    def _refuse_call(self, number: int, model: str, behind: Sequence[str]) -> None:
         self._on_cancel_call(number)
-        error = error_of(deadlock(self._job.spec.name, model))
+        error = error_of(deadlock(self._job.spec.name, model, behind))
         self._hand_on(number, model, Response(model, 0, "", error=error))
 
     # -- parts

@@ -6,11 +6,13 @@ import json
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edge_server.backends.base import NOT_ITERATIVE
 from edge_server.backends.python.failures import TritonModelException
 from edge_server.backends.python.response import InferenceResponse, Reply, ResponseSender, checked_parameters
 from edge_server.backends.python.scope import find_host
 from edge_server.backends.python.tensor import Tensor
 from edge_server.core.message import Parameter, Request, SequenceStep
+from edge_server.core.trace import RequestTrace
 
 if TYPE_CHECKING:
     from edge_server.backends.python.calls import ResponseIterator
@@ -37,10 +39,14 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request; there is none."""
+    """The trace of a request; of most there is none. Handed to the requests that a model makes, it becomes theirs."""
+
+    def __init__(self, core: RequestTrace | None = None) -> None:
+        self.core = core
 
     def get_context(self) -> str | None:
-        return None
+        """Return the W3C trace context as JSON, {"traceparent": ...}; None unless spans are made of the trace."""
+        return None if self.core is None else self.core.context()
 
 
 class InferenceRequest:
@@ -48,7 +54,7 @@ class InferenceRequest:
 
     __slots__ = (
         "_correlation_id", "_flags", "_host", "_inputs", "_model_name", "_model_version", "_outputs", "_parameters",
-        "_preferred_memory", "_reply", "_request_id", "_sender", "_timeout", "_trace",
+        "_preferred_memory", "_reply", "_request_id", "_sender", "_timeout", "_trace", "comes_again",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +86,7 @@ class InferenceRequest:
         self._host = find_host()
         self._reply: Reply | None = None
         self._sender: ResponseSender | None = None
+        self.comes_again = False
         self.set_flags(flags)
 
     @classmethod
@@ -94,8 +101,9 @@ class InferenceRequest:
         mine._correlation_id = 0 if step is None else step.id
         mine._flags = 0 if step is None else SEQUENCE_START * step.is_start + SEQUENCE_END * step.is_end
         mine._timeout, mine._parameters = request.timeout_us, request.parameters
-        mine._preferred_memory, mine._trace = _ANYWHERE, _UNTRACED
-        mine._host, mine._reply, mine._sender = host, reply, None
+        mine._preferred_memory = _ANYWHERE
+        mine._trace = _UNTRACED if request.trace is None else InferenceTrace(request.trace)
+        mine._host, mine._reply, mine._sender, mine.comes_again = host, reply, None, False
         return mine
 
     def inputs(self) -> list[Tensor]:
@@ -147,9 +155,23 @@ class InferenceRequest:
         return self._sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Take TRITONSERVER_REQUEST_RELEASE_ALL, which is what happens anyway."""
-        if flags != RELEASE_ALL:
-            raise TritonModelException(f"request release flags: rescheduling is not offered, got {flags!r}")
+        """Say what becomes of the request when `execute` returns: TRITONSERVER_REQUEST_RELEASE_ALL, which is what
+        happens anyway, or _RESCHEDULE to be given it once more, with its next batch.
+
+        `execute` then returns None for it, and what it sends before that is not final. The response sender is good for
+        this time alone; the request that comes again has its own.
+        """
+        reply = self._received()
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(
+                "request release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or "
+                f"TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags!r}"
+            )
+        if flags == RELEASE_RESCHEDULE and not reply.may_run_again:
+            raise TritonModelException(
+                f"request release flags: model '{self._model_name}' cannot reschedule, {NOT_ITERATIVE}"
+            )
+        self.comes_again = flags == RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Have the model answer, and wait: for the response, or with `decoupled` for each as it is iterated.
@@ -200,6 +222,7 @@ class InferenceRequest:
             timeout_us=self._timeout,
             sequence=sequence,
             deadline_ns=deadline_ns,
+            trace=None if self._trace.core is None else self._trace.core.child(),
         )
 
     def _received(self) -> Reply:

@@ -27,6 +27,8 @@ def checked_parameters(given: Any, owner: str) -> Mapping[str, Parameter]:
                 f"parameters of {owner}: expected names with a str, int, float or bool each, "
                 f"got {key!r} with {type(value).__name__}"
             )
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise TypeError(f"parameters of {owner}: expected integers of 64 bits, got {key!r} with {value:#x}")
     return dict(found)
 
 
@@ -84,11 +86,13 @@ class Reply:
         is_cancelled: Callable[[], bool],
         *,
         is_decoupled: bool,
+        run_again: Callable[[], None] | None = None,
     ) -> None:
         self._send = send
         self._fail = fail
         self.is_cancelled = is_cancelled
         self.is_decoupled = is_decoupled
+        self._run_again = run_again
         self.is_closed = False
         self.has_sender = False
 
@@ -124,6 +128,17 @@ class Reply:
         if not self.is_closed:
             self.is_closed = True
             self._fail(text)
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether the model is iterative."""
+        return self._run_again is not None
+
+    def run_again(self) -> None:
+        """Close for now: the request comes again, with a sender of its own."""
+        if not self.is_closed and self._run_again is not None:
+            self.is_closed = True
+            self._run_again()
 
     def abandon(self) -> None:
         """Answer for a model that will never answer."""

@@ -55,6 +55,7 @@ class PythonSession(RequestSession):
         self._dropped: set[str] = set()
         self._source = ModelSource(job.file.path, job.file.model_dir)
         self._host = Host(spec.name, self._source.package, job.server, waits)
+        self._is_iterative = spec.sequence is not None and spec.sequence.is_iterative
         self._is_read_only = yes_or_no(spec.name, spec.parameters, "read_only_inputs", False)
         self._loop = ModelLoop(f"{job.instance_name}-loop")
         self._health = HealthCheck()
@@ -148,7 +149,7 @@ class PythonSession(RequestSession):
             if inspect.iscoroutine(answers):
                 if self._spec.is_decoupled:
                     batch.holds_instance = False
-                    self._finish_later(answers, replies, executions)
+                    self._finish_later(answers, requests, executions)
                     return
                 answers = self._loop.start(answers).result()
             self._answer(answers, requests)
@@ -170,6 +171,7 @@ class PythonSession(RequestSession):
             lambda text: execution.fail(self._error(execution, text)),
             execution.is_cancelled,
             is_decoupled=self._spec.is_decoupled,
+            run_again=execution.reschedule if self._is_iterative else None,
         )
         outputs = request.outputs or tuple(self._outputs)
         return InferenceRequest.received(request, inputs, outputs, self._version, self._host, reply)
@@ -194,7 +196,14 @@ class PythonSession(RequestSession):
 
     def _answer_one(self, request: InferenceRequest, answer: Any) -> None:
         reply = request.reply
-        if answer is None:
+        if request.comes_again:
+            if answer is not None:
+                reply.fail("execute must return None for a request that it reschedules")
+            elif reply.is_closed:
+                log.warning("model '%s' reschedules a request that it has answered: it does not come again",
+                            self._spec.name)  # fmt: skip
+            reply.run_again()
+        elif answer is None:
             if not reply.has_sender:
                 reply.abandon()
         elif isinstance(answer, InferenceResponse) and not reply.is_closed:
@@ -253,20 +262,15 @@ class PythonSession(RequestSession):
                         self._spec.name, name)  # fmt: skip
 
     def _finish_later(
-        self, work: Coroutine[Any, Any, Any], replies: Sequence[Reply], executions: Sequence[Execution]
+        self, work: Coroutine[Any, Any, Any], requests: Sequence[InferenceRequest], executions: Sequence[Execution]
     ) -> None:
         """Let a coroutine of a decoupled model run on, and take the next batch meanwhile."""
 
         def end(future: Future[Any]) -> None:
             try:
-                answers = future.result()
-                if answers is not None:
-                    raise self._wrong("is decoupled, so execute must return None", answers)
-                for reply in replies:
-                    if not reply.has_sender:
-                        reply.abandon()
+                self._answer(future.result(), requests)
             except (*_RAISED, CancelledError) as error:
-                self._fail_all(error, replies, executions)
+                self._fail_all(error, [request.reply for request in requests], executions)
 
         future = self._loop.start(work)
         future.add_done_callback(end)

@@ -27,6 +27,7 @@ from edge_server.backends.python.channel import Channel
 from edge_server.backends.python.metrics import REGISTRY
 from edge_server.backends.python.scope import current_batch
 from edge_server.backends.python.session import PythonSession
+from edge_server.core.engine import EngineFile, EngineOrder
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
 from edge_server.core.metric import MetricSource
 from edge_server.core.model import ModelSpec
@@ -66,6 +67,9 @@ class SentExecution:
     def finish(self) -> None:
         self._worker.answer(self._number, True, ("finish", self._number))
 
+    def reschedule(self) -> None:
+        self._worker.answer(self._number, True, ("reschedule", self._number))
+
 
 class SentCalls:
     """The server's calls, by messages. See backends.base.ServerCalls."""
@@ -99,6 +103,10 @@ class SentCalls:
 
     def add_metrics(self, source: MetricSource) -> None:
         """Nothing to do: the process reports its registry by itself."""
+
+    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+        """There is none: models in Python are not compiled."""
+        return None
 
     def receive(self, number: int, response: Response, place: int | None) -> None:
         if place is not None:
@@ -192,6 +200,8 @@ class Worker:
             for number in rest[0]:
                 if (execution := self._open.get(number)) is not None:
                     execution.cancel()
+        elif kind == "log_level":
+            logging.getLogger().setLevel(rest[0])
         elif kind == "healthy":
             threading.Thread(target=self._tell_health, args=(rest[0],), daemon=True).start()
         elif kind == "open":

@@ -16,7 +16,15 @@ import numpy as np
 from edge_server.core.frame import DropReason, FrameResult
 from edge_server.core.message import Request, Response
 from edge_server.core.tensor import Tensor
-from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, ServingFault, Throttled, UnknownModel
+from edge_server.errors import (
+    EdgeServerError,
+    InvalidRequest,
+    NotReady,
+    SequenceNotBegun,
+    ServingFault,
+    Throttled,
+    UnknownModel,
+)
 from edge_server.frontends.frames.gate import FrameGate
 from edge_server.frontends.frames.plans import (
     AnswerSide,
@@ -28,11 +36,12 @@ from edge_server.frontends.frames.plans import (
     outputs_of,
     runtime_words,
 )
+from edge_server.frontends.frames.sequence import step
 from edge_server.frontends.frames.stream import Flight
 
 if TYPE_CHECKING:
     from edge_server.core.frame import Frame, Returns
-    from edge_server.memory.shared_memory import Pin
+    from edge_server.frontends.v2.regions import Pin
     from edge_server.service import InferenceService
     from edge_server.vision.fit import Fit
     from edge_server.vision.picture import Picture
@@ -199,11 +208,14 @@ class Engine:
         """Submit the rows as one request and wait; None when they are to be fitted anew for the model's successor."""
         waiter = _Waiter()
         tensor = rows.tensor(len(fitted))
+        stream = fitted[0].flight.stream
+        sequence = step(side.spec, stream.terms.stream_id, has_begun=stream.correlation_id is not None)
         request = Request(
             model=side.spec.name,
             version=self._version,
             inputs={tensor.name: tensor},
             priority=min((one.flight for one in fitted), key=self._rank).stream.terms.delivery.priority,
+            sequence=sequence,
             release=partial(side.give_back, rows),
         )
         now_ns = time.monotonic_ns()
@@ -212,10 +224,17 @@ class Engine:
         rows.hold()
         try:
             self._service.submit(request, waiter.take, may_run=True, may_stand_in=False)
+        except SequenceNotBegun:
+            if stream.is_over or stream.correlation_id is None:
+                raise
+            stream.correlation_id = None
+            return self._ask(fitted, side, rows)
         except (InvalidRequest, UnknownModel, NotReady):
             if self._side_for([one.flight for one in fitted]) is side:
                 raise
             return None
+        if sequence is not None:
+            stream.correlation_id = sequence.id
         return waiter.wait()
 
     # -- out

@@ -34,8 +34,14 @@ class Lane:
         self._estimate = RunEstimate()
         self._instance_count = 1
         self._max_rows = 1
+        self._is_sequence = False
         self._worker_count = 0
         self._chosen_ns: list[int] = []
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether a stream's frames are a sequence."""
+        return self._is_sequence
 
     @property
     def is_empty(self) -> bool:
@@ -47,7 +53,7 @@ class Lane:
         delivery = stream.terms.delivery
         self._streams.append(stream)
         self._turns.add(stream, delivery.priority, delivery.weight)
-        stream.most_running = self._most_workers
+        stream.most_running = self._most_running
         self._staff()
 
     def leave(self, stream: CameraStream) -> None:
@@ -67,18 +73,24 @@ class Lane:
             side = self.engine.input_side()
         except EdgeServerError:
             return  # its frames are answered with the reason, and it may come back as it was
-        if (side.instance_count, side.max_rows) == (self._instance_count, self._max_rows):
+        now = (side.instance_count, side.max_rows, side.is_sequence)
+        if now == (self._instance_count, self._max_rows, self._is_sequence):
             return
         with self._lock:
-            self._instance_count, self._max_rows = side.instance_count, side.max_rows
+            self._instance_count, self._max_rows, self._is_sequence = now
             for stream in self._streams:
-                stream.most_running = self._most_workers
+                stream.most_running = self._most_running
             self._staff()
             self._has_work.notify_all()
 
     @property
     def _most_workers(self) -> int:
         return self._instance_count + 1
+
+    @property
+    def _most_running(self) -> int:
+        """How many frames of one stream may run: those of a sequence must not overtake each other."""
+        return 1 if self._is_sequence else self._most_workers
 
     def _staff(self) -> None:
         while self._streams and self._worker_count < self._most_workers:
@@ -107,6 +119,8 @@ class Lane:
         run_ns = time.monotonic_ns() - first.taken_ns
         with self._lock:
             self._chosen_ns.remove(first.taken_ns)
+            for flight in flights:
+                flight.stream.put_down()
             if first.started_ns:
                 self._estimate.add(run_ns, first.queued_ns - first.taken_ns)
             self._has_work.notify()

@@ -28,6 +28,9 @@ _LOG = logging.getLogger(__name__)
 
 Array: TypeAlias = npt.NDArray[np.generic]
 
+_MOST_SHARING = 8
+"""How many streams' frames are brought to one instance at once for the scheduler of sequences to put together."""
+
 _MOST_ANSWER_PLANS = 8
 """Generations of a model whose answers are remembered how to read: the old, the new, a canary, and some spare."""
 
@@ -67,9 +70,13 @@ class InputSide:
         self.plan = frame_plan(spec)
         self.priority = int(priority_class(spec))
         self.max_rows = max(1, spec.max_batch_size) if spec.dynamic_batching is not None else 1
+        self.is_sequence = spec.sequence is not None
+        """Whether the frames of each stream go one by one: the scheduler puts those of several into one batch."""
         self.instance_count = max(
             1, sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups if group.count > 0)
         )
+        if self.is_sequence:
+            self.instance_count *= min(max(1, spec.max_batch_size), _MOST_SHARING)
         self._lock = threading.Lock()
         self._free: list[Rows] = []
 

@@ -72,7 +72,8 @@ class CameraStream:
     out, in the order of the frames, by `next_message` (the thread of the call).
 
     `lock` is one for all streams; what says *locked* is called while it is held. `wake` is called, locked, when a
-    worker may find this stream eligible, `leave` likewise when the stream is over.
+    worker may find this stream eligible, `leave` likewise when the stream is over, and `part` after that, when the last
+    of its frames was put down, if a worker had any in hand.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class CameraStream:
         *,
         wake: Callable[[], None],
         leave: Callable[[CameraStream], None],
+        part: Callable[[CameraStream], None],
     ) -> None:
         self.terms = terms
         self._lock = lock
@@ -91,6 +93,10 @@ class CameraStream:
         self._totals = totals
         self._wake = wake
         self._leave = leave
+        self._part = part
+        self._is_held = False
+        self.in_hand_count = 0
+        """How many frames workers have taken and not put down, whether anybody waits for them or not."""
         self._limits = FrameLimits.of(terms.delivery)
         self._has_news = threading.Condition(lock)
         self._mailbox: Mailbox[Flight] = Mailbox(self._limits)
@@ -106,6 +112,8 @@ class CameraStream:
         self._opened_ns = now_ns
         self._rate_in, self._rate_out, self._ages_ns = Rate(now_ns), Rate(now_ns), Recent()
         self._running_count = 0
+        self.correlation_id: int | str | None = None
+        """That of the sequence that its frames are, None before the first frame and where the model knows none."""
         self.most_running = 2
         """How many frames may be chosen and not yet answered: one that runs, and one that is made ready meanwhile."""
 
@@ -145,6 +153,7 @@ class CameraStream:
         """Whether a frame waits, and there is room for its result. *Locked.*"""
         return (
             len(self._mailbox) > 0
+            and not self._is_held
             and self._running_count < self.most_running
             # Of a model with several instances, later results may be there before an earlier one.
             and len(self._order) < self.most_running + _MOST_UNSENT
@@ -160,9 +169,22 @@ class CameraStream:
             flight.taken_ns = now_ns
             self._order.append(flight)
             self._running_count += 1
+            self.in_hand_count += 1
         elif self._has_ended_well():
             self._has_news.notify()
         return flight
+
+    def put_down(self) -> None:
+        """Note that a worker is done with a frame that it took, and asks nothing more of the model for it. *Locked.*"""
+        self.in_hand_count -= 1
+        if self._is_over and not self.in_hand_count:
+            self._part(self)
+
+    def hold(self, is_held: bool) -> None:
+        """Have frames wait, or no longer. *Locked.*"""
+        self._is_held = is_held
+        if self.is_eligible:
+            self._wake()
 
     def refuse(self, flight: Flight, reason: DropReason, detail: str) -> None:
         """Drop a frame that was taken and is not run after all."""
@@ -190,6 +212,10 @@ class CameraStream:
                 self._has_news.notify()
             if self.is_eligible:
                 self._wake()
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
 
     # -- the thread of the call
 

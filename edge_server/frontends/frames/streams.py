@@ -43,6 +43,8 @@ class FrameStreams:
         self._lock = threading.Lock()
         self._lanes: dict[tuple[str, int | None], Lane] = {}
         self._open: dict[str, CameraStream] = {}
+        self._parting: set[CameraStream] = set()
+        """Streams that are over while workers have frames of them in hand."""
         self._tallies: OrderedDict[str, Tally] = OrderedDict()
         self._totals: dict[str, ModelTotals] = {}
         self._is_stopping = False
@@ -128,7 +130,9 @@ class FrameStreams:
         # It may have gone since it was looked up, with its last stream, and another have come.
         lane = self._lanes.setdefault((terms.model, terms.version), lane)
         leave = partial(self._leave, lane)
-        stream = CameraStream(self._lock, terms, tally, totals, wake=lane.wake, leave=leave)
+        stream = CameraStream(self._lock, terms, tally, totals, wake=lane.wake, leave=leave, part=self._part)
+        # A frame of the stream before it must not become one of its sequence, which has the same id.
+        stream.hold(lane.is_sequence and self._is_preceded(terms))
         self._open[terms.stream_id] = stream
         totals.open_streams += 1
         lane.enter(stream)
@@ -138,11 +142,30 @@ class FrameStreams:
     def _leave(self, lane: Lane, stream: CameraStream) -> None:
         terms = stream.terms
         del self._open[terms.stream_id]
+        self._end_sequence(stream)
+        if stream.in_hand_count:
+            self._parting.add(stream)
         self._tallies.move_to_end(terms.stream_id)
         self._totals[terms.model].open_streams -= 1
         lane.leave(stream)
         if lane.is_empty:
             del self._lanes[(terms.model, terms.version)]
+
+    def _part(self, stream: CameraStream) -> None:
+        """Let the stream that came after one go on, now that no frame of that can come to the model any more."""
+        self._parting.discard(stream)
+        # Its last frame may have begun it, or begun it anew.
+        self._end_sequence(stream)
+        successor = self._open.get(stream.terms.stream_id)
+        if successor is not None and not self._is_preceded(successor.terms):
+            successor.hold(False)
+
+    def _is_preceded(self, terms: Terms) -> bool:
+        return any((one.terms.stream_id, one.terms.model) == (terms.stream_id, terms.model) for one in self._parting)
+
+    def _end_sequence(self, stream: CameraStream) -> None:
+        if stream.correlation_id is not None:
+            self._service.end_sequence(stream.terms.model, stream.terms.version, stream.correlation_id)
 
     def _forget_oldest(self) -> None:
         surplus = len(self._tallies) - MOST_REMEMBERED

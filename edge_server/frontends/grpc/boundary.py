@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
@@ -29,8 +30,27 @@ def status_code(error: EdgeServerError) -> grpc.StatusCode:
     return _STATUS_CODES[int(grpc_status(error))]
 
 
+@dataclass(slots=True)
+class Ending:
+    """How a unary call ends: with a message, or with an error's status, details and trailing metadata."""
+
+    message: bytes | None = None
+    code: int = 0
+    details: bytes = b""
+    trailers: tuple[tuple[str, str], ...] | None = None
+
+
 def abort(context: grpc.ServicerContext, error: EdgeServerError) -> NoReturn:
     """End the call with the error's status."""
+    end = ending(error)
+    if end.trailers:
+        context.set_trailing_metadata(end.trailers)
+    context.abort(status_code(error), end.details.decode())
+    raise AssertionError("abort returned")
+
+
+def ending(error: EdgeServerError) -> Ending:
+    """Return what a call ends with that met `error`."""
     details = error.message
     if len(details) > _MAX_DETAILS_CHARS:
         details = details[:_MAX_DETAILS_CHARS] + "..."
@@ -40,10 +60,7 @@ def abort(context: grpc.ServicerContext, error: EdgeServerError) -> NoReturn:
         trailers.append(("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))))
     if isinstance(error, Throttled) and error.state:
         trailers.append((GOVERNOR_TRAILER, error.state))
-    if trailers:
-        context.set_trailing_metadata(tuple(trailers))
-    context.abort(status_code(error), details.encode("utf-8", "replace").decode())
-    raise AssertionError("abort returned")
+    return Ending(None, status_code(error).value[0], details.encode("utf-8", "replace"), tuple(trailers) or None)
 
 
 def known(error: Exception) -> EdgeServerError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from google.protobuf import json_format
 
 from edge_server.errors import InvalidRequest, NotFound, Refusal, ServingFault, Unsupported
+from edge_server.frontends.grpc.traced import wanted_settings
 from edge_server.frontends.v2 import shapes
 from edge_server.frontends.v2.version import parse_version
 from edge_server.protocol import messages
@@ -126,19 +127,28 @@ class ControlRpcs:
         return messages.SystemSharedMemoryUnregisterResponse()
 
     def cuda_memory_status(self, request: Message) -> Message:
-        if request.name:
-            raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
-        return messages.CudaSharedMemoryStatusResponse()
+        regions = shapes.cuda_memory_status(self._service.shared_memory.cuda.status(request.name or None))
+        return _filled(
+            messages.CudaSharedMemoryStatusResponse, {"regions": {region["name"]: region for region in regions}}
+        )
 
     def register_cuda_memory(self, request: Message) -> Message:
-        raise Unsupported("CUDA shared memory is not served; register system shared memory instead")
+        cuda = self._service.shared_memory.cuda
+        cuda.register(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return messages.CudaSharedMemoryRegisterResponse()
 
     def unregister_cuda_memory(self, request: Message) -> Message:
-        """Answer OK: Triton's example clients forget all regions before they begin, and none is what there is."""
+        self._service.shared_memory.cuda.unregister(request.name or None)
         return messages.CudaSharedMemoryUnregisterResponse()
 
     def trace_setting(self, request: Message) -> Message:
-        raise Unsupported("tracing is not served: there are no trace settings to read or change")
+        wanted = wanted_settings(request.settings)
+        service = self._service
+        now = service.update_trace_settings(request.model_name, wanted) if wanted else None
+        response = messages.TraceSettingResponse()
+        for key, value in (now or service.trace_settings(request.model_name)).items():
+            response.settings[key].value.extend([value] if isinstance(value, str) else value)
+        return response
 
     def log_settings(self, request: Message) -> Message:
         wanted = {

@@ -18,6 +18,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest, Throttled
 from edge_server.frontends.grpc.access import Restriction, restriction, restrictions
 from edge_server.frontends.grpc.boundary import abort, known
 from edge_server.frontends.grpc.control import ControlRpcs
+from edge_server.frontends.grpc.direct_infer import DirectInfer
 from edge_server.frontends.grpc.discovery import Reflection, health_check
 from edge_server.frontends.grpc.infer import UnaryInfer, forwarded_metadata
 from edge_server.frontends.grpc.read import InferReader
@@ -68,6 +69,12 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._by_path.get(handler_call_details.method)
+
+    def direct_infer(self) -> tuple[DirectInfer, str]:
+        """Return what answers ModelInfer at the direct door, and the path it is called by."""
+        method = next(item for item in messages.service_methods(messages.GRPC_SERVICE) if item.name == "ModelInfer")
+        guard = self._restrictions.get(method.name)
+        return DirectInfer(self._service, self._reader, self._config.header_pattern, guard), method.path
 
     def stop_streams(self) -> None:
         """End every inference stream as soon as nothing is outstanding on it."""

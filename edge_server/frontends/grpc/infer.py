@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.core.message import NO_PARAMETERS, Parameter, Response
+from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.errors import EdgeServerError, Unsupported
 from edge_server.frontends.grpc.answer import unary_answer
 from edge_server.frontends.grpc.read import InferReader
-from edge_server.frontends.grpc.request import plan_of, request_of
+from edge_server.frontends.grpc.request import Plan, plan_of, request_of
+from edge_server.frontends.grpc.traced import COMPLETE, SEND_END, SEND_START, begin_trace
 from edge_server.frontends.v2.forwarding import forwarded
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService
+    from edge_server.telemetry.trace_record import TracedRequest
 
 REAL_ERRORS_KEY = "triton_grpc_error"
 """Metadata: when "true", the first error ends a stream with its status instead of travelling in a message."""
@@ -62,6 +64,8 @@ class UnaryInfer:
 
         The client's cancelling or missing its deadline takes the request back at once.
         """
+        traces = self._service.traces
+        received_ns = time.monotonic_ns() if traces.is_on else 0
         found = self._reader.read(data)
         plan = plan_of(found.message)
         plan.read_version()
@@ -69,7 +73,19 @@ class UnaryInfer:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         headers = forwarded_metadata(context, self._header_pattern)
         request = request_of(found, plan, self._service.shared_memory, headers)
-        request.deadline_ns = _sooner(request.deadline_ns, context)
+        request.deadline_ns = call_deadline_ns(request.deadline_ns, context)
+        if not traces.is_on:
+            return self._answered(request, plan, context)
+        trace = begin_trace(traces, request, context.invocation_metadata(), received_ns)
+        try:
+            return self._answered(request, plan, context, trace)
+        finally:
+            if trace is not None:
+                trace.finish()
+
+    def _answered(
+        self, request: Request, plan: Plan, context: grpc.ServicerContext, trace: TracedRequest | None = None
+    ) -> bytes | EdgeServerError:
         waiter = Waiter()
         ticket = self._service.submit(request, waiter.take, may_run=True)
         if not waiter.is_done:
@@ -78,11 +94,17 @@ class UnaryInfer:
             waiter.wait()
         response = waiter.response
         assert response is not None
+        if trace is not None:
+            trace.stamp(COMPLETE)
+            trace.stamp(SEND_START)
+            message = response.error or unary_answer(response, plan, self._service)
+            trace.stamp(SEND_END)
+            return message
         # Not raised: batch mates share the error, and a traceback on it would pin every one of their requests.
         return response.error or unary_answer(response, plan, self._service)
 
 
-def _sooner(deadline_ns: int, context: grpc.ServicerContext) -> int:
+def call_deadline_ns(deadline_ns: int, context: grpc.ServicerContext) -> int:
     """Return the request's own deadline or the call's, whichever comes first; 0 where there is none."""
     left_s = context.time_remaining()
     # Without a deadline grpcio tells a moment many years ahead.

@@ -17,6 +17,8 @@ import grpc
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import ServingFault
+from edge_server.frontends.grpc.direct import DirectDoor, offer
+from edge_server.frontends.grpc.direct_check import may_be_direct
 from edge_server.frontends.grpc.encode import MAX_MESSAGE_BYTES
 from edge_server.frontends.grpc.handlers import Handlers, StreamService
 from edge_server.frontends.grpc.pool import HandlerPool
@@ -39,11 +41,22 @@ class GrpcFrontend:
     """Serves Triton's GRPCInferenceService, health checking, reflection and the `guests`. `start` once, then `stop`
     once."""
 
-    def __init__(self, service: InferenceService, config: GrpcConfig, guests: Sequence[StreamService] = ()) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        config: GrpcConfig,
+        guests: Sequence[StreamService] = (),
+    ) -> None:
         self._config = config
         self._handlers = Handlers(service, config, MAX_STREAMS, guests)
         self._pool = HandlerPool("grpc")
         self._server: grpc.Server | None = None
+        self._door: DirectDoor | None = None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether ModelInfer comes through the direct door; known once it was started."""
+        return self._door is not None
 
     def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
@@ -54,8 +67,13 @@ class GrpcFrontend:
             options=channel_options(config),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
+        infer, path = self._handlers.direct_infer()
+        door = offer(server, path) if config.may_be_direct and may_be_direct() else None
         port = _bind(server, config)
         server.start()
+        if door is not None:
+            door.start(infer.call, MAX_CALLS)
+        self._door = door
         self._server = server
         return port
 
@@ -70,6 +88,8 @@ class GrpcFrontend:
         stopped = server.stop(grace_s)
         self._handlers.stop_streams()
         stopped.wait()
+        if self._door is not None:
+            self._door.join()
         self._pool.shutdown()
 
 

@@ -26,9 +26,11 @@ from edge_server.frontends.grpc.infer import REAL_ERRORS_KEY
 from edge_server.frontends.grpc.pace import Pace
 from edge_server.frontends.grpc.read import InferReader
 from edge_server.frontends.grpc.request import Plan, plan_of, request_of
+from edge_server.frontends.grpc.traced import COMPLETE, SEND_END, SEND_START, begin_trace
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService, Ticket
+    from edge_server.telemetry.trace_record import TracedRequest
 
 MAX_OUTSTANDING = 1024
 """Requests of one stream read and not yet answered. Beyond, reading stops, and HTTP/2 makes the client wait."""
@@ -44,7 +46,7 @@ MAX_BACKLOG_BYTES = 1 << 30
 class Exchange:
     """One request of a stream and the responses to it. `take` is its sink."""
 
-    __slots__ = ("_stream", "has_sent", "held", "is_done", "is_ordered", "plan", "size", "ticket")
+    __slots__ = ("_stream", "has_sent", "held", "is_done", "is_ordered", "plan", "size", "ticket", "trace")
 
     def __init__(self, stream: StreamInfer, plan: Plan, size: int, is_ordered: bool) -> None:
         self._stream = stream
@@ -55,6 +57,7 @@ class Exchange:
         self.has_sent = False
         self.held: list[Response] | None = None
         self.ticket: Ticket | None = None
+        self.trace: TracedRequest | None = None
 
     def take(self, response: Response) -> None:
         self._stream.take(self, response)
@@ -62,6 +65,10 @@ class Exchange:
     def cancel(self) -> None:
         if self.ticket is not None:
             self.ticket.cancel()
+
+    def finish_trace(self) -> None:
+        if self.trace is not None:
+            self.trace.finish()
 
     @property
     def shows_empty(self) -> bool:
@@ -153,12 +160,15 @@ class StreamInfer:
                 return
             self._is_ended = True
             waiting = list(self._waiting)
+            ordered = list(self._order)
             self._waiting.clear()
             self._order.clear()
         _drain(self._outbox)
         self._outbox.put(_End(error))
         for exchange in waiting:
             exchange.cancel()
+        for exchange in ordered:
+            exchange.finish_trace()
         with self._has_room:
             self._has_room.notify_all()
 
@@ -207,6 +217,17 @@ class StreamInfer:
 
         Raises the response's error in real-error mode.
         """
+        trace = exchange.trace
+        if trace is None or not response.is_final:
+            return self._encoded(exchange, response, size)
+        trace.stamp(SEND_START)
+        try:
+            return self._encoded(exchange, response, size)
+        finally:
+            trace.stamp(SEND_END)
+            trace.finish()
+
+    def _encoded(self, exchange: Exchange, response: Response, size: int) -> bytes | None:
         self._sent += 1
         self._sent_bytes += size
         if response.is_final:
@@ -277,6 +298,8 @@ class StreamInfer:
         plan = Plan()
         is_ordered = True
         request = None
+        traces, trace = self._service.traces, None
+        received_ns = time.monotonic_ns() if traces.is_on else 0
         failure: EdgeServerError | None = None
         try:
             found = self._reader.read(data)
@@ -284,9 +307,12 @@ class StreamInfer:
             plan.read_version()
             is_ordered = not self._service.model_spec(plan.model, plan.version).is_decoupled
             request = request_of(found, plan, self._service.shared_memory, self._forwarded)
+            if traces.is_on:
+                trace = begin_trace(traces, request, self._context.invocation_metadata(), received_ns)
         except Exception as error:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
             failure = known(error)
         exchange = Exchange(self, plan, len(data), is_ordered)
+        exchange.trace = trace
         self._open(exchange)
         if request is not None:
             try:
@@ -331,6 +357,10 @@ class StreamInfer:
                 exchange.is_done = True
                 self._waiting.discard(exchange)
                 self._open_count -= 1
+                if exchange.trace is not None:
+                    exchange.trace.stamp(COMPLETE)
+                    if self._is_ended:
+                        exchange.trace.finish()
             if self._is_ended:
                 return
             if not exchange.is_ordered:
@@ -386,6 +416,8 @@ def _stopping() -> EdgeServerError:
 def _drain(outbox: SimpleQueue[_Answer | _End | _Alone]) -> None:
     try:
         while True:
-            outbox.get_nowait()
+            item = outbox.get_nowait()
+            if isinstance(item, tuple):
+                item[0].finish_trace()
     except Empty:
         return

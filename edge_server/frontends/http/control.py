@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from edge_server.errors import InvalidRequest, NotFound, Unsupported
+from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.http.body import read_body
 from edge_server.frontends.http.operator import GovernorView
 from edge_server.frontends.http.reply import GOVERNOR_HEADER, JSON_TYPE, empty_reply, json_reply, plain_error
@@ -110,19 +110,32 @@ class ControlEndpoints:
         return empty_reply()
 
     async def cuda_memory_status(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        if "region" in names:
-            raise NotFound(f"Unable to find cuda shared memory region: '{names['region']}'")
-        return json_reply([])
+        return json_reply(shapes.cuda_memory_status(self._service.shared_memory.cuda.status(names.get("region"))))
 
     async def register_cuda_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        raise Unsupported("CUDA shared memory is not served; register system shared memory instead")
+        cuda, name = self._service.shared_memory.cuda, names["region"]
+        cuda.check_usable()
+        members = await self._members(request)
+        for key in ("raw_handle", "byte_size"):
+            if key not in members:
+                raise InvalidRequest(f"'{key}' is missing: what to register as region '{name}'")
+        handle = _base64("raw_handle.b64", _take(_take(members, "raw_handle", dict, {}), "b64", str, ""))
+        device_id, byte_size = _take(members, "device_id", int, 0), _take(members, "byte_size", int, 0)
+        await self._run(partial(cuda.register, name, handle, device_id, byte_size))
+        return empty_reply()
 
     async def unregister_cuda_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        # Triton's example clients unregister everything before they begin; nothing is what there is to forget.
+        await self._run(partial(self._service.shared_memory.cuda.unregister, names.get("region")))
         return empty_reply()
 
     async def trace_setting(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        raise Unsupported("tracing is not served: there are no trace settings to read or change")
+        return json_reply(self._service.trace_settings(names.get("model", "")))
+
+    async def update_trace_setting(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        members = await self._members(request)
+        return json_reply(
+            await self._run(partial(self._service.update_trace_settings, names.get("model", ""), members))
+        )
 
     async def log_settings(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
         return json_reply(self._service.log_settings.get())
@@ -155,7 +168,11 @@ def _file(key: str, value: object) -> bytes:
         raise InvalidRequest(f"unexpected load parameter '{key}', expected 'config' or '{_FILE_PREFIX}<path>'")
     if not isinstance(value, str):
         raise InvalidRequest(f"load parameter '{key}' must be a string of base64, got {json_type(value)}")
+    return _base64(f"load parameter '{key}'", value)
+
+
+def _base64(what: str, text: str) -> bytes:
     try:
-        return base64.b64decode(value, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"load parameter '{key}' is not base64: {error}") from None
+        raise InvalidRequest(f"{what} is not base64: {error}") from None

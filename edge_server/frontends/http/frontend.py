@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import os
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +20,7 @@ from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.homecoming import Homecoming
 from edge_server.frontends.http.inference import InferenceEndpoints
 from edge_server.frontends.http.listener import Listener, server_tls
-from edge_server.frontends.http.operator import GovernorView, OperatorEndpoints
+from edge_server.frontends.http.operator import EngineView, GovernorView, OperatorEndpoints
 from edge_server.frontends.http.reply import error_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
@@ -42,7 +43,9 @@ class HttpFrontend:
         *,
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
         governor: GovernorView | None = None,
+        engines: EngineView | None = None,
     ) -> None:
+        self._engines = engines
         self._service = service
         self._config = config
         self._streams = streams
@@ -50,6 +53,7 @@ class HttpFrontend:
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
         }
+        self._tls: ssl.SSLContext | None = None
         self._listener = Listener(self._handle)
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
@@ -59,7 +63,8 @@ class HttpFrontend:
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
         config = self._config
-        tls = server_tls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
+        if config.tls_cert and config.tls_key:
+            self._tls = server_tls(config.tls_cert, config.tls_key)
         homecoming = Homecoming(asyncio.get_running_loop())
         limit = config.max_input_size_bytes
         is_guarded = "model-repository" in self._restricted
@@ -75,9 +80,18 @@ class HttpFrontend:
                 is_guarded=is_guarded,
                 streams=self._streams,
                 governor=self._governor,
+                engines=self._engines,
             ),
         )
-        return await self._listener.open(config.address, config.port, reuses_port=config.reuses_port, tls=tls)
+        return await self._listener.open(config.address, config.port, reuses_port=config.reuses_port, tls=self._tls)
+
+    def renew_tls(self, cert: str, key: str) -> None:
+        """Use these files for connections from now on. Raises ServingFault, and changes nothing then."""
+        if self._tls is None:
+            return
+        # Tried on another first: a context would keep a certificate whose key does not fit.
+        server_tls(cert, key)
+        self._tls.load_cert_chain(cert, key)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -18,12 +19,18 @@ class Homecoming:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """To be made on the loop's thread."""
         self._loop = loop
         self._arrived: deque[tuple[Receiver, Response]] = deque()
         self._is_called = False
+        self._thread_id = threading.get_ident()
 
     def deliver(self, receiver: Receiver, response: Response) -> None:
-        """Hand over one response; returns at once and never raises, as a sink must."""
+        """Hand over one response; returns at once and never raises, as a sink must. What was computed on the loop's
+        own thread is at home already."""
+        if threading.get_ident() == self._thread_id and not self._arrived:
+            receiver(response)
+            return
         self._arrived.append((receiver, response))
         # No lock: the loop clears the flag before it empties the line. Whoever finds the flag set has appended before
         # that, so is seen; two threads that both find it clear cost one needless call.

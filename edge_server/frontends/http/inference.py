@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from edge_server.config import HttpConfig
 from edge_server.core.message import Parameter, Request, Response
 from edge_server.core.model import ModelSpec
-from edge_server.errors import InvalidRequest, ServingFault, Unsupported
+from edge_server.errors import ServingFault, Unsupported
 from edge_server.frontends.http.body import read_body
+from edge_server.frontends.http.generation import send_responses
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
 from edge_server.frontends.http.images import ImageBodies
 from edge_server.frontends.http.reply import BINARY_TYPE, JSON_TYPE, json_reply, send_chunks
+from edge_server.frontends.v2.brevity import COMPUTES_ONLY, Brevity
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.generate import decode_generate, encode_generate
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer, parse_header_length
-from edge_server.frontends.v2.json_text import to_json
 from edge_server.frontends.v2.version import parse_version
 from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.telemetry.trace_record import TracedRequest
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -30,6 +36,12 @@ _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
 )
+
+_RECV_START = "HTTP_RECV_START"
+_RECV_END = "HTTP_RECV_END"
+_COMPLETE = "INFER_RESPONSE_COMPLETE"
+_SEND_START = "HTTP_SEND_START"
+_SEND_END = "HTTP_SEND_END"
 
 
 class InferenceEndpoints:
@@ -39,86 +51,123 @@ class InferenceEndpoints:
         self, service: InferenceService, config: HttpConfig, homecoming: Homecoming, workers: Executor
     ) -> None:
         self._service = service
+        self._traces = service.traces
         self._limit = config.max_input_size_bytes
         self._header_pattern = config.header_pattern
         self._homecoming = homecoming
         self._workers = workers
         self._images = ImageBodies()
+        self._brevity = Brevity()
 
     async def infer(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
+        if not self._traces.is_on:
+            return await self._infer(request, names, None)
+        with self._trace(request, names) as trace:
+            return await self._infer(request, names, trace)
+
+    async def generate(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
+        with self._trace(request, names) as trace:
+            inference = await self._decode_generate(request, names, trace)
+            responses = await self._answers(inference)
+            if trace is not None:
+                trace.stamp(_COMPLETE)
+            _raise_first_error(responses)
+            if len(responses) != 1:
+                raise ServingFault(f"{_ONE_RESPONSE}, got {len(responses)}")
+            return json_reply(encode_generate(responses[0]))
+
+    async def generate_stream(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
+        """Answer with one server-sent event for each response; the first response decides the status."""
+        with self._trace(request, names) as trace:
+            inference = await self._decode_generate(request, names, trace)
+            return await send_responses(request, inference, self._service, self._homecoming)
+
+    async def _infer(
+        self, request: web.BaseRequest, names: Mapping[str, str], trace: TracedRequest | None
+    ) -> web.StreamResponse:
         version = parse_version(names.get("version", ""))
         spec = self._service.model_spec(names["model"], version)
         if spec.is_decoupled:
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
-        decoded = await self._decode(request, spec, version)
+        decoded = await self._decode(request, spec, version, trace)
         try:
-            response = await self._answer(decoded.request)
+            may_run = spec.backend in COMPUTES_ONLY and self._brevity.is_brief(spec.name)
+            response = await self._answer(decoded.request, may_run=may_run)
+            # The wait for this loop counts too: while it has much else to do, handing over costs less than running.
+            self._brevity.note(spec.name, response.started_ns)
+            if trace is not None:
+                trace.stamp(_COMPLETE)
             text, chunks, json_length = encode_infer(response, decoded, response.spec or spec)
         finally:
             decoded.output_pins.release()
         headers = {"Content-Type": JSON_TYPE}
         if json_length is not None:
             headers = {"Content-Type": BINARY_TYPE, HEADER_LENGTH: str(json_length)}
-        return await send_chunks(request, headers, [text, *chunks], self._workers)
+        if trace is not None:
+            trace.stamp(_SEND_START)
+        reply = await send_chunks(request, headers, [text, *chunks], self._workers)
+        if trace is not None:
+            trace.stamp(_SEND_END)
+        return reply
 
-    async def generate(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
-        inference = await self._decode_generate(request, names)
-        responses = await self._answers(inference)
-        _raise_first_error(responses)
-        if len(responses) != 1:
-            raise ServingFault(f"{_ONE_RESPONSE}, got {len(responses)}")
-        return json_reply(encode_generate(responses[0]))
-
-    async def generate_stream(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
-        """Answer with one server-sent event for each response; the first response decides the status."""
-        inference = await self._decode_generate(request, names)
-        responses: asyncio.Queue[Response] = asyncio.Queue()
-        ticket = self._service.submit(inference, partial(self._homecoming.deliver, responses.put_nowait))
+    @contextlib.contextmanager
+    def _trace(self, request: web.BaseRequest, names: Mapping[str, str]) -> Iterator[TracedRequest | None]:
+        """Yield the trace of a request that begins to come in now, None for most. It is finished when the block is."""
+        trace = self._traces.sample(names["model"], request.headers.items()) if self._traces.is_on else None
+        if trace is None:
+            yield None
+            return
+        trace.stamp(_RECV_START)
         try:
-            response = await responses.get()
-            if response.error is not None:
-                raise response.error
-            reply = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-            await reply.prepare(request)
-            while True:
-                if not response.is_empty:
-                    await reply.write(b"data: " + to_json(_event(response)) + b"\n\n")
-                if response.is_final:
-                    return reply
-                response = await responses.get()
+            yield trace
         finally:
-            ticket.cancel()
+            trace.finish()
 
-    async def _decode(self, request: web.BaseRequest, spec: ModelSpec, version: int | None) -> DecodedRequest:
+    async def _decode(
+        self, request: web.BaseRequest, spec: ModelSpec, version: int | None, trace: TracedRequest | None
+    ) -> DecodedRequest:
         text = request.headers.get(HEADER_LENGTH)
         header_length = None if text is None else parse_header_length(text)
         body = await read_body(request, self._limit, self._workers, aligned_at=max(0, header_length or 0))
+        if trace is not None:
+            trace.stamp(_RECV_END)
         extra = self._extra(request)
         if header_length is None and request.headers.get("Content-Type", "").startswith("image/"):
             decode = partial(self._images.decode, body, spec, self._service.shared_memory, version=version, extra=extra)
-            return await asyncio.get_running_loop().run_in_executor(self._workers, decode)
-        return decode_infer(body, header_length, spec, self._service.shared_memory, version=version, extra=extra)
+            decoded = await asyncio.get_running_loop().run_in_executor(self._workers, decode)
+        else:
+            regions = self._service.shared_memory
+            decoded = decode_infer(body, header_length, spec, regions, version=version, extra=extra)
+        if trace is not None:
+            decoded.request.trace = trace.first
+        return decoded
 
-    async def _decode_generate(self, request: web.BaseRequest, names: Mapping[str, str]) -> Request:
+    async def _decode_generate(
+        self, request: web.BaseRequest, names: Mapping[str, str], trace: TracedRequest | None
+    ) -> Request:
         version = parse_version(names.get("version", ""))
         spec = self._service.model_spec(names["model"], version)
         body = await read_body(request, self._limit, self._workers)
-        return decode_generate(body, spec, version=version, extra=self._extra(request))
+        if trace is not None:
+            trace.stamp(_RECV_END)
+        inference = decode_generate(body, spec, version=version, extra=self._extra(request))
+        inference.trace = None if trace is None else trace.first
+        return inference
 
     def _extra(self, request: web.BaseRequest) -> dict[str, Parameter]:
         return forwarded(request.headers.items(), self._header_pattern) if self._header_pattern is not None else {}
 
-    async def _answer(self, inference: Request) -> Response:
-        responses = await self._answers(inference)
+    async def _answer(self, inference: Request, *, may_run: bool) -> Response:
+        responses = await self._answers(inference, may_run=may_run)
         _raise_first_error(responses)
         if len(responses) != 1:
             raise ServingFault(f"model '{inference.model}' sent {len(responses)} responses where one was expected")
         return responses[0]
 
-    async def _answers(self, inference: Request) -> list[Response]:
-        """Submit and wait. A client that leaves takes its request back."""
+    async def _answers(self, inference: Request, *, may_run: bool = False) -> list[Response]:
+        """Submit and wait. A client that leaves takes its request back. `may_run`: here, on the loop's thread."""
         answer = OneAnswer(asyncio.get_running_loop())
-        ticket = self._service.submit(inference, partial(self._homecoming.deliver, answer.receive))
+        ticket = self._service.submit(inference, partial(self._homecoming.deliver, answer.receive), may_run=may_run)
         try:
             return await answer.wait()
         except asyncio.CancelledError:
@@ -130,12 +179,3 @@ def _raise_first_error(responses: list[Response]) -> None:
     for response in responses:
         if response.error is not None:
             raise response.error
-
-
-def _event(response: Response) -> dict[str, object]:
-    if response.error is not None:
-        return {"error": response.error.message}
-    try:
-        return encode_generate(response)
-    except InvalidRequest as error:
-        return {"error": error.message}

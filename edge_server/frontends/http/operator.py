@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from edge_server.core.view import FrameStreamReport, GovernorState
-from edge_server.errors import InvalidRequest
+from edge_server.core.view import EngineWorksReport, FrameStreamReport, GovernorState
+from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.http.body import read_body
 from edge_server.frontends.http.query import parse_query
 from edge_server.frontends.http.reply import json_reply, plain_error
@@ -34,11 +34,28 @@ class GovernorView(Protocol):
         """Return everything that is known, as JSON values."""
 
 
+class EngineView(Protocol):
+    """What is known of engines, and what may be ordered. All return within milliseconds."""
+
+    def report(self) -> EngineWorksReport: ...
+
+    def cancel(self, model: str, version: int | None = None) -> int:
+        """Take back the builds for a model; return how many. Raises UnknownModel."""
+
+    def order_again(self, model: str, version: int | None = None) -> int:
+        """Build what failed or was taken back; return how many. Raises UnknownModel."""
+
+
 _Result = TypeVar("_Result")
 
+_NO_ENGINES = (
+    "no engines are built here: there is no TensorRT, no driver or no GPU, or the server was started with "
+    "--engine-builder=false"
+)
+
 _NOT_ALLOWED = (
-    "rollback and unpin are answered to this machine only; to allow them from elsewhere, guard them by a key: "
-    "--http-restricted-api=model-repository:<key>=<value>"
+    "rollback, unpin and orders about engines are answered to this machine only; to allow them from elsewhere, guard "
+    "them by a key: --http-restricted-api=model-repository:<key>=<value>"
 )
 
 
@@ -58,7 +75,9 @@ class OperatorEndpoints:
         is_guarded: bool,
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
         governor: GovernorView | None = None,
+        engines: EngineView | None = None,
     ) -> None:
+        self._engines = engines
         self._service = service
         self._streams = streams
         self._governor = governor
@@ -78,6 +97,26 @@ class OperatorEndpoints:
         if self._governor is None:
             return json_reply({"enabled": False, "detail": "the server was started with --governor=false"})
         return json_reply(self._governor.report())
+
+    async def engines(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        if self._engines is None:
+            return json_reply({"enabled": False, "detail": _NO_ENGINES, "engines": []})
+        return json_reply(shapes.engine_works(await self._run(self._engines.report)))
+
+    async def cancel_engine(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return await self._order_engine(request, names["model"], "cancelled")
+
+    async def build_engine(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+        return await self._order_engine(request, names["model"], "ordered")
+
+    async def _order_engine(self, request: web.BaseRequest, model: str, told: str) -> web.StreamResponse:
+        if not self._may_order(request):
+            return plain_error(_NOT_ALLOWED, 403)
+        if self._engines is None:
+            raise Unsupported(_NO_ENGINES)
+        await self._members(request)
+        order = self._engines.cancel if told == "cancelled" else self._engines.order_again
+        return json_reply({"model": model, told: await self._run(partial(order, model))})
 
     async def rollback(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
         if not self._may_order(request):

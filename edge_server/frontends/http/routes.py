@@ -44,7 +44,7 @@ def build_router(
     add("statistics", ("/v2/models/stats", *_of_model("/stats")), GET=control.statistics)
     add("model-config", _of_model("/config"), GET=control.model_config)
     trace = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
-    add("trace", trace, GET=control.trace_setting, POST=control.trace_setting)
+    add("trace", trace, GET=control.trace_setting, POST=control.update_trace_setting)
     add("logging", ("/v2/logging",), GET=control.log_settings, POST=control.update_log_settings)
     _add_repository(add, control)
     _add_shared_memory(add, control)
@@ -58,6 +58,9 @@ def build_router(
     add("model-repository", ("/edge/v1/versions",), GET=operator.versions)
     add("statistics", ("/edge/v1/streams",), GET=operator.frame_streams)
     add("statistics", ("/edge/v1/governor",), GET=operator.governor)
+    add("statistics", ("/edge/v1/engines",), GET=operator.engines)
+    engine = ("/edge/v1/engines/{model}",)
+    add("model-repository", engine, POST=operator.build_engine, DELETE=operator.cancel_engine)
     add("model-repository", ("/edge/v1/models/{model}/rollback",), POST=operator.rollback)
     add("model-repository", ("/edge/v1/models/{model}/unpin",), POST=operator.unpin)
     return router

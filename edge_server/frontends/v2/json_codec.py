@@ -19,14 +19,14 @@ from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_data import json_from_tensor, tensor_from_json
 from edge_server.frontends.v2.json_text import json_type, parse_object, to_json
-from edge_server.frontends.v2.outputs import RequestedOutput, classify, place_in_view
+from edge_server.frontends.v2.outputs import RequestedOutput, classify, place_in_pin
 from edge_server.frontends.v2.parameters import (
     binary_data_size,
     region_reference,
     requested_output,
     split_parameters,
 )
-from edge_server.frontends.v2.regions import Pins, Regions
+from edge_server.frontends.v2.regions import Pin, Pins, Regions
 from edge_server.protocol.raw import Buffer, raw_from_tensor, tensor_from_raw
 
 Json: TypeAlias = dict[str, object]
@@ -44,15 +44,15 @@ class DecodedRequest:
     """A request for the core and what its answer must look like.
 
     `outputs` are those asked for by name, by name; empty asks for all. `binary_output` is the choice for outputs that
-    do not say. `output_pins` hold the regions that results go to, with one view for each such output in
-    `output_views`; whoever sends the answer, or gives up on it, calls `output_pins.release`.
+    do not say. `output_pins` hold the regions that results go to, with the piece of each such output in
+    `output_places`; whoever sends the answer, or gives up on it, calls `output_pins.release`.
     """
 
     request: Request
     outputs: dict[str, RequestedOutput]
     binary_output: bool
     output_pins: Pins
-    output_views: dict[str, memoryview] = field(default_factory=dict)
+    output_places: dict[str, Pin] = field(default_factory=dict)
 
 
 def parse_header_length(text: str) -> int:
@@ -110,11 +110,7 @@ class _InferBody:
         extra: Mapping[str, Parameter] | None,
     ) -> DecodedRequest:
         outputs = self._outputs()
-        views = {
-            item.name: output_pins.pin(item.region, writable=True)
-            for item in outputs.values()
-            if item.region is not None
-        }
+        places = {item.name: output_pins.place(item.region) for item in outputs.values() if item.region is not None}
         parameters = split_parameters(_object(self._members, "parameters", "the request"))
         request = Request(
             model=self._spec.name,
@@ -129,7 +125,7 @@ class _InferBody:
             sequence=parameters.sequence,
             release=input_pins.release if input_pins else None,
         )
-        return DecodedRequest(request, outputs, parameters.binary_output, output_pins, views)
+        return DecodedRequest(request, outputs, parameters.binary_output, output_pins, places)
 
     def _id(self) -> str:
         value = self._members.get("id", "")
@@ -315,7 +311,7 @@ def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chu
     output: Json = {"name": tensor.name, "datatype": tensor.dtype.value, "shape": list(tensor.shape)}
     if asked.region is not None:
         # Nothing more is said of it, as with Triton: its C++ client takes `parameters` to hold a binary_data_size.
-        place_in_view(tensor, asked.region, decoded.output_views[tensor.name])
+        place_in_pin(tensor, asked.region, decoded.output_places[tensor.name])
     elif decoded.binary_output if asked.binary is None else asked.binary:
         raw = raw_from_tensor(tensor)
         chunks.append(raw)

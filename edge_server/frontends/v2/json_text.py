@@ -31,7 +31,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+# What is written are trees made here: to look for circles in them would take as long as to write them.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def parse_json(text: bytes | bytearray | memoryview) -> object:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.regions import RegionRef, Regions
+from edge_server.frontends.v2.regions import Pin, RegionRef, Regions
 from edge_server.protocol.raw import raw_from_tensor, raw_size
 
 
@@ -77,7 +77,7 @@ def _class_text(score: int | float, index: int, labels: Sequence[str]) -> bytes:
     return f"{text}:{index}".encode()
 
 
-def place_in_view(tensor: Tensor, region: RegionRef, view: memoryview) -> int:
+def place_in_pin(tensor: Tensor, region: RegionRef, pin: Pin) -> int:
     """Write the tensor's wire bytes into an already pinned region and return their count.
 
     Raises InvalidRequest, before a byte is written, when the client's region is too small.
@@ -88,17 +88,17 @@ def place_in_view(tensor: Tensor, region: RegionRef, view: memoryview) -> int:
             f"shared memory size specified with the request for output '{tensor.name}' ({region.byte_size} bytes) "
             f"should be at least {size} bytes to hold the results"
         )
-    view[:size] = raw_from_tensor(tensor)
+    pin.write(raw_from_tensor(tensor))
     return size
 
 
 def place_in_region(tensor: Tensor, region: RegionRef, registry: Regions) -> int:
     """Pin the region, write the tensor's wire bytes to its start, let go, and return the count of bytes.
 
-    Raises InvalidRequest when the region is too small, NotFound when there is none, as `place_in_view` does.
+    Raises InvalidRequest when the region is too small, NotFound when there is none, as `place_in_pin` does.
     """
     pin = registry.pin(region.name, region.offset, region.byte_size, writable=True)
     try:
-        return place_in_view(tensor, region, pin.view)
+        return place_in_pin(tensor, region, pin)
     finally:
         pin.release()

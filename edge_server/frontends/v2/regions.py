@@ -21,6 +21,9 @@ class Pin(Protocol):
 
     view: memoryview
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Copy `data` to the start of the piece, which was pinned for writing; device memory has no view."""
+
     def release(self) -> None: ...
 
 
@@ -43,9 +46,13 @@ class Pins:
 
     def pin(self, region: RegionRef, *, writable: bool = False) -> memoryview:
         """Return a view of the piece, valid until `release`. Raises what the registry raises."""
+        return self.place(region, writable=writable).view
+
+    def place(self, region: RegionRef, *, writable: bool = True) -> Pin:
+        """Return the piece itself, to be written to. Raises what the registry raises."""
         pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=writable)
         self._held.append(pin)
-        return pin.view
+        return pin
 
     def release(self) -> None:
         with self._lock:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.view import (
+    CudaRegion,
+    EngineWorksReport,
     FrameStreamReport,
     IndexEntry,
     InstanceReport,
@@ -52,7 +54,10 @@ def instance_reports(reports: Iterable[InstanceReport]) -> Json:
                 "instance_count": report.instance_count,
                 "load_s": report.load_s,
                 "load_rss_bytes": report.load_rss_bytes,
+                "gpu_bytes": {str(gpu): count for gpu, count in sorted(report.gpu_bytes.items())},
                 "notes": list(report.notes),
+                "live_sequences": report.live_sequences,
+                "waiting_sequences": report.waiting_sequences,
             }
             for report in reports
         ]
@@ -120,11 +125,44 @@ def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
     ]
 
 
+def engine_works(report: EngineWorksReport) -> Json:
+    """What GET /edge/v1/engines answers; not of Triton's protocol."""
+    return {
+        "enabled": True,
+        "detail": report.pause,
+        "cached": {"count": report.cached_count, "bytes": report.cached_bytes},
+        "engines": [
+            {
+                "model": item.model,
+                "version": str(item.version),
+                "library": item.library,
+                "precision": item.precision,
+                "digest": item.digest,
+                "state": item.state,
+                "phase": item.phase,
+                "percent": item.percent,
+                "reason": item.reason,
+                "since_s": round(item.since_s, 3),
+                "attempt_count": item.attempt_count,
+                "retry_s": None if item.retry_s is None else round(item.retry_s, 3),
+                "took_s": round(item.took_s, 3),
+                "difference": item.difference,
+                "tolerance": item.tolerance,
+            }
+            for item in report.engines
+        ],
+    }
+
+
 def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:
     return [
         {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
         for region in regions
     ]
+
+
+def cuda_memory_status(regions: Iterable[CudaRegion]) -> list[Json]:
+    return [{"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size} for region in regions]
 
 
 def statistics(versions: Iterable[VersionStatistics]) -> Json:
@@ -147,7 +185,9 @@ def _version_statistics(version: VersionStatistics) -> Json:
             {"batch_size": batch.batch_size, **_durations(batch, _BATCH_PARTS)}
             for _, batch in sorted(version.batches.items())
         ],
-        "memory_usage": [],
+        "memory_usage": [
+            {"type": "GPU", "id": gpu, "byte_size": count} for gpu, count in sorted(version.gpu_bytes.items())
+        ],
     }
 
 

@@ -91,16 +91,16 @@ class Shelf:
         self.withdrawals: list[Withdrawal] = []
         self.written: dict[tuple[str, int, int], float] = {}
         """(model, version, generation) -> when its first byte was written."""
-        self._count = 0
+        self._numbers = itertools.count(1)  # a slow upload draws from it beside the storm
         self._folders = 0
 
     def file(self, model: str, version: int) -> Path:
         return self.path / model / str(version) / "model.onnx"
 
     def next_content(self, model: str, version: int) -> tuple[int, bytes]:
-        self._count += 1
-        self.written[model, version, self._count] = time.monotonic()
-        return self._count, counting_model(version, self._count)
+        number = next(self._numbers)
+        self.written[model, version, number] = time.monotonic()
+        return number, counting_model(version, number)
 
     def write(self, model: str, version: int, how: Callable[[Path, bytes], None]) -> None:
         """Write new, good content of a version in one of the ways that people copy files."""

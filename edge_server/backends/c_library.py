@@ -1,0 +1,311 @@
+"""Models that are shared libraries (libmodel.so) with the C interface of edge_backend.h, as backend `c_abi`.
+
+A crash in such a library takes the server down: it runs in the server's process, on the instance's thread, without the
+interpreter's lock. It is built against the header that lies beside this file (`python -c "import edge_server, pathlib;
+print(pathlib.Path(edge_server.__file__).parent / 'backends')"` prints the folder), with any compiler:
+
+    g++ -shared -fPIC -O2 -I<that folder> -o model_repository/my_model/1/libmodel.so my_model.cpp
+
+`parameters` of config.pbtxt, and `--backend-config=c_abi,key=value`, reach it as they are. A library is loaded from a
+private copy in TMPDIR, which must allow execution: a mapped file that is overwritten in place would kill the process,
+and the loader would take a new file at an old path for the old one.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import math
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
+from edge_server.backends.c_interface import (
+    ABI_VERSION,
+    Allocate,
+    OpenArgs,
+    RunArgs,
+    Spec,
+    Tensor,
+    Text,
+    c_strings,
+    pack_strings,
+    unpack_strings,
+)
+from edge_server.backends.runtime import (
+    SharedModels,
+    existing_file,
+    file_title,
+    fingerprint,
+    is_batchable,
+    load_error,
+    precision_of_tensors,
+    readable,
+    words,
+)
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, LoadError
+
+_REQUIRED = ("edge_backend_abi_version", "edge_model_open", "edge_model_run", "edge_model_close")
+_BY_NUMBER = {dtype.number: dtype for dtype in DType}
+_MAX_RANK = 32
+_MAX_TENSORS = 1024
+_TEXT_BYTES = 1024
+
+
+def make(name: str) -> CLibraryBackend:
+    return CLibraryBackend(name)
+
+
+class CLibraryBackend(Backend):
+    """The loaded libraries, each once for all instances of a version."""
+
+    default_filename = "libmodel.so"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._shared: SharedModels[_Library] = SharedModels()
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+        key, library = self._take(file)
+        try:
+            if not library.can_describe:
+                return None
+            handle = library.open(file, "", None, parameters)
+            try:
+                return library.describe(file, handle)
+            finally:
+                library.close(handle)
+        finally:
+            self._shared.give_back(key)
+
+    def open(self, job: OpenJob) -> CLibrarySession:
+        key, library = self._take(job.file)
+        merged = {**job.settings, **job.spec.parameters}
+        try:
+            handle = library.open(job.file, job.instance_name, job.device_id, merged)
+        except LoadError:
+            self._shared.give_back(key)
+            raise
+        device = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
+        info = SessionInfo(f"c_abi {ABI_VERSION}", device, precision_of_tensors(job.spec))
+        dtypes = {one.name: one.dtype for one in job.spec.inputs}
+        dtypes.update({name: item.dtype for item in job.spec.batch_inputs for name in item.target_names})
+        return CLibrarySession(job.spec.name, info, library, handle, dtypes, lambda: self._shared.give_back(key))
+
+    def _take(self, file: ModelFile) -> tuple[Hashable, _Library]:
+        path = existing_file(file, self.default_filename)
+        key = fingerprint(path)
+        return key, self._shared.take(key, lambda: _Library(file, path))
+
+
+class _Library:
+    """One loaded library. Unloaded when nobody holds it any more."""
+
+    def __init__(self, file: ModelFile, path: Path) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="edge-c-abi-") as folder:
+                # Unlinked once it is loaded: the mapping keeps it.
+                self._functions = ctypes.CDLL(str(shutil.copy(path, folder)))
+        except OSError as error:
+            failure = load_error(file, "c_abi", error)
+        else:
+            # Not at the interpreter's end: what has not been closed by then may still be running.
+            weakref.finalize(self, _ctypes.dlclose, self._functions._handle).atexit = False
+            self._check(file)
+            return
+        raise failure
+
+    def _check(self, file: ModelFile) -> None:
+        missing = [name for name in _REQUIRED if not hasattr(self._functions, name)]
+        if missing:
+            raise LoadError(f"{file_title(file)}: it lacks {', '.join(missing)}, which edge_backend.h asks for")
+        self._functions.edge_backend_abi_version.restype = ctypes.c_uint32
+        found = self._functions.edge_backend_abi_version()
+        if found != ABI_VERSION:
+            raise LoadError(f"{file_title(file)}: it is built for version {found} of edge_backend.h, not {ABI_VERSION}")
+        self._functions.edge_model_close.restype = None
+        for name in ("edge_model_open", "edge_model_run"):
+            getattr(self._functions, name).restype = ctypes.c_int32
+        self.can_describe = hasattr(self._functions, "edge_model_describe")
+        if self.can_describe:
+            self._functions.edge_model_describe.restype = ctypes.c_int32
+
+    def open(
+        self, file: ModelFile, instance: str, device_id: int | None, parameters: Mapping[str, str]
+    ) -> ctypes.c_void_p:
+        """Return the handle of a new instance. Raises LoadError."""
+        args = OpenArgs(
+            ctypes.sizeof(OpenArgs),
+            file.model_dir.name.encode(),
+            file.version,
+            str(file.version_dir).encode(),
+            instance.encode(),
+            -1 if device_id is None else device_id,
+            len(parameters),
+            c_strings(parameters),
+            c_strings(parameters.values()),
+        )
+        handle, said = ctypes.c_void_p(), _ErrorText()
+        code = self._functions.edge_model_open(ctypes.byref(args), ctypes.byref(handle), said.argument)
+        if code == 0 and handle:
+            return handle
+        reason = said.text(code) if code else "it gave no handle"
+        raise LoadError(f"{file_title(file)}: edge_model_open failed: {reason}")
+
+    def describe(self, file: ModelFile, handle: ctypes.c_void_p) -> Signature:
+        """Return what the model says of its tensors. Raises LoadError."""
+        counts, said = (ctypes.c_uint32(), ctypes.c_uint32()), _ErrorText()
+        lists = (ctypes.POINTER(Spec)(), ctypes.POINTER(Spec)())
+        code = self._functions.edge_model_describe(
+            handle, ctypes.byref(lists[0]), ctypes.byref(counts[0]), ctypes.byref(lists[1]), ctypes.byref(counts[1]),
+            said.argument,
+        )  # fmt: skip
+        if code:
+            raise LoadError(f"{file_title(file)}: edge_model_describe failed: {said.text(code)}")
+        inputs = tuple(InputSpec(*one) for one in _described(file, "input", lists[0], counts[0].value))
+        outputs = tuple(OutputSpec(*one) for one in _described(file, "output", lists[1], counts[1].value))
+        return Signature(inputs, outputs, is_batchable(inputs, outputs))
+
+    def run(self, handle: ctypes.c_void_p, args: RunArgs) -> str:
+        """Run one batch; return "" when all went well, else why not."""
+        said = _ErrorText()
+        code = self._functions.edge_model_run(handle, ctypes.byref(args), said.argument)
+        return said.text(code) if code else ""
+
+    def close(self, handle: ctypes.c_void_p) -> None:
+        self._functions.edge_model_close(handle)
+
+
+class _ErrorText:
+    """A buffer for a function's words."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+        self._text = Text(ctypes.addressof(self._buffer), _TEXT_BYTES)
+        self.argument = ctypes.byref(self._text)
+
+    def text(self, code: int) -> str:
+        # All of it, should the library have left out the zero at the end.
+        said = self._buffer.raw.partition(b"\0")[0].decode(errors="replace")
+        return " ".join(said.split()) or f"code {code}, without a reason"
+
+
+def _described(file: ModelFile, role: str, specs: Any, count: int) -> list[tuple[str, DType, tuple[int, ...]]]:
+    """Return name, type and dims of each tensor that the library describes. Raises LoadError."""
+    if count > _MAX_TENSORS or (count and not specs):
+        raise LoadError(f"{file_title(file)}: edge_model_describe tells of {count} {role}s and gives no such list")
+    found = []
+    for spec in specs[:count]:
+        name = (spec.name or b"").decode(errors="replace")
+        dtype = _BY_NUMBER.get(spec.datatype)
+        if not name or dtype is None or not 0 <= spec.rank <= _MAX_RANK or (spec.rank and not spec.dims):
+            raise LoadError(
+                f"{file_title(file)}: edge_model_describe tells of an {role} '{name}' with datatype {spec.datatype} "
+                f"and rank {spec.rank}: expected a name, a datatype of edge_backend.h and a rank of 0 to {_MAX_RANK}"
+            )
+        found.append((name, dtype, tuple(spec.dims[: spec.rank])))
+    return found
+
+
+class _Outputs:
+    """The memory that one run asked for, by output."""
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self.wanted = frozenset(wanted)
+        self.problem = ""
+        self.made: dict[str, tuple[DType, tuple[int, ...], Array]] = {}
+
+    def allocate(
+        self, _context: int | None, name: bytes | None, datatype: int, rank: int, dims: Any, byte_size: int
+    ) -> int | None:
+        """See edge_run_args in the header. Called by the library; nothing may be raised through it."""
+        text = (name or b"").decode(errors="replace")
+        dtype = _BY_NUMBER.get(datatype)
+        if text not in self.wanted or text in self.made:
+            self.problem = f"it asked for memory for output '{text}', which is not asked for or was allocated before"
+            return None
+        if dtype is None or not 0 <= rank <= _MAX_RANK or (rank and not dims):
+            self.problem = f"it gave output '{text}' the datatype {datatype} and the rank {rank}"
+            return None
+        shape = tuple(dims[:rank])
+        if min(shape, default=0) < 0 or (dtype.itemsize and math.prod(shape) * dtype.itemsize != byte_size):
+            self.problem = f"it gave output '{text}' {byte_size} bytes for {dtype.value} {list(shape)}"
+            return None
+        try:
+            # One byte at the least, as NULL says no. Zeroed, so that what is not written tells nothing of others.
+            memory = np.zeros(max(1, byte_size), np.uint8)
+        except (MemoryError, ValueError, OverflowError):
+            self.problem = f"there is no memory for the {byte_size} bytes of output '{text}'"
+            return None
+        self.made[text] = (dtype, shape, memory[:byte_size])
+        return memory.ctypes.data
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the outputs. Raises ValueError for strings that do not fit their memory."""
+        return {
+            name: unpack_strings(name, memory, shape)
+            if dtype is DType.BYTES
+            else memory.view(dtype.numpy).reshape(shape)
+            for name, (dtype, shape, memory) in self.made.items()
+        }
+
+
+class CLibrarySession(Session):
+    """One handle of a library."""
+
+    def __init__(
+        self, model: str, info: SessionInfo, library: _Library, handle: ctypes.c_void_p, dtypes: Mapping[str, DType],
+        give_back: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.info = info
+        self._model = model
+        self._library: _Library | None = library
+        self._handle = handle
+        self._dtypes = dtypes
+        self._give_back = give_back
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        assert self._library is not None
+        held = {name: _dense(array, self._dtypes[name]) for name, array in inputs.items()}
+        tensors = (Tensor * max(1, len(held)))(
+            *(_tensor(name, inputs[name].shape, data, self._dtypes[name]) for name, data in held.items())
+        )
+        answer = _Outputs(outputs)
+        args = RunArgs(
+            ctypes.sizeof(RunArgs), len(held), tensors, len(outputs), c_strings(outputs), Allocate(answer.allocate)
+        )
+        problem = self._library.run(self._handle, args)
+        if answer.problem:
+            problem = f"{answer.problem}; {problem}" if problem else answer.problem
+        if not problem:
+            try:
+                return answer.arrays()
+            except ValueError as error:
+                problem = words(error)
+        raise BackendError(f"model '{self._model}': edge_model_run failed: {problem}")
+
+    def close(self) -> None:
+        assert self._library is not None
+        self._library.close(self._handle)
+        self._library = None
+        self._give_back()
+
+
+def _dense(array: Array, dtype: DType) -> Array:
+    """Return the tensor's memory as the header wants it."""
+    if dtype is not DType.BYTES:
+        return readable(array)
+    return pack_strings(array)
+
+
+def _tensor(name: str, shape: tuple[int, ...], data: Array, dtype: DType) -> Tensor:
+    dims = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+    return Tensor(name.encode(), dtype.number, len(shape), dims, data.ctypes.data, data.nbytes)

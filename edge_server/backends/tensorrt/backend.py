@@ -1,0 +1,248 @@
+"""TensorRT engines, `model.plan`, and ONNX files that have one: the backends `tensorrt` and `tensorrt_rtx`.
+
+A plan is made for one version of the library and one kind of GPU; `cc_model_filenames` names one for each compute
+capability. An ONNX file is served through an engine that was built for it on this box, see `order` for the parameters.
+Until there is one, opening it fails, and the next runtime that reads ONNX serves the model: `engines` builds it
+meanwhile, in a process apart, and has the model loaded anew.
+
+Instances of a version on one GPU share the engine, each has a stream and an execution context of its own; `profile` of
+an instance group restricts it to some of the engine's profiles. CUDA graphs: see `graphs`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edge_server.backends import onnx_file
+from edge_server.backends.base import Backend, ModelFile, OpenJob, SessionInfo, Signature
+from edge_server.backends.runtime import (
+    SharedModels,
+    existing_file,
+    file_title,
+    fingerprint,
+    is_batchable,
+    load_error,
+    words,
+)
+from edge_server.backends.tensorrt import cuda
+from edge_server.backends.tensorrt.adapter import EngineFault, TensorInfo, load_library
+from edge_server.backends.tensorrt.graphs import captured_sizes
+from edge_server.backends.tensorrt.order import order_of, plugin_path
+from edge_server.backends.tensorrt.session import TensorRTSession, Terms
+from edge_server.core.engine import EngineFile, Profile
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import LoadError, OutOfMemory
+
+_TYPES = {
+    1: DType.FP32, 2: DType.UINT8, 3: DType.INT8, 4: DType.UINT16, 5: DType.INT16, 6: DType.INT32, 7: DType.INT64,
+    8: DType.BYTES, 9: DType.BOOL, 10: DType.FP16, 11: DType.FP64, 12: DType.UINT32, 13: DType.UINT64, 16: DType.BF16,
+}  # fmt: skip
+"""TensorProto.DataType -> ours."""
+
+_OF_ENGINE = {"fp32": "f32", "fp16": "f16", "int8": "int8", "best": "mixed"}
+"""Precision of an order -> what the session says of itself."""
+
+
+def make(name: str) -> TensorRTBackend:
+    return TensorRTBackend(name)
+
+
+class TensorRTBackend(Backend):
+    """The library, and the engines that instances share. Nothing of TensorRT is made until a driver was found."""
+
+    default_filename = "model.plan"
+    runs_on_gpu = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._library = load_library(name)
+        self._shared: SharedModels[Any] = SharedModels()
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+        path = existing_file(file, self.default_filename)
+        if path.suffix.lower() == ".onnx":
+            return _of_onnx(file, path)
+        _require_gpu(file)
+        context = cuda.driver().retain(0)
+        try:
+            with context.current():
+                return self._of_plan(file, path)
+        finally:
+            context.close()
+
+    def open(self, job: OpenJob) -> TensorRTSession:
+        path = existing_file(job.file, self.default_filename)
+        if job.device_id is None:
+            raise LoadError(
+                f"model '{job.spec.name}': {self.name} runs on GPUs, but instance '{job.instance_name}' is one of "
+                "KIND_CPU, or there is no GPU"
+            )
+        _require_gpu(job.file)
+        if path.suffix.lower() != ".onnx":
+            return self._open_plan(job, path, "as the model says", "")
+        engine, precision = self._engine(job, job.device_id)
+        try:
+            return self._open_plan(job, engine.path, precision, engine.digest)
+        except OutOfMemory:
+            raise
+        except LoadError as error:
+            engine.reject(error.message)
+            raise
+
+    def file_for(self, cc_filenames: Mapping[str, str]) -> str:
+        devices = cuda.devices() if cc_filenames else ()
+        return cc_filenames.get(devices[0].capability_text, "") if devices else ""
+
+    def _engine(self, job: OpenJob, device_id: int) -> tuple[EngineFile, str]:
+        """Return the engine for an ONNX model, and its arithmetic. Raises LoadError when there is none yet."""
+        order = order_of(job.spec, job.file, device_id, self.name, self._library.version, job.settings)
+        found = job.server.find_engine(order) if job.server is not None else None
+        if found is None:
+            raise LoadError(
+                f"model '{job.spec.name}' version {job.file.version}: there is no {self.name} engine yet that matches "
+                "its file, this box and the installed version"
+            )
+        written = onnx_file.arithmetic(job.file.path) if order.precision == "fp32" else None
+        return found, written or _OF_ENGINE[order.precision]
+
+    def _open_plan(self, job: OpenJob, path: Path, precision: str, digest: str) -> TensorRTSession:
+        assert job.device_id is not None
+        key: Hashable = (fingerprint(path), job.device_id)
+        plugins = _plugins(job)
+        failure: LoadError
+        context: cuda.Context | None = None
+        try:
+            context = cuda.driver().retain(job.device_id)
+            sizes = captured_sizes(job.spec)
+            device = cuda.devices()[job.device_id]
+            with context.current():
+                self._library.load_plugins(plugins)
+                engine = self._shared.take(key, partial(self._deserialise, path))
+                terms = _terms(job, sizes, is_mapped=device.is_integrated)
+                info = SessionInfo(
+                    f"{self.name} {self._library.version}",
+                    f"GPU:{job.device_id}",
+                    precision,
+                    _as_text(terms, device, digest),
+                )
+                return TensorRTSession(
+                    self._library, engine, context, terms, info, partial(self._shared.give_back, key)
+                )
+        except cuda.CudaFault as error:
+            kind = OutOfMemory if error.is_out_of_memory else LoadError
+            failure = kind(f"{file_title(job.file)}: CUDA: {words(error)}")
+        except (EngineFault, RuntimeError, TypeError, ValueError, OSError) as error:
+            failure = load_error(job.file, self.name, error)
+        if context is not None:
+            with contextlib.suppress(cuda.CudaFault):
+                context.close()
+        raise failure
+
+    def _deserialise(self, path: Path) -> Any:
+        return self._library.deserialise(path.read_bytes())
+
+    def _of_plan(self, file: ModelFile, path: Path) -> Signature:
+        """Return what a plan says of itself. Within the context."""
+        failure: LoadError
+        try:
+            engine = self._deserialise(path)
+            tensors = self._library.tensors(engine)
+            given = tuple(item for item in tensors if item.is_input)
+            profiles = self._library.profiles(engine, given)
+            inputs = tuple(
+                InputSpec(item.name, item.dtype, item.shape, is_shape_tensor=item.is_on_host) for item in given
+            )
+            outputs = tuple(
+                OutputSpec(item.name, item.dtype, item.shape, is_shape_tensor=item.is_on_host)
+                for item in tensors
+                if not item.is_input
+            )
+            can_batch = is_batchable(
+                [item for item in inputs if not item.is_shape_tensor],
+                [item for item in outputs if not item.is_shape_tensor],
+            )
+            return Signature(inputs, outputs, can_batch, _most_rows(given, profiles) if can_batch else None)
+        except (EngineFault, cuda.CudaFault, RuntimeError, TypeError, ValueError, OSError) as error:
+            failure = load_error(file, self.name, error)
+        raise failure
+
+
+def _require_gpu(file: ModelFile) -> None:
+    reason = cuda.missing()
+    if reason:
+        raise LoadError(f"{file_title(file)}: it needs a GPU: {reason}")
+
+
+def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool) -> Terms:
+    spec = job.spec
+    return Terms(
+        model=spec.name,
+        has_rows=spec.max_batch_size > 0,
+        dtypes={item.name: item.dtype for item in spec.inputs} | {item.name: item.dtype for item in spec.outputs},
+        allowed=_profiles_of_group(job),
+        graph_sizes=sizes,
+        is_mapped=is_mapped,
+    )
+
+
+def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
+    """Return the profiles that the instance's group names, () for all. Raises LoadError."""
+    for group in job.spec.instance_groups:
+        if job.instance_name.startswith(f"{group.name}_") and group.profiles:
+            wrong = next((text for text in group.profiles if not text.isdecimal()), None)
+            if wrong is not None:
+                raise LoadError(
+                    f"model '{job.spec.name}': instance_group '{group.name}' profile: expected a number, "
+                    f"given '{wrong}'"
+                )
+            return tuple(int(text) for text in group.profiles)
+    return ()
+
+
+def _plugins(job: OpenJob) -> tuple[str, ...]:
+    text = job.spec.parameters.get("trt_extra_plugin_lib_paths", "")
+    names = [part.strip() for part in text.split(";") if part.strip()]
+    return tuple(str(plugin_path(job.spec.name, job.file, name)) for name in names)
+
+
+def _as_text(terms: Terms, device: cuda.Device, digest: str) -> dict[str, str]:
+    text = {
+        "cuda": cuda.driver().way,
+        "gpu": f"{device.name} ({device.capability_text})",
+        "memory": "mapped" if terms.is_mapped else "page-locked",
+    }
+    if terms.graph_sizes:
+        text["cuda_graphs"] = ",".join(map(str, terms.graph_sizes))
+    if digest:
+        text["engine"] = digest
+    return text
+
+
+def _of_onnx(file: ModelFile, path: Path) -> Signature:
+    failure: LoadError
+    try:
+        given, made = onnx_file.declared(path)
+        inputs = tuple(InputSpec(*_declared(file, item)) for item in given)
+        outputs = tuple(OutputSpec(*_declared(file, item)) for item in made)
+        return Signature(inputs, outputs, is_batchable(inputs, outputs))
+    except (ValueError, OSError) as error:
+        failure = load_error(file, "the reader of ONNX files", error)
+    raise failure
+
+
+def _declared(file: ModelFile, item: onnx_file.Declared) -> tuple[str, DType, tuple[int, ...]]:
+    if item.element not in _TYPES:
+        raise LoadError(f"{file_title(file)}: tensor '{item.name}' is of a kind that requests cannot carry")
+    if item.dims is None:
+        raise LoadError(f"{file_title(file)}: the graph does not say how many dimensions tensor '{item.name}' has")
+    return item.name, _TYPES[item.element], item.dims
+
+
+def _most_rows(inputs: tuple[TensorInfo, ...], profiles: tuple[Profile, ...]) -> int | None:
+    counts = [profile[item.name].most[0] for profile in profiles for item in inputs if item.name in profile]
+    return max(counts, default=None)

@@ -1,0 +1,379 @@
+"""`edge-server analyze`: search the configuration that serves a model best on this box, within limits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_server import __version__
+from edge_server.cli.streaming.board import clip
+from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.table import render
+from edge_server.core.exit_code import ExitCode
+from edge_server.errors import InvalidRequest
+from edge_server.perf import options as words
+from edge_server.perf.candidates import Candidate, Space, apply, default_space
+from edge_server.perf.chart import COLORS, Bar, draw_bars
+from edge_server.perf.facts import Refusal
+from edge_server.perf.grpc_wire import GrpcControl
+from edge_server.perf.http_wire import HttpControl
+from edge_server.perf.interrupts import Interrupts
+from edge_server.perf.report import to_json
+from edge_server.perf.search import Judged, Limits, Search
+from edge_server.perf.session import MOST_WORKERS, Target, has_bf16, usable_cores
+from edge_server.perf.trials import ModelFolder, Trials, loaded, private_server
+
+WINDOW_MS = 200
+MOST_DIFFERENCE = 0.01
+MOST_CANDIDATES = 200
+
+HEADS = (
+    "CONFIGURATION", "INFER/S", "AT", "P50 MS", "P99 MS", "MB", "WATTS", "DIFFERENCE", "PRECISION", "MEASURED", "",
+)  # fmt: skip
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Search; 0 when a configuration keeps the limits, 1 when none does, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    with Interrupts() as interrupts:
+        return _analyze(options, interrupts)
+
+
+def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
+    model = ModelFolder.open(options.model_repository, options.model)
+    target = _variant_path(model, options.write, options.force) if options.write else None
+    screen = Screen(sys.stderr)
+    limits = Limits(
+        options.latency_limit_ms, options.memory_limit_mb, options.power_limit_watts, options.difference_limit
+    )
+    search: Search | None = None
+    best: Judged | None = None
+    is_cut = False
+    try:
+        trials, candidates = _plan(options, model, interrupts)
+        search = Search(trials.run, limits, options.objective)
+        trials.on_trial = _Progress(screen, search, len(candidates))
+        best = search.run(candidates)
+    except KeyboardInterrupt:
+        is_cut = True
+    finally:
+        screen.erase()
+    if search is not None and search.latest:
+        _tell(options, model, search, best)
+    if is_cut or interrupts.is_due:
+        print("edge-server analyze: interrupted; nothing was written, and no server is left behind", file=sys.stderr)
+        return 128 + signal.SIGINT
+    if best is None or search is None:
+        print("no configuration keeps the limits")
+        return ExitCode.FAILED
+    _recommend(best, search)
+    if target is not None:
+        _write_variant(target, str(apply(best.outcome.candidate, model.config, trials.backend)))
+        print(f"written: {target}; serve it with --model-config-name={options.write}")
+    return ExitCode.OK
+
+
+def _plan(options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts) -> tuple[Trials, list[Candidate]]:
+    """Serve the model as it is configured once, to learn what it is; return what tries, and what is tried."""
+    cores = usable_cores()
+    with private_server(model, model.config, options.start_timeout, interrupts) as server:
+        backend = loaded(HttpControl(server.url, (), 30.0), model.name)["backend"]
+        control = GrpcControl(Target("grpc", server.address).endpoint(), 30.0)
+        try:
+            facts = control.model(model.name, "")
+        finally:
+            control.close()
+    if facts.is_ensemble:
+        raise Refusal(f"model '{model.name}' is an ensemble: analyze its members")
+    if facts.is_decoupled:
+        raise Refusal(f"model '{model.name}' is decoupled: its requests have no one answer to measure")
+    files = [item.name for item in model.path.glob("[0-9]*/*")]
+    filename = model.config.default_model_filename or ("model.onnx" if "model.onnx" in files else "")
+    base = default_space(backend, filename, facts.max_batch_size, cores, tries_bf16=has_bf16())
+    space = Space(
+        _chosen(options.backends, base.backends),
+        _chosen(options.precisions, base.precisions),
+        _chosen(options.instances, base.instances),
+        _chosen(options.threads, base.threads),
+        _chosen(options.batch_sizes, base.batches),
+    )
+    if any(space.threads) and backend not in ("onnxruntime", "openvino") and not any(space.backends):
+        raise InvalidRequest(f"--threads: backend '{backend}' has no threads to set; onnxruntime and openvino do")
+    candidates = space.candidates(cores)
+    if len(candidates) > MOST_CANDIDATES:
+        raise InvalidRequest(f"{len(candidates)} configurations are too many; {MOST_CANDIDATES} are tried at most")
+    concurrencies = [int(level) for level in options.concurrency or _levels(options, space, cores)]
+    trials = Trials(
+        model,
+        backend,
+        concurrencies,
+        words.input_wish(options, options.request_batch_size),
+        words.patience_of(options),
+        interrupts,
+        options.latency_limit_ms,
+        options.start_timeout,
+    )
+    return trials, candidates
+
+
+def _chosen(given: list[float] | list[str] | None, otherwise: Sequence[object]) -> list:  # type: ignore[type-arg]
+    if given is None:
+        return list(otherwise)
+    return [int(item) if isinstance(item, float) else item for item in given]
+
+
+def _levels(options: argparse.Namespace, space: Space, cores: int) -> list[float]:
+    """Return loads that show what a configuration can do: one request, and enough to fill instances and batches."""
+    if options.objective == "latency":
+        return [1]
+    most = max([*space.batches, 2 * max([*space.instances, cores])])
+    return sorted({1.0, float(min(most, 32)), float(min(2 * most, 64))})
+
+
+class _Progress:
+    """Says what is being tried."""
+
+    def __init__(self, screen: Screen, search: Search, count: int) -> None:
+        self._screen = screen
+        self._search = search
+        self._count = count
+        self._round = -1
+        self._done = 0
+
+    def __call__(self, candidate: Candidate, round_number: int) -> None:
+        self._done = self._done + 1 if round_number == self._round else 1
+        self._round = round_number
+        line = f"round {round_number + 1}, {self._done}: {candidate}"
+        if not self._screen.is_terminal:
+            print(line, file=sys.stderr, flush=True)
+            return
+        width, height = self._screen.size()
+        table = _table(self._search).splitlines() if self._search.latest else []
+        self._screen.draw([clip(text, width) for text in [*table, f"{line} (of {self._count} at first)"]][-height:])
+
+
+def _ranked(search: Search) -> list[Judged]:
+    """Return those measured longest first, the best of them first."""
+    return sorted(
+        search.latest.values(), key=lambda item: (item.point is not None, item.outcome.round, item.rank), reverse=True
+    )
+
+
+def _table(search: Search) -> str:
+    return render(HEADS, [_row(item) for item in _ranked(search)])
+
+
+def _row(item: Judged) -> tuple[str, ...]:
+    point, outcome = item.point, item.outcome
+    if point is None:
+        return (str(outcome.candidate), *[""] * (len(HEADS) - 2), "; ".join(item.broken))
+    return (
+        str(outcome.candidate),
+        f"{point.throughput:.1f}",
+        f"{point.level:g}",
+        f"{point.percentiles_ms[50]:.2f}",
+        f"{point.percentiles_ms[99]:.2f}",
+        "-" if outcome.memory_mb is None else f"{outcome.memory_mb:.0f}",
+        "not measured" if outcome.power_w is None else f"{outcome.power_w:.1f}",
+        "-" if outcome.difference is None else f"{outcome.difference:.2g}",
+        outcome.precision,
+        f"{point.seconds:.1f} s" + ("" if point.is_steady else " ~"),
+        "; ".join(item.broken),
+    )
+
+
+def _tell(options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None) -> None:
+    cores = usable_cores()
+    print(_table(search))
+    if options.power_limit_watts is not None and all(item.outcome.power_w is None for item in search.latest.values()):
+        print("power: not measured, this box tells none; --power-limit-watts was not applied")
+    if options.json is not None:
+        _write(options.json, "--json", json.dumps(_document(options, model, search, best, cores), indent=2) + "\n")
+    if options.svg is not None:
+        _write(options.svg, "--svg", _picture(options, model, search, best))
+
+
+def _document(
+    options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None, cores: int
+) -> dict[str, object]:
+    return {
+        "tool": f"edge-server {__version__}",
+        "model": model.name,
+        "objective": options.objective,
+        "limits": {
+            "latency_p99_ms": options.latency_limit_ms,
+            "memory_mb": options.memory_limit_mb,
+            "power_w": options.power_limit_watts,
+            "difference": options.difference_limit,
+        },
+        "cores": cores,
+        "recommended": None if best is None else str(best.outcome.candidate),
+        "configurations": [_one(item, cores) for item in _ranked(search)],
+    }
+
+
+def _one(item: Judged, cores: int) -> dict[str, object]:
+    candidate, outcome = item.outcome.candidate, item.outcome
+    return {
+        "name": str(candidate),
+        "backend": candidate.backend or None,
+        "asked_precision": candidate.precision or None,
+        "instances": candidate.instances or None,
+        "threads": candidate.threads or None,
+        "max_batch_size": candidate.batch if candidate.batch > 0 else None,
+        "runtime": outcome.runtime,
+        "precision": outcome.precision,
+        "rounds": outcome.round + 1,
+        "difference": outcome.difference,
+        "memory_mb": outcome.memory_mb,
+        "power_w": outcome.power_w,
+        "allowed": item.is_allowed,
+        "reasons": list(item.broken),
+        "points": [to_json(point, cores) for point in outcome.points],
+    }
+
+
+def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None) -> str:
+    bars = []
+    for item in _ranked(search):
+        point = item.point
+        color = COLORS[2] if item is best else COLORS[1] if item.is_allowed else COLORS[4]
+        if point is None:
+            bars.append(Bar(str(item.outcome.candidate), 0.0, clip("; ".join(item.broken), 90), color))
+            continue
+        says = f"{point.throughput:.1f}/s, p99 {point.percentiles_ms[99]:.1f} ms"
+        says += "".join(f"; {text}" for text in item.broken)
+        bars.append(Bar(str(item.outcome.candidate), point.throughput, says, color))
+    facts = f"inferences a second; objective {options.objective}"
+    keys = [("recommended", COLORS[2]), ("within the limits", COLORS[1]), ("not", COLORS[4])]
+    return draw_bars(f"Configurations of {model.name}", bars, facts, keys)
+
+
+def _recommend(best: Judged, search: Search) -> None:
+    default = next((item for item in search.latest.values() if item.outcome.candidate.is_default), None)
+    print(f"recommended: {best.outcome.candidate}")
+    if default is not None and default is not best and default.point is not None and best.point is not None:
+        gain = best.point.throughput / default.point.throughput
+        p99 = best.point.percentiles_ms[99] / default.point.percentiles_ms[99]
+        if math.isfinite(gain) and math.isfinite(p99):
+            print(f"beside the configuration as it is: {gain:.2f} times the throughput, {p99:.2f} times the p99")
+
+
+def _variant_path(model: ModelFolder, name: str, force: bool) -> Path:
+    path = model.path / "configs" / f"{name}.pbtxt"
+    if path.exists() and not force:
+        raise InvalidRequest(f"--write {name}: {path} is there already; --force replaces it")
+    return path
+
+
+def _write_variant(path: Path, text: str) -> None:
+    """Write it in one step: a server that follows the repository sees the old file or the new one."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False) as file:
+            file.write(text)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise InvalidRequest(f"--write: {path} cannot be written: {error.strerror}") from None
+
+
+def _write(path: Path, flag: str, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None
+
+
+def _name(text: str) -> str:
+    if not text or not all(letter.isalnum() or letter in "-_." for letter in text) or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"expected letters, digits, '-', '_' and '.', got '{text}'")
+    return text
+
+
+def _list(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("expected NAME,NAME")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server analyze",
+        description="Search the configuration that serves a model best on this box: runtime, precision, instances, "
+        "threads and batch size. Each is served by a server of its own, on free ports, from links to the model's "
+        "files; all are measured briefly, the better half twice as long, until three are left. The box should have "
+        "nothing else to do. Exit code 0: a configuration keeps the limits.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-m", "--model", required=True, help="name of the model")
+    parser.add_argument(
+        "--model-repository", type=Path, required=True, metavar="FOLDER", help="the repository on this box"
+    )
+    _add_goal(parser.add_argument_group("goal"))
+    _add_space(parser.add_argument_group("what is tried"))
+    inputs = parser.add_argument_group("requests")
+    inputs.add_argument(
+        "--request-batch-size", type=words.whole(1, 1 << 20), default=1, metavar="N", help="rows a request; default: 1"
+    )
+    inputs.add_argument(
+        "--concurrency",
+        type=words.levels(1, MOST_WORKERS, is_whole=True),
+        metavar="RANGE",
+        help="requests under way; default: 1 and what fills instances and batches; 1 when the objective is latency",
+    )
+    words.add_input_options(inputs)
+    words.add_patience_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
+    parser.add_argument(
+        "--start-timeout", type=words.number(1, 3600), default=120.0, metavar="S", help="for a server to be ready"
+    )
+    results = parser.add_argument_group("results")
+    results.add_argument("--write", type=_name, metavar="NAME", help="write the winner to configs/NAME.pbtxt")
+    results.add_argument("--force", action="store_true", help="replace a configs/NAME.pbtxt that is there")
+    results.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    results.add_argument("--svg", type=Path, metavar="FILE", help="draw the configurations there")
+    return parser
+
+
+def _add_goal(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
+    group.add_argument("--latency-limit-ms", type=words.number(0.001), metavar="MS", help="p99 as a client sees it")
+    group.add_argument("--memory-limit-mb", type=words.number(1), metavar="MB", help="of the whole server")
+    group.add_argument("--power-limit-watts", type=words.number(0.1), metavar="W", help="of the box, where it tells")
+    group.add_argument(
+        "--difference-limit",
+        type=words.number(0),
+        default=MOST_DIFFERENCE,
+        metavar="PART",
+        help="of the outputs from those of the configuration as it is, as a part of the largest value; default: "
+        f"{MOST_DIFFERENCE}",
+    )
+
+
+def _add_space(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--backends", type=_list, metavar="A,B", help="default: onnxruntime and openvino for ONNX, else the model's own"
+    )
+    group.add_argument(
+        "--precisions", type=_list, metavar="A,B", help="default: f32, and bf16 where the processor computes in it"
+    )
+    group.add_argument(
+        "--instances", type=words.levels(1, 64, is_whole=True), metavar="RANGE", help="default: 1 and the cores"
+    )
+    group.add_argument(
+        "--threads", type=words.levels(1, 256, is_whole=True), metavar="RANGE", help="default: 1 and the cores"
+    )
+    group.add_argument(
+        "--batch-sizes",
+        type=words.levels(1, 1024, is_whole=True),
+        metavar="RANGE",
+        help="largest batch that dynamic batching gathers, 1: it is off; default: 1 and the model's max_batch_size",
+    )

@@ -1,0 +1,95 @@
+"""`edge-server doctor`: what this box is, what is in the way of serving models well on it, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from edge_server.core.exit_code import ExitCode
+from edge_server.doctor.box import board, jetpack, memory, packages, sensors
+from edge_server.doctor.finding import Finding, Level, as_json, can_serve
+from edge_server.doctor.permissions import find_user, permissions
+from edge_server.doctor.runtimes import runtimes
+from edge_server.governor.sensors.box import read_box
+from edge_server.governor.sensors.files import Files
+
+_MARKS = {Level.OK: " ", Level.NOTE: " ", Level.WARNING: "!", Level.PROBLEM: "X"}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Look, print, and return 0 when the box can serve, 1 when something keeps it from that."""
+    parser = argparse.ArgumentParser(
+        prog="edge-server doctor",
+        description="Look at this box: board, software, runtimes, permissions, memory, sensors. Changes nothing. Exits "
+        "with 1 when something keeps it from serving.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--user", default="", help="whose rights to look at, as root: edge is the service's user")
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/"), help="folder in which /sys, /proc, /dev are")
+    parser.add_argument("--skip-runtimes", action="store_true", help="try no runtimes, which takes some seconds")
+    options = parser.parse_args(arguments)
+    try:
+        user = find_user(options.user)
+    except KeyError:
+        parser.error(f"--user: there is no user '{options.user}' here")
+    root: Path = options.sysfs_root
+    if not root.is_dir():
+        parser.error(f"--sysfs-root: '{root}' is no folder")
+    files = Files(root)
+    reading = read_box(root)
+    is_jetson = reading.soc is not None
+    findings = [*board(files, reading), *jetpack(files, reading)]
+    if not options.skip_runtimes:
+        findings += runtimes(packages(files), is_jetson=is_jetson)
+    findings += permissions(files, root, user, is_jetson=is_jetson)
+    findings += [*memory(files, reading), *sensors(reading), *_ports()]
+    print(json.dumps(as_json(findings), indent=2) if options.json else _text(findings))
+    return ExitCode.OK if can_serve(findings) else ExitCode.FAILED
+
+
+def _ports() -> Iterator[Finding]:
+    """Say which of the default ports are taken."""
+    for port, what in ((8000, "HTTP"), (8001, "gRPC"), (8002, "metrics")):
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    advice = f"if that is no edge-server, give another: --{what.lower()}-port"
+                    yield Finding("ports", str(port), f"{what}: in use", Level.NOTE, advice)
+                    continue
+            yield Finding("ports", str(port), f"{what}: free")
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    width = max(len(item.name) for item in findings)
+    lines: list[str] = []
+    section = ""
+    for item in findings:
+        if item.section != section:
+            section = item.section
+            lines += ["", section] if lines else [section]
+        lines.append(f"{_MARKS[item.level]} {_clean(item.name):{width}}  {_clean(item.text)}".rstrip())
+        if item.advice and item.level is not Level.OK:
+            lines.append(f"  {'':{width}}  -> {_clean(item.advice)}")
+    bad = [item for item in findings if item.level is Level.PROBLEM]
+    doubtful = [item for item in findings if item.level is Level.WARNING]
+    lines += ["", _sum_of(len(bad), len(doubtful))]
+    return "\n".join(lines)
+
+
+def _sum_of(problems: int, warnings: int) -> str:
+    if problems:
+        return f"{problems} problem(s) keep this box from serving, {warnings} warning(s)"
+    return f"This box can serve; {warnings} warning(s)" if warnings else "This box can serve."
+
+
+def _clean(text: str) -> str:
+    """Return text from a file of the box with nothing in it that would steer a terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)

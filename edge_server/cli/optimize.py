@@ -1,0 +1,250 @@
+"""`edge-server optimize MODEL`: try every runtime and precision for a model on this box, and keep the best."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from edge_server.cli.table import render
+from edge_server.config import ServerConfig
+from edge_server.config.load import parse_serve
+from edge_server.config.sources import process_environment
+from edge_server.core.exit_code import ExitCode
+from edge_server.errors import InvalidRequest
+from edge_server.optimize import report
+from edge_server.optimize.child import Limits
+from edge_server.optimize.choice import Objective, Terms, choose
+from edge_server.optimize.contest import Contest, Effort, Outcome, Trial
+from edge_server.optimize.plan import Plan, Request, Surroundings, make_plan
+from edge_server.optimize.progress import Progress
+from edge_server.optimize.variant import place_for, write
+
+_INTERRUPTED = 130
+"""What shells tell of a program that SIGINT ended."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compare the candidates, print the table; 0 when one was chosen, 1 when none was, 2 when there is nothing to
+    compare."""
+    options = _parser().parse_args(arguments)
+    root, name = _place(options)
+    config = parse_serve(_serve_flags(options, root), process_environment()).config
+    root = root or _root_of(config, name)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _optimize(options, config, root, name)
+    except KeyboardInterrupt:
+        print("edge-server optimize: interrupted; nothing was written", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, name: str) -> int:
+    request = Request(
+        root,
+        name,
+        options.version,
+        config.repository.model_config_name,
+        tuple(options.runtimes),
+        tuple(options.precision),
+        tuple(options.profiles or ()),
+        config.repository.allows_external_links,
+    )
+    terms = Terms(Objective(options.objective), options.tolerance, options.min_top1)
+    with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
+        around = Surroundings(config.backends, config.engines.cache_dir, config.engines.build_timeout_s, Path(folder))
+        plan = make_plan(request, around)
+        target = place_for(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
+        progress = Progress(sys.stderr)
+        contest = Contest(plan.trials, _limits(options, config), _effort(options), Path(folder), progress.show)
+        try:
+            outcome, chosen = contest.run(lambda outcome: choose(outcome, terms))
+        finally:
+            progress.close()
+    _tell(options, plan, outcome, chosen, terms)
+    if chosen is None:
+        print("edge-server optimize: no candidate is left to choose", file=sys.stderr)
+        return ExitCode.FAILED
+    if target is not None:
+        write(target, plan.configs[chosen.candidate], name, _remarks(outcome, chosen, terms))
+        out = sys.stderr if options.json else sys.stdout
+        print(f"wrote {target}: edge-server serve --model-config-name={options.write} serves with it", file=out)
+        if (root / name / "SHA256SUMS").exists():
+            print(f"{root / name} is signed or summed: run edge-server sign on it again", file=out)
+    return ExitCode.OK
+
+
+def _limits(options: argparse.Namespace, config: ServerConfig) -> Limits:
+    answer_s: float = options.timeout_secs
+    return Limits(
+        answer_s, answer_s + config.engines.build_timeout_s, options.memory_mb << 20, options.memory_floor_mb << 20
+    )
+
+
+def _effort(options: argparse.Namespace) -> Effort:
+    return Effort(options.runs, options.seconds, options.samples, str(options.input.resolve()) if options.input else "")
+
+
+def _tell(options: argparse.Namespace, plan: Plan, outcome: Outcome, chosen: Trial | None, terms: Terms) -> None:
+    if options.json:
+        found = {"model": plan.model_dir.name, "version": plan.version, **report.as_json(outcome, chosen, terms)}
+        print(json.dumps({**found, "left_out": list(plan.left_out)}, indent=2))
+        return
+    print(render(report.heads(outcome), report.rows(outcome, chosen, terms)))
+    samples = outcome.samples
+    print(f"{samples['count']} sample(s) {samples['words']}, compared with {outcome.reference.candidate.title}")
+    if samples["open"]:
+        names = ", ".join(samples["open"])
+        print(f"dimensions of any size were taken as 1 in: {names}; --input or --profiles gives others")
+    for line in report.reasons(outcome.trials):
+        print(f"out: {_clean(line)}")
+    for line in plan.left_out:
+        print(f"not tried: {_clean(line)}")
+
+
+def _remarks(outcome: Outcome, chosen: Trial, terms: Terms) -> list[str]:
+    apart = chosen.difference
+    times = sorted(chosen.times_ms[1])
+    figures = "" if apart is None else f", {apart.relative:.2g} apart from {outcome.reference.candidate.title}"
+    return [
+        f"Written by `edge-server optimize` on {time.strftime('%Y-%m-%d')}, for the best {terms.objective.value}.",
+        f"{chosen.facts['runtime']} on {chosen.facts['device']}, {chosen.facts['precision']}: median "
+        f"{times[len(times) // 2]:.3g} ms a row{figures} (at most {terms.tolerance:g}).",
+        "It stands in for config.pbtxt as a whole: changes there have to be made here as well.",
+    ]
+
+
+def _clean(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _place(options: argparse.Namespace) -> tuple[Path | None, str]:
+    """Return the repository and the model's name; no repository where only the name was given."""
+    path = Path(options.model)
+    if options.model_repository is not None:
+        return options.model_repository, options.model
+    if path.is_dir() or len(path.parts) > 1:
+        whole = path.absolute()
+        return whole.parent, whole.name
+    return None, options.model
+
+
+def _serve_flags(options: argparse.Namespace, root: Path | None) -> list[str]:
+    """Return the flags of `serve` that have a say here; the environment and a file fill in the others."""
+    flags = [f"--backend-config={text}" for text in options.backend_config]
+    flags += [f"--config={options.config}"] if options.config else []
+    flags += [f"--model-config-name={options.model_config_name}"] if options.model_config_name else []
+    flags += [f"--engine-cache-dir={options.engine_cache_dir}"] if options.engine_cache_dir else []
+    return [*flags, *([f"--model-repository={root}"] if root is not None else [])]
+
+
+def _root_of(config: ServerConfig, name: str) -> Path:
+    """Return the configured repository that holds the model, else the first."""
+    roots = [Path(path) for path in config.repository.paths if "://" not in path]
+    if not roots:
+        raise InvalidRequest("optimize needs a model repository on this machine: give MODEL as its folder's path")
+    return next((root for root in roots if (root / name).is_dir()), roots[0])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server optimize",
+        description="Open a model with every runtime and precision that this box offers, each in a process of its own; "
+        "compare answers, time, and memory; print a table, and with --write keep the best as a configuration that "
+        "serve --model-config-name=NAME uses. TensorRT engines are built first, and kept for the server.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="folder of the model, or its name in the repository")
+    add("--model-repository", type=Path, metavar="DIR", help="where the model is, when MODEL is its name")
+    add("--version", type=int, metavar="N", help="version to look at (default: the newest that is served)")
+    add("--model-config-name", default="", metavar="NAME", help="start from configs/NAME.pbtxt")
+    add("--runtimes", type=_names, default=[], metavar="A,B", help="try these backends only")
+    add(
+        "--precision", type=_names, default=[], metavar="A,B",
+        help="try these precisions only, as the parameter of that name spells them; what others are compared with is "
+        "tried in any case",
+    )  # fmt: skip
+    add(
+        "--profiles", nargs=3, metavar=("MIN", "OPT", "MAX"),
+        help="shapes of a TensorRT engine, each as input:1x3x224x224,other:1x8; OPT is also what inputs are made up in",
+    )  # fmt: skip
+    add("--input", type=Path, metavar="FILE.npz", help="inputs to compare with: an array for each, samples first")
+    add("--objective", choices=[one.value for one in Objective], default="latency", help="(default: %(default)s)")
+    add(
+        "--tolerance", type=_share_or_more, default=0.01, metavar="X",
+        help="largest difference allowed, as a part of an output's largest magnitude (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--min-top1", type=_share, default=0.0, metavar="X",
+        help="least share of samples whose best class must be the reference's (default: %(default)s)",
+    )  # fmt: skip
+    add("--write", default="", metavar="NAME", help="write the choice to configs/NAME.pbtxt in the model's folder")
+    add("--overwrite", action="store_true", help="replace a file that is there")
+    add("--json", action="store_true", help="print JSON")
+    add("--runs", type=_count, default=100, help="runs of each candidate and batch size (default: %(default)s)")
+    add("--seconds", type=_seconds, default=10.0, help="at most so long for those runs (default: %(default)s)")
+    add("--samples", type=_count, default=8, help="how many inputs are made up (default: %(default)s)")
+    add("--timeout-secs", type=_seconds, default=120.0, help="longest time for one answer (default: %(default)s)")
+    add("--memory-mb", type=_whole, default=0, help="MiB that a candidate may take, 0: any (default: %(default)s)")
+    add(
+        "--memory-floor-mb", type=_whole, default=128,
+        help="a candidate is ended when the box has less left (default: %(default)s)",
+    )  # fmt: skip
+    add("--backend-config", action="append", default=[], metavar="B,KEY=VALUE", help="as for serve")
+    add("--engine-cache-dir", default="", metavar="DIR", help="as for serve")
+    add("--config", default="", metavar="FILE", help="as for serve")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("expected names with commas between them")
+    return names
+
+
+def _number(text: str, is_fine: Callable[[float], bool], what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not is_fine(value):
+        raise argparse.ArgumentTypeError(f"expected {what}, given '{text}'")
+    return value
+
+
+def _share(text: str) -> float:
+    return _number(text, lambda value: 0 <= value <= 1, "a number of 0 to 1")
+
+
+def _share_or_more(text: str) -> float:
+    return _number(text, lambda value: value >= 0, "a number of 0 or more")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, lambda value: 0 < value < 1e6, "a number of seconds above 0")
+
+
+def _count(text: str) -> int:
+    return int(
+        _number(text, lambda value: value == int(value) if 1 <= value <= 1e6 else False, "a whole number from 1")
+    )
+
+
+def _whole(text: str) -> int:
+    return int(
+        _number(text, lambda value: value == int(value) if 0 <= value <= 1e9 else False, "a whole number from 0")
+    )

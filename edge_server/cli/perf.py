@@ -1,0 +1,289 @@
+"""`edge-server perf`: latency, throughput and where the time goes, of a model of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from edge_server import __version__
+from edge_server.cli.streaming.board import clip
+from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.table import render
+from edge_server.core.exit_code import ExitCode
+from edge_server.errors import InvalidRequest
+from edge_server.perf import options as words
+from edge_server.perf.inputs import make_inputs
+from edge_server.perf.report import HEADS, MODES, cells, draw, notes, to_json
+from edge_server.perf.session import MOST_WORKERS, PROTOCOLS, Schedule, Session, Target, local_process, usable_cores
+from edge_server.perf.windows import Point, Window
+
+WINDOW_MS = 2000
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Measure each level; 0 when every request was answered well, 1 when some failed, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _measure(options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _measure(options: argparse.Namespace) -> int:
+    protocol = "grpc" if options.frames is not None else options.protocol
+    target = Target(
+        protocol,
+        options.address,
+        options.url,
+        options.metrics_url,
+        tuple(options.header),
+        words.tls_of(options),
+        options.timeout,
+    )
+    session = _open(options, target)
+    points: list[Point] = []
+    live = _Live(options, session)
+    session.on_window = live.window
+    is_cut = False
+    try:
+        for level, measure in _levels(options, session):
+            live.begin(level, points)
+            points.append(measure())
+            live.end(points)
+    except KeyboardInterrupt:
+        is_cut = True
+    finally:
+        live.close()
+        session.close()
+    if points:
+        _tell(options, session, points)
+    if is_cut:
+        print("edge-server perf: interrupted; the figures are of what was measured until then", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return ExitCode.FAILED if any(point.failures for point in points) else ExitCode.OK
+
+
+def _open(options: argparse.Namespace, target: Target) -> Session:
+    control = target.control()
+    try:
+        model = control.model(options.model, options.version)
+        session = Session(target, model, control, words.patience_of(options), pid=local_process(target))
+        session.batch = options.batch_size
+        session.shares_memory = options.shared_memory
+        session.output_bytes = options.output_shared_memory_size
+        if options.frames is None:
+            session.steps = make_inputs(model, words.input_wish(options, options.batch_size))
+    except BaseException:
+        control.close()
+        raise
+    return session
+
+
+def _levels(options: argparse.Namespace, session: Session) -> list[tuple[float, Callable[[], Point]]]:
+    """Return each level of load with what measures it."""
+    if options.request_intervals is not None:
+        trace = Schedule(intervals_s=words.read_intervals(options.request_intervals))
+        if options.frames is not None:
+            return [(trace.mean_rate, lambda: session.with_frames(trace, options.streams, options.frame_size))]
+        return [(trace.mean_rate, lambda: session.at_schedule(trace, options.max_threads))]
+    chance = options.request_distribution == "poisson"
+    if options.frames is not None:
+        paces = [Schedule(rate, chance, seed=options.seed) for rate in options.frames]
+        return [
+            (pace.rate, lambda pace=pace: session.with_frames(pace, options.streams, options.frame_size))  # type: ignore[misc]
+            for pace in paces
+        ]
+    if options.request_rate is not None:
+        rates = [Schedule(rate, chance, seed=options.seed) for rate in options.request_rate]
+        return [(pace.rate, lambda pace=pace: session.at_schedule(pace, options.max_threads)) for pace in rates]  # type: ignore[misc]
+    return [(level, lambda level=level: session.at_concurrency(int(level))) for level in options.concurrency]  # type: ignore[misc]
+
+
+class _Live:
+    """A table that grows on a terminal; elsewhere a line for each window, on the standard error."""
+
+    def __init__(self, options: argparse.Namespace, session: Session) -> None:
+        self._mode = _mode(options)
+        self._batch = session.batch
+        self._screen = Screen(sys.stderr)
+        self._level = 0.0
+        self._rows: list[Point] = []
+        self._is_quiet = options.quiet
+
+    def begin(self, level: float, points: Sequence[Point]) -> None:
+        self._level, self._rows = level, list(points)
+        self._draw([*self._rows], f"{MODES[self._mode].lower()} {level:g}: warming up")
+
+    def window(self, windows: list[Window]) -> None:
+        point = Point.of(self._mode, self._level, self._batch, windows[-1], is_steady=False)
+        text = (
+            f"{MODES[self._mode].lower()} {self._level:g}, window {len(windows)}: {point.throughput:.1f}/s, "
+            f"p50 {point.percentiles_ms[50]:.2f} ms, p99 {point.percentiles_ms[99]:.2f} ms"
+        )
+        self._draw([*self._rows, point], text)
+        if not self._screen.is_terminal and not self._is_quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def end(self, points: Sequence[Point]) -> None:
+        self._draw(points, "")
+
+    def close(self) -> None:
+        self._screen.erase()
+
+    def _draw(self, points: Sequence[Point], last: str) -> None:
+        if not self._screen.is_terminal or self._is_quiet:
+            return
+        width, height = self._screen.size()
+        lines = [*_table(self._mode, points).splitlines(), last]
+        self._screen.draw([clip(line, width) for line in lines][-height:])
+
+
+def _mode(options: argparse.Namespace) -> str:
+    if options.frames is not None:
+        return "frames"
+    if options.request_intervals is not None:
+        return "intervals"
+    return "request_rate" if options.request_rate is not None else "concurrency"
+
+
+def _table(mode: str, points: Sequence[Point]) -> str:
+    return render((MODES[mode], *HEADS), [cells(point) for point in points])
+
+
+def _tell(options: argparse.Namespace, session: Session, points: Sequence[Point]) -> None:
+    cores = usable_cores()
+    kind = "frames" if options.frames is not None else options.protocol
+    memory = ", system shared memory" if session.shares_memory else ""
+    title = f"{session.model.name}, {kind}{memory}, batch size {session.batch}"
+    if options.json is not None:
+        document = {
+            "tool": f"edge-server {__version__}",
+            "model": session.model.name,
+            "version": session.model.version,
+            "protocol": kind,
+            "shared_memory": session.shares_memory,
+            "cores": cores,
+            "points": [to_json(point, cores) for point in points],
+        }
+        _write("--json", options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
+    if options.svg is not None:
+        _write("--svg", options.svg, draw(title, points))
+    if str(options.json) == "-":
+        return
+    print(title)
+    print(_table(points[0].mode, points))
+    for point in points:
+        for note in notes(point, cores):
+            print(note)
+
+
+def _write(flag: str, path: Path, text: str) -> None:
+    if str(path) == "-":
+        print(text, end="")
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{flag} {path}: cannot be written: {error.strerror}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="edge-server perf",
+        description="Measure a model of a running server (or of any that speaks KServe v2) under load. Each level is "
+        "measured in windows until three agree; a level marked ~ did not become steady. QUEUE to OUTPUT are the means "
+        "of a request in the server, from its statistics; SERVER CPU and CLIENT CPU are in cores. Exit code 0: every "
+        "request was answered well.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-m", "--model", required=True, help="name of the model")
+    parser.add_argument("--version", default="", metavar="N", help="its version; default: the server chooses")
+    _add_load(parser.add_argument_group("load"))
+    inputs = parser.add_argument_group("requests")
+    inputs.add_argument("-b", "--batch-size", type=words.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")
+    words.add_input_options(inputs)
+    inputs.add_argument("--shared-memory", action="store_true", help="tensors lie in system shared memory")
+    inputs.add_argument(
+        "--output-shared-memory-size",
+        type=words.whole(1),
+        default=1 << 20,
+        metavar="BYTES",
+        help="room for an output whose size the model does not tell; default: 1 MiB",
+    )
+    words.add_patience_options(parser.add_argument_group("measurement"), WINDOW_MS)
+    _add_connection(parser.add_argument_group("connection"))
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", type=Path, metavar="FILE", help="write the figures there; -: instead of the table")
+    results.add_argument("--svg", type=Path, metavar="FILE", help="draw throughput and latency there")
+    results.add_argument("-q", "--quiet", action="store_true", help="say nothing while it measures")
+    return parser
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    way = group.add_mutually_exclusive_group()
+    way.add_argument(
+        "--concurrency",
+        type=words.levels(1, MOST_WORKERS, is_whole=True),
+        default=[1.0],
+        metavar="RANGE",
+        help="keep so many requests under way: 4, 1,2,8, 1:8, 1:16:4, or 1:16:x2; default: 1",
+    )
+    way.add_argument(
+        "--request-rate",
+        type=words.levels(0.01, 1e6, is_whole=False),
+        metavar="RANGE",
+        help="send so many requests a second, whatever the server does",
+    )
+    way.add_argument(
+        "--frames",
+        type=words.levels(0.01, 10_000, is_whole=False),
+        metavar="RANGE",
+        help="send so many camera frames a second by a frame stream, in which the newest wins",
+    )
+    group.add_argument(
+        "--request-intervals",
+        type=Path,
+        metavar="FILE",
+        help="send requests, or with --frames frames, at recorded times, over again: an interval in us a line",
+    )
+    group.add_argument(
+        "--request-distribution",
+        choices=("constant", "poisson"),
+        default="constant",
+        help="how requests of a rate are spread over time; default: constant",
+    )
+    group.add_argument(
+        "--max-threads",
+        type=words.whole(1, MOST_WORKERS),
+        default=16,
+        metavar="N",
+        help="requests under way at most at a rate; default: 16",
+    )
+    group.add_argument("--streams", type=words.whole(1, 64), default=1, metavar="N", help="cameras, all alike")
+    group.add_argument("--frame-size", type=words.size, default=(640, 480), metavar="WxH", help="default: 640x480")
+
+
+def _add_connection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-i", "--protocol", choices=PROTOCOLS, default="grpc", help="default: grpc")
+    group.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC")
+    group.add_argument(
+        "--url", default="http://127.0.0.1:8000", type=lambda text: text.rstrip("/"), help="the server's HTTP"
+    )
+    group.add_argument(
+        "--metrics-url",
+        default="",
+        metavar="URL",
+        help="Prometheus page of a server elsewhere, for its processor time and memory: http://HOST:8002/metrics",
+    )
+    group.add_argument("--timeout", type=words.number(0.01), default=30.0, metavar="S", help="for each answer")
+    words.add_tls_options(group)

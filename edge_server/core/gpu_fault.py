@@ -1,0 +1,99 @@
+"""What a runtime's error says about the GPU it ran on. Pure: reads words.
+
+The words are those of CUDA's runtime and driver (cudaGetErrorString, CUresult's names and numbers), as ONNX Runtime
+("CUDA failure 719: unspecified launch failure ; GPU=0 ; ..."), TensorRT, cuDNN, cuBLAS and PyTorch quote them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from edge_server.errors import EdgeServerError, OutOfMemory, SessionLost
+
+
+class GpuFault(enum.Enum):
+    """`DEVICE_LOST`: the GPU is gone, or needs a reset. `STICKY`: the GPU may be well, but CUDA's context in this
+    process is not, and every later call fails. `OUT_OF_MEMORY`: this one allocation failed."""
+
+    DEVICE_LOST = "lost"
+    STICKY = "sticky"
+    OUT_OF_MEMORY = "out of memory"
+
+    @property
+    def takes_device(self) -> bool:
+        """Whether nothing runs on the device any more in this process."""
+        return self is not GpuFault.OUT_OF_MEMORY
+
+
+_LOST_CODES = frozenset((46, 100, 101, 214, 220))
+_STICKY_CODES = frozenset((700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721))
+"""CUresult and cudaError_t, which have the same numbers here."""
+
+_CODE = re.compile(r"\bcuda(?: runtime| driver)? (?:failure|error)[ :]+(\d{1,4})\b")
+
+_LOST_WORDS = (
+    "gpu is lost",
+    "fallen off the bus",
+    "no cuda-capable device",
+    "cuda_error_no_device",
+    "cudaerrornodevice",
+    "cuda-capable device(s) is/are busy or unavailable",
+    "cuda_error_device_unavailable",
+    "cudaerrordevicesunavailable",
+    "uncorrectable ecc",
+    "cuda_error_ecc_uncorrectable",
+    "cudaerroreccuncorrectable",
+)
+_STICKY_WORDS = (
+    "illegal memory access",
+    "cuda_error_illegal_address",
+    "cudaerrorillegaladdress",
+    "unspecified launch failure",
+    "cuda_error_launch_failed",
+    "cudaerrorlaunchfailure",
+    "launch timed out and was terminated",
+    "cuda_error_launch_timeout",
+    "cudaerrorlaunchtimeout",
+    "device-side assert",
+    "cuda_error_assert",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "hardware stack error",
+    "invalid program counter",
+    "cuda_error_context_is_destroyed",
+    "cudnn_status_execution_failed",
+    "cublas_status_execution_failed",
+)
+_MEMORY_WORDS = (
+    "out of memory",
+    "out_of_memory",
+    "cudaerrormemoryallocation",
+    "failed to allocate memory for requested buffer",
+    "available memory of",
+    "cudnn_status_alloc_failed",
+    "cublas_status_alloc_failed",
+    "outofmemory",
+)
+
+_DEVICE = re.compile(r"\bgpu=(\d{1,3})\b")
+
+
+def classify(error: EdgeServerError) -> GpuFault | None:
+    """Return what an error of a run on a GPU says about it, None when it is about something else."""
+    said = error.message.lower()
+    code = _CODE.search(said)
+    number = int(code[1]) if code else 0
+    if number in _LOST_CODES or any(words in said for words in _LOST_WORDS):
+        return GpuFault.DEVICE_LOST
+    if isinstance(error, SessionLost) or number in _STICKY_CODES or any(words in said for words in _STICKY_WORDS):
+        return GpuFault.STICKY
+    if isinstance(error, OutOfMemory) or number == 2 or any(words in said for words in _MEMORY_WORDS):
+        return GpuFault.OUT_OF_MEMORY
+    return None
+
+
+def device_in(error: EdgeServerError) -> int | None:
+    """Return the number of the GPU that the words name, as ONNX Runtime's do; None when they name none."""
+    found = _DEVICE.search(error.message.lower())
+    return int(found[1]) if found else None

@@ -1,0 +1,112 @@
+"""Whether the user that the server runs as may open the devices of the GPUs that the box has."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.doctor.finding import Finding, Level
+from edge_server.governor.sensors.files import Files
+
+_SECTION = "permissions"
+
+_NODES: tuple[tuple[str, str], ...] = (
+    ("/dev", r"nvmap|nvhost-(ctrl|gpu|as-gpu|ctrl-gpu)|nvidia\d+|nvidiactl|nvidia-uvm"),
+    ("/dev/nvgpu/igpu0", r"ctrl|as|channel|tsg|sched|power|prof|dbg|nvsched|ctxsw"),
+    ("/dev/dri", r"renderD\d+"),
+)
+"""Folder -> names of devices that computing on a GPU opens; display and camera nodes are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who opens the devices. `is_me`: this process's own user, of whom the kernel itself can be asked."""
+
+    name: str
+    uid: int
+    gids: frozenset[int]
+    is_me: bool
+
+    def may_open(self, path: Path) -> bool:
+        """Return whether it may read and write; by the mode alone for another user, access lists left aside."""
+        if self.is_me:
+            return os.access(path, os.R_OK | os.W_OK)
+        if self.uid == 0:
+            return True
+        found = path.stat()
+        if found.st_uid == self.uid:
+            wanted = stat.S_IRUSR | stat.S_IWUSR
+        elif found.st_gid in self.gids:
+            wanted = stat.S_IRGRP | stat.S_IWGRP
+        else:
+            wanted = stat.S_IROTH | stat.S_IWOTH
+        return found.st_mode & wanted == wanted
+
+
+def find_user(name: str) -> User:
+    """Return a user by name; "" is this process's. Raises KeyError."""
+    if not name:
+        uid = os.geteuid()
+        gids = frozenset({*os.getgroups(), os.getegid()})
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = str(uid)
+        return User(name, uid, gids, is_me=True)
+    entry = pwd.getpwnam(name)
+    gids = frozenset(os.getgrouplist(name, entry.pw_gid))
+    return User(
+        name, entry.pw_uid, gids, is_me=entry.pw_uid == os.geteuid() and gids <= {*os.getgroups(), os.getegid()}
+    )
+
+
+def permissions(files: Files, root: Path, user: User, *, is_jetson: bool) -> Iterator[Finding]:
+    """Say of each device of a GPU whether the user may open it."""
+    nodes = [f"{folder}/{name}" for folder, pattern in _NODES for name in files.names(folder, pattern)]
+    closed: dict[str, list[str]] = {}
+    for node in nodes:
+        path = root / node.lstrip("/")
+        if not user.may_open(path):
+            closed.setdefault(_group(path), []).append(node)
+    opened = len(nodes) - sum(map(len, closed.values()))
+    if is_jetson and "/dev/nvmap" not in nodes:
+        advice = (
+            "in a container, start it with --runtime=nvidia; else the GPU's driver is not loaded: dmesg | grep nvgpu"
+        )
+        yield Finding(_SECTION, "/dev/nvmap", "is not there: no CUDA on this board", Level.WARNING, advice)
+    if opened:
+        yield Finding(_SECTION, "devices", f"user {user.name} may open {opened} of {len(nodes)} devices of GPUs")
+    elif not nodes:
+        yield Finding(_SECTION, "devices", "this box has no devices of GPUs: models run on its processor")
+    for group, paths in sorted(closed.items()):
+        yield Finding(_SECTION, _shown(paths), f"user {user.name} may not open it", Level.WARNING, _advice(group, user))
+
+
+def _group(path: Path) -> str:
+    """Return the group that may open a device, "" where none may."""
+    found = path.stat()
+    both = stat.S_IRGRP | stat.S_IWGRP
+    if found.st_mode & both != both or found.st_gid == 0:
+        return ""
+    try:
+        return grp.getgrgid(found.st_gid).gr_name
+    except KeyError:
+        return str(found.st_gid)
+
+
+def _advice(group: str, user: User) -> str:
+    if not group:
+        return "no group may open it: install jetson/udev.rules, or the driver's own rules, and run udevadm trigger"
+    return (
+        f"sudo usermod --append --groups {group} {user.name}, then log in anew; in a unit, "
+        f"SupplementaryGroups={group}; in a container, --group-add {group}"
+    )
+
+
+def _shown(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"

@@ -1,0 +1,105 @@
+"""Which runtimes there are, with versions or the reason why not, and which is the fastest for a sample model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from edge_server.backends import backend_names
+from edge_server.doctor.finding import Finding, Level
+
+_SECTION = "runtimes"
+_PATIENCE_S = 120.0
+"""How long one runtime may take to be imported and to run the sample; TensorRT builds an engine first."""
+
+_BUILT_IN = ("c_abi", "ensemble", "identity", "python", "repeat", "square", "stub")
+_ALIASES = ("fil", "tflite")
+_DISTRIBUTIONS = {
+    "forest": "treelite",
+    "litert": "ai-edge-litert",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "pytorch": "torch",
+    "tensorrt": "tensorrt",
+}
+"""Backend -> the distribution whose version stands for it where the backend does not tell one."""
+
+Probe = Callable[[str], Mapping[str, Any]]
+
+
+def runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | None = None) -> Iterator[Finding]:
+    """Try each runtime. `packages` are NVIDIA's that the system has installed."""
+    probe = probe or run_probe
+    names = [name for name in backend_names() if name not in (*_BUILT_IN, *_ALIASES)]
+    found = {name: probe(name) for name in sorted(names)}
+    for name, answer in found.items():
+        yield _finding(name, answer, packages, is_jetson=is_jetson)
+    works = [name for name, answer in found.items() if "problem" not in answer]
+    if not works:
+        text = "no runtime works: only models in Python and the built-in ones can be served"
+        yield Finding(_SECTION, "all", text, Level.PROBLEM, "pip install 'edge-server[cpu]' into this environment")
+    timed = {name: float(answer["ms"]) for name, answer in found.items() if "ms" in answer}
+    if timed:
+        best = min(timed, key=lambda name: timed[name])
+        told = ", ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(timed.items(), key=lambda item: item[1]))
+        yield Finding(_SECTION, "fastest", f"{best}: a small convolutional net, FP32, one picture at a time: {told}")
+
+
+def run_probe(name: str) -> Mapping[str, Any]:
+    """Try one runtime in a process of its own; {"problem"} also for one that ends its process or does not come back."""
+    command = [sys.executable, "-m", "edge_server.doctor.probe", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"problem": f"it did not come back within {_PATIENCE_S:g} s", "is_broken": True}
+    if done.returncode < 0:
+        ended = signal.Signals(-done.returncode).name
+        return {"problem": f"it ended its process with {ended}", "is_broken": True}
+    try:
+        answer: Mapping[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+        return {"problem": f"the trial ended with {done.returncode}: {last[0]}", "is_broken": True}
+    return answer
+
+
+def _finding(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], *, is_jetson: bool) -> Finding:
+    if "problem" in answer:
+        return _missing(name, answer, packages, is_jetson=is_jetson)
+    if "ms" in answer:
+        text = f"{answer['runtime']} on {answer['device']}, {answer['precision']}"
+        return Finding(_SECTION, name, text)
+    if "sample_problem" in answer:
+        text = f"{_version(name)}, but it does not run the sample model: {answer['sample_problem']}"
+        return Finding(_SECTION, name, text, Level.WARNING, "edge-server check on a model of your own tells more")
+    return Finding(_SECTION, name, _version(name))
+
+
+def _missing(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], *, is_jetson: bool) -> Finding:
+    why = str(answer["problem"])
+    if answer.get("is_broken"):
+        advice = "it was built for another processor or another library: install the version of the hardware's maker"
+        return Finding(_SECTION, name, f"does not work: {why}", Level.WARNING, advice)
+    if name == "tensorrt" and is_jetson:
+        version = packages.get("python3-libnvinfer")
+        if version:
+            advice = (
+                f"TensorRT {version} is installed, and this Python does not see it: make the environment with "
+                "/usr/bin/python3 -m venv --system-site-packages, as jetson/install.sh does"
+            )
+        else:
+            advice = "sudo apt-get install python3-libnvinfer"
+        return Finding(_SECTION, name, f"not to be had: {why}", Level.WARNING, advice)
+    return Finding(_SECTION, name, f"not to be had: {why}", Level.NOTE)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(_DISTRIBUTIONS[name])
+    except (importlib.metadata.PackageNotFoundError, KeyError):
+        return "works"

@@ -1,0 +1,53 @@
+"""The works of a box that builds engines, made by the composition root where chance.py finds that it can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_server.config import EngineConfig
+from edge_server.engines.box import read_box
+from edge_server.engines.cache import CacheFault, EngineCache
+from edge_server.engines.child import Bounds
+from edge_server.engines.works import Announce, EngineWorks, ServingSide
+from edge_server.serving.manager import Manager
+from edge_server.serving.served import ServedVersion
+
+log = logging.getLogger(__name__)
+
+_LEAST_FLOOR_MB = 128
+
+
+def make_works(
+    config: EngineConfig,
+    manager: Manager,
+    announce: Announce,
+    may_build: Callable[[], str],
+    *,
+    floor_mb: int,
+    root: Path,
+) -> EngineWorks | None:
+    """Make the works; None when engines cannot be kept, which is logged. `root` is where the box's files are."""
+    cache = EngineCache(Path(config.cache_dir), config.cache_limit_mb << 20)
+    try:
+        cache.open()
+    except CacheFault as error:
+        log.warning("%s; --engine-cache-dir names another folder. ONNX models are served by other runtimes", error)
+        return None
+
+    def serving(name: str, version: int) -> ServedVersion | None:
+        return next((item for item in manager.ready_versions(name) if item.version == version), None)
+
+    return EngineWorks(
+        cache,
+        read_box(root),
+        Bounds(config.build_timeout_s, config.build_memory_mb << 20, max(floor_mb, _LEAST_FLOOR_MB) << 20),
+        ServingSide(
+            serving=serving,
+            is_settled=lambda name: manager.wait_settled([name], 0),
+            renew=manager.renew,
+            may_build=may_build,
+            announce=announce,
+        ),
+    )

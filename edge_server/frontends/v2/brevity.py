@@ -1,0 +1,38 @@
+"""Which models are so brief that the thread which reads requests may run them itself."""
+
+from __future__ import annotations
+
+import time
+
+BRIEF_NS = 300_000
+"""A run below this costs the requests behind it less than handing it to another thread costs everybody."""
+
+COMPUTES_ONLY = frozenset(
+    {"onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "forest", "litert", "pytorch", "identity", "square"}
+)
+"""Backends that never wait for an answer of this server, as a program of a user's may: they cannot lock up the one
+event loop that would have to bring it."""
+
+_WEIGHT = 0.2
+_MOST_MODELS = 4096
+
+
+class Brevity:
+    """Learns how long models take from when their runs began and their answers came. A model is not brief until it
+    was seen to be. Used by several threads; a lost update is made up for by the next request."""
+
+    def __init__(self) -> None:
+        self._mean_ns: dict[str, float] = {}
+
+    def is_brief(self, model: str) -> bool:
+        return self._mean_ns.get(model, BRIEF_NS) < BRIEF_NS
+
+    def note(self, model: str, started_ns: int) -> None:
+        """Count an answer that has just come of a run that began at `started_ns` (time.monotonic_ns; 0: unknown)."""
+        if not started_ns:
+            return
+        took_ns = time.monotonic_ns() - started_ns
+        mean_ns = self._mean_ns.get(model)
+        if mean_ns is None and len(self._mean_ns) >= _MOST_MODELS:
+            self._mean_ns.clear()
+        self._mean_ns[model] = took_ns if mean_ns is None else mean_ns + _WEIGHT * (took_ns - mean_ns)

@@ -1,0 +1,155 @@
+"""Engines for candidates: found in the server's cache, or built in a process apart with its progress told.
+
+An engine that comes to be used is put into the cache once its answers were found close enough, so that the server
+that is started next finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edge_server.backends.tensorrt import cuda
+from edge_server.backends.tensorrt.adapter import load_library
+from edge_server.backends.tensorrt.building import PLAN
+from edge_server.backends.tensorrt.order import order_of, order_to_json
+from edge_server.core.engine import EngineFile, EngineOrder
+from edge_server.core.message import Request, ResponseSink
+from edge_server.core.metric import MetricSource
+from edge_server.core.model import ModelFile, ModelSpec
+from edge_server.engines.box import read_box
+from edge_server.engines.cache import CacheFault, EngineCache
+from edge_server.engines.child import Bounds, Orders, run_child
+from edge_server.engines.key import EngineKey, FileHashes, key_of
+from edge_server.errors import LoadError, Unsupported
+
+
+class BuiltNotRun(Exception):
+    """The engine was built; says why it cannot be run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A built engine that is not in the cache yet."""
+
+    cache: EngineCache
+    key: EngineKey
+    facts: Mapping[str, object]
+
+
+class EngineDesk:
+    """Has the engine of one version ready when its backend asks for it."""
+
+    def __init__(
+        self, spec: ModelSpec, file: ModelFile, job: Mapping[str, Any], progress: Callable[[str, float], None]
+    ) -> None:
+        self._spec = spec
+        self._file = file
+        self._progress = progress
+        self._scratch = Path(job["scratch"])
+        self._cache_dir = Path(job["engine_cache"])
+        self._timeout_s = float(job["build_timeout_s"])
+        self._parent: int = job["parent"]
+        self._built: _Kept | None = None
+
+    def ready(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
+        """Return what gives the backend its engine. Raises LoadError; BuiltNotRun where there is nothing to run it."""
+        library = load_library(self._spec.backend)
+        order = order_of(self._spec, self._file, device_id or 0, library.name, library.version, settings)
+        missing = cuda.missing()
+        if missing:
+            self._build(order, self._scratch, (0, 0), self._scratch / "timing.cache", 0)
+            raise BuiltNotRun(f"built, not run: {missing}")
+        try:
+            return _EngineServer(self._find_or_build(order))
+        except (CacheFault, OSError) as error:
+            raise LoadError(f"model '{order.model}': {error}") from error
+
+    def keep(self, difference: float, reference: str) -> bool:
+        """Put the engine into the server's cache; False when it was there, or there is none."""
+        if self._built is None:
+            return False
+        built, self._built = self._built, None
+        try:
+            built.cache.commit(built.key, {**built.facts, "difference": difference, "compared_with": reference})
+        except CacheFault as error:
+            raise LoadError(str(error)) from error
+        return True
+
+    def _find_or_build(self, order: EngineOrder) -> EngineFile:
+        cache = EngineCache(self._cache_dir)
+        cache.open()
+        device = cuda.devices()[order.device_id]
+        key = key_of(order, device, read_box(), FileHashes())
+        found = cache.find(key)
+        if found is not None:
+            return EngineFile(found.plan, key.digest, lambda reason: cache.drop(key))
+        folder = cache.work_folder(key)
+        facts = cache.built(key)
+        if facts is None:
+            pool = device.total_bytes // 8 if device.is_integrated else 0
+            facts = self._build(order, folder, device.capability, cache.timing_file(key), pool)
+            cache.note_built(key, facts)
+        self._built = _Kept(cache, key, {**facts, "tolerance": order.tolerance})
+        return EngineFile(folder / PLAN, key.digest, lambda reason: cache.drop(key))
+
+    def _build(
+        self, order: EngineOrder, folder: Path, capability: tuple[int, int], timing: Path, pool: int
+    ) -> dict[str, object]:
+        """Build the engine; return what the cache notes of it. Raises LoadError."""
+        job = {
+            "task": "build",
+            "order": order_to_json(order),
+            "folder": str(folder),
+            "capability": list(capability),
+            "timing_cache": str(timing),
+            "pool_bytes": pool,
+        }
+        orders = Orders(
+            should_cancel=lambda: "", should_pause=lambda: "", report=self._progress, paused=lambda why: None
+        )
+        outcome = run_child(job, Bounds(self._timeout_s), orders)
+        if outcome.end != "built":
+            raise LoadError(f"model '{order.model}': no engine was built: {outcome.reason}")
+        return {
+            "model": order.model,
+            "version": order.version,
+            "path": str(order.path),
+            "profiles": order.recipe()["profiles"],
+            "plan_sha256": outcome.facts["plan_sha256"],
+            "bytes": outcome.facts["bytes"],
+            "took_s": outcome.facts["seconds"],
+        }
+
+
+class _EngineServer:
+    """What a session may ask of a server, where there is only an engine."""
+
+    def __init__(self, engine: EngineFile) -> None:
+        self._engine = engine
+
+    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+        return self._engine
+
+    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> NoReturn:
+        raise _alone()
+
+    def model_spec(self, name: str, version: int | None) -> NoReturn:
+        raise _alone()
+
+    def is_model_ready(self, name: str, version: int | None) -> bool:
+        return False
+
+    def load_model(self, name: str, config_json: str | None, files: Mapping[str, bytes] | None) -> NoReturn:
+        raise _alone()
+
+    def unload_model(self, name: str, *, unload_dependents: bool = False) -> NoReturn:
+        raise _alone()
+
+    def add_metrics(self, source: MetricSource) -> None: ...
+
+
+def _alone() -> Unsupported:
+    return Unsupported("there is no server around a candidate")

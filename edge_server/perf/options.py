@@ -1,0 +1,206 @@
+"""What the commands that measure are told on their command lines: words to values, with errors that say how."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_server.client import Tls
+from edge_server.errors import InvalidRequest
+from edge_server.perf.inputs import InputWish
+from edge_server.perf.measure import Patience
+
+_MOST_LEVELS = 100
+
+
+def add_input_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--input-data",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="random (default), zero, a .json file in perf_analyzer's form, an .npz file, NAME=FILE.npy. Repeatable.",
+    )
+    group.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        type=shape,
+        metavar="NAME:N,N",
+        help="shape of an input without its batch dimension, where the model leaves it open. Repeatable.",
+    )
+    group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of everything that is random")
+
+
+def input_wish(options: argparse.Namespace, batch: int) -> InputWish:
+    kinds = [word for word in options.input_data if word in ("random", "zero")]
+    files = []
+    for word in options.input_data:
+        if word not in ("random", "zero"):
+            name, separator, path = word.partition("=")
+            files.append((name, Path(path)) if separator else ("", Path(word)))
+    return InputWish(kinds[-1] if kinds else "random", batch, dict(options.shape), tuple(files), options.seed)
+
+
+def add_patience_options(group: argparse._ArgumentGroup, window_ms: int) -> None:
+    group.add_argument(
+        "--measurement-interval",
+        type=whole(10, 600_000),
+        default=window_ms,
+        metavar="MS",
+        help=f"length of a window, of which three must agree; default: {window_ms}",
+    )
+    group.add_argument(
+        "--measurement-request-count",
+        type=whole(1),
+        default=20,
+        metavar="N",
+        help="a window is prolonged, to ten times its length at most, until it holds so many answers; default: 20",
+    )
+    group.add_argument(
+        "--stability-percentage",
+        type=number(0.1, 1000),
+        default=10.0,
+        metavar="P",
+        help="how far windows may lie from their mean; default: 10",
+    )
+    group.add_argument(
+        "--max-trials", type=whole(1, 1000), default=10, metavar="N", help="windows at most; default: 10"
+    )
+
+
+def patience_of(options: argparse.Namespace) -> Patience:
+    return Patience(
+        options.measurement_interval / 1000,
+        options.measurement_request_count,
+        options.stability_percentage / 100,
+        options.max_trials,
+    )
+
+
+def add_tls_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        type=header,
+        metavar="KEY=VALUE",
+        help="header or metadata to send along: the key of a restricted API. Repeatable.",
+    )
+    group.add_argument("--tls", action="store_true", help="gRPC: encrypt, and trust whom this machine trusts")
+    group.add_argument("--tls-root", type=Path, metavar="FILE", help="gRPC: encrypt, trust this certificate (PEM)")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of this client (PEM)")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+
+
+def tls_of(options: argparse.Namespace) -> Tls | None:
+    """Raises InvalidRequest when a file cannot be read."""
+    if not (options.tls or options.tls_root or options.tls_cert):
+        return None
+    tls = Tls(options.tls_root or "", options.tls_cert or "", options.tls_key or "")
+    try:
+        tls.credentials()
+    except OSError as error:
+        raise InvalidRequest(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return tls
+
+
+def levels(least: float, most: float, *, is_whole: bool) -> Callable[[str], list[float]]:
+    """Return a reader of START[:END[:STEP]] and lists a,b,c. STEP may be xN: each level is N times the one before."""
+
+    def read(text: str) -> list[float]:
+        try:
+            found = _levels(text)
+        except ValueError:
+            found = []
+        if not found or not all(
+            math.isfinite(value) and least <= value <= most and not (is_whole and value % 1) for value in found
+        ):
+            kind = "whole numbers" if is_whole else "numbers"
+            raise argparse.ArgumentTypeError(
+                f"expected N, N,N,N or START:END[:STEP|:xFACTOR] of {kind} from {least:g} to {most:g}, at most"
+                f" {_MOST_LEVELS} of them, got '{text}'"
+            )
+        return found
+
+    return read
+
+
+def _levels(text: str) -> list[float]:
+    if ":" not in text:
+        found = [float(word) for word in text.split(",")]
+        return found if len(found) <= _MOST_LEVELS else []
+    start, end, step, *rest = [*text.split(":"), *(["1"] if text.count(":") == 1 else [])]
+    if rest:
+        return []
+    grows, by = step.startswith("x"), float(step.removeprefix("x"))
+    if not (by > 1 if grows else by > 0) or not float(start) > 0:
+        return []
+    series = itertools.accumulate(
+        itertools.repeat(by), (lambda value, factor: value * factor) if grows else (lambda a, b: a + b),
+        initial=float(start),
+    )  # fmt: skip
+    found = list(itertools.islice(itertools.takewhile(lambda value: value <= float(end) * (1 + 1e-9), series), 101))
+    return found if len(found) <= _MOST_LEVELS else []
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, separator, dims = text.rpartition(":")
+    words = dims.split(",") if dims else []
+    if not separator or not name or not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise argparse.ArgumentTypeError(f"expected NAME:N,N,N, got '{text}'")
+    return name, tuple(int(word) for word in words)
+
+
+def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got '{text}'")
+        return int(text)
+
+    return read
+
+
+def number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not (math.isfinite(found) and least <= found <= most):
+            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got '{text}'")
+        return found
+
+    return read
+
+
+def size(text: str) -> tuple[int, int]:
+    words = text.lower().split("x")
+    if len(words) != 2 or not all(word.isascii() and word.isdigit() and 1 <= int(word[:6]) <= 16384 for word in words):
+        raise argparse.ArgumentTypeError(f"expected a size such as 640x480, got '{text}'")
+    return int(words[0]), int(words[1])
+
+
+def header(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not key or not separator or "\n" in text or "\r" in text:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
+    return key, value
+
+
+def read_intervals(path: Path) -> tuple[float, ...]:
+    """Read a trace: one interval in microseconds a line, as perf_analyzer does. Raises InvalidRequest."""
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        intervals = tuple(float(line) / 1e6 for line in lines)
+    except ValueError as error:
+        raise InvalidRequest(f"{path}: expected an interval in microseconds on each line: {error}") from None
+    if not intervals or not all(0 <= value < 3600 for value in intervals) or not math.fsum(intervals) > 0:
+        raise InvalidRequest(f"{path}: expected intervals in microseconds, from 0 to an hour and not all of them 0")
+    return intervals

@@ -1,0 +1,161 @@
+"""Running a batch of a sequence model: as any other, with the controls and states that no client sends."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_server.backends.base import Array, Execution, RequestSession, Session
+from edge_server.core.batch import BatchPlan
+from edge_server.core.message import NO_PARAMETERS, Parameter, Request
+from edge_server.core.model import ModelSpec
+from edge_server.core.sequence import SequenceEntry, Turn
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BackendError, EdgeServerError
+from edge_server.serving.counters import BatchTimes, Counters
+from edge_server.serving.execution import BatchExecutor, LiveExecution, Outlet
+from edge_server.serving.sequence_tensors import Controls, States, blank, step_of
+from edge_server.serving.ticket import Ticket
+
+
+class SequenceBatch(list[Ticket]):
+    """The tickets of a batch, and what their scheduler knows of them."""
+
+    def __init__(self, turn: Turn[Ticket]) -> None:
+        super().__init__(turn.items)
+        self.entries = turn.entries
+        self.row_count = turn.row_count
+
+    def clear(self) -> None:
+        super().clear()
+        self.entries = []
+
+
+class SequenceExecutor(BatchExecutor):
+    """Runs batches of one version. `states` must have been loaded by then."""
+
+    def __init__(
+        self, spec: ModelSpec, plan: BatchPlan, counters: Counters, outlet: Outlet, controls: Controls, states: States
+    ) -> None:
+        super().__init__(spec, plan, counters, outlet)
+        self._controls = controls
+        self._states = states
+        self._shape_tensors = frozenset(item.name for item in spec.inputs if item.is_shape_tensor)
+
+    def _compute(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
+        assert isinstance(batch, SequenceBatch)
+        plan, states, entries, row_count = self._plan, self._states, batch.entries, batch.row_count
+        requests = [ticket.request for ticket in batch]
+        states.begin(entries)
+        inputs = plan.gather(requests)
+        if len(batch) < row_count:
+            inputs = self._spread(inputs, entries, row_count)
+        inputs.update((name, tensor.array) for name, tensor in self._controls.tensors(entries, row_count).items())
+        inputs.update(states.gather(entries, row_count))
+        times.input_end_ns = time.monotonic_ns()
+        asked = plan.wanted(requests)
+        outputs = session.run(inputs, [*asked, *(name for name in states.outputs if name not in asked)])
+        times.infer_end_ns = time.monotonic_ns()
+        states.checked(outputs, row_count)
+        seen = {name: array for name, array in outputs.items() if name not in states.undeclared}
+        if len(batch) < row_count:
+            seen = self._picked(seen, entries, row_count)
+        answers = plan.scatter(seen, requests, [ticket.entry.rows for ticket in batch])
+        states.keep(outputs, entries)
+        times.end_ns = time.monotonic_ns()
+        return answers
+
+    def _spread(
+        self, inputs: Mapping[str, Array], entries: Sequence[SequenceEntry[Ticket]], row_count: int
+    ) -> dict[str, Array]:
+        """Return the inputs with each request's row where its sequence has its place, and zeros elsewhere."""
+        rows = [entry.row for entry in entries]
+        whole: dict[str, Array] = {}
+        for name, array in inputs.items():
+            if name in self._shape_tensors:
+                whole[name] = array
+                continue
+            whole[name] = np.zeros((row_count, *array.shape[1:]), array.dtype)
+            if array.dtype == DType.BYTES.numpy:
+                whole[name][:] = b""
+            whole[name][rows] = array
+        return whole
+
+    def _picked(
+        self, outputs: Mapping[str, Array], entries: Sequence[SequenceEntry[Ticket]], row_count: int
+    ) -> dict[str, Array]:
+        rows = [entry.row for entry in entries]
+        picked: dict[str, Array] = {}
+        for name, array in outputs.items():
+            declared = self._spec.output(name)
+            if declared is not None and declared.is_shape_tensor:
+                picked[name] = array
+            elif array.shape[:1] != (row_count,):
+                raise BackendError(
+                    f"model '{self._spec.name}' answered output '{name}' with shape {list(array.shape)} to a batch of "
+                    f"{row_count} rows"
+                )
+            else:
+                picked[name] = array[rows]
+        return picked
+
+    def _execute_requests(self, session: RequestSession, batch: list[Ticket]) -> None:
+        assert isinstance(batch, SequenceBatch)
+        if self._states:
+            words = f"model '{self._spec.name}': its runtime keeps states itself and takes none from the server"
+            self._fail(batch, BackendError(words), time.monotonic_ns())
+            self._outlet.release(batch)
+            return
+        super()._execute_requests(session, batch)
+
+    def _prepared(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
+        """Return the executions with the controls among their inputs, in the order of the rows; where the model takes
+        READY, with one for each row in which there is nothing to do."""
+        assert isinstance(batch, SequenceBatch)
+        tensors = self._controls.tensors(batch.entries, batch.row_count)
+        for execution, entry in zip(executions, batch.entries, strict=True):
+            inputs = {**execution.request.inputs, **self._row_of(tensors, entry.row)}
+            execution.request = dataclasses.replace(execution.request, inputs=inputs, sequence=step_of(entry))
+        if not self._controls.has_ready or len(executions) == batch.row_count:
+            return executions
+        first = executions[0].request
+        used = {entry.row: execution for entry, execution in zip(batch.entries, executions, strict=True)}
+        return [used.get(row) or IdleRow(first, self._row_of(tensors, row)) for row in range(batch.row_count)]
+
+    def _row_of(self, tensors: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+        return {name: Tensor(name, tensor.dtype, tensor.array[row : row + 1]) for name, tensor in tensors.items()}
+
+
+class IdleRow:
+    """What a session of requests is given for a row that no sequence uses now. Its answer goes nowhere."""
+
+    def __init__(self, like: Request, controls: Mapping[str, Tensor]) -> None:
+        inputs = {
+            name: Tensor(name, tensor.dtype, blank(tensor.dtype, tensor.array.shape))
+            for name, tensor in like.inputs.items()
+        }
+        self.request = Request(like.model, {**inputs, **controls}, like.version)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def send(
+        self,
+        outputs: Mapping[str, Array],
+        *,
+        is_final: bool = False,
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+    ) -> None:
+        pass
+
+    def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def reschedule(self) -> None:
+        pass

@@ -1,0 +1,164 @@
+"""Tests of real hardware: what hardware there is, the report, and an installed server to ask."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hil_report import Report
+from hil_server import ServerProcess, running
+
+FORCED = os.environ.get("EDGE_HIL_FORCE", "")
+COMPATIBLE = Path("/proc/device-tree/compatible")
+REPORT: pytest.StashKey[Report] = pytest.StashKey()
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """`kind`: "jetson", "nvidia", "cpu" (forced) or "" (none). `is_short`: prove the tests, not the box."""
+
+    kind: str
+    name: str
+
+    @property
+    def is_short(self) -> bool:
+        return self.kind == "cpu"
+
+    @property
+    def has_cuda(self) -> bool:
+        return self.kind in ("jetson", "nvidia")
+
+
+def find_hardware() -> Hardware:
+    if FORCED == "cpu":
+        return Hardware("cpu", "the processor, because EDGE_HIL_FORCE=cpu says so")
+    if FORCED:
+        raise pytest.UsageError(f"EDGE_HIL_FORCE: expected cpu, given '{FORCED}'")
+    try:
+        chips = COMPATIBLE.read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        chips = []
+    if any(chip.startswith("nvidia,tegra") for chip in chips):
+        model = Path("/proc/device-tree/model").read_text(errors="replace").rstrip("\0")
+        return Hardware("jetson", model)
+    count, problem = cuda_devices()
+    if count:
+        return Hardware("nvidia", f"{count} GPU(s) of NVIDIA")
+    return Hardware("", f"needs a Jetson or an NVIDIA GPU: {problem}")
+
+
+def cuda_devices() -> tuple[int, str]:
+    """Return how many GPUs the driver has, and why there are none."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return 0, f"no driver ({error})"
+    status = int(cuda.cuInit(0))
+    if status:
+        return 0, f"cuInit failed with {status}"
+    count = ctypes.c_int()
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    return count.value, "the driver finds no device"
+
+
+HARDWARE = find_hardware()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--report", type=Path, help="folder for report.json and index.html")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[REPORT] = Report(hardware=HARDWARE.name, is_short=HARDWARE.is_short)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here not in item.path.parents:
+            continue
+        # A soak takes half an hour; pytest-timeout, where it is installed, is set for unit tests.
+        item.add_marker(pytest.mark.timeout(7200))
+        if not HARDWARE.kind:
+            item.add_marker(pytest.mark.skip(reason=HARDWARE.name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    made = yield
+    report = item.config.stash[REPORT]
+    if made.when == "call" or made.outcome != "passed":
+        reason = ""
+        if made.skipped:
+            reason = made.longrepr[2] if isinstance(made.longrepr, tuple) else str(made.longrepr)
+        elif made.failed:
+            reason = made.longreprtext[-4000:]
+        report.add_outcome(item.nodeid, made.outcome, reason, made.duration)
+    return made
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    folder = session.config.getoption("--report")
+    if folder is None:
+        return
+    report = session.config.stash[REPORT]
+    report.box = box_identity()
+    report.write(folder)
+    print(f"\nreport: {(folder / 'index.html').resolve()}")
+
+
+def box_identity() -> dict[str, Any]:
+    command = [sys.executable, "-m", "edge_server", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    try:
+        return dict(json.loads(done.stdout))
+    except ValueError:
+        return {"problem": f"edge-server doctor ended with {done.returncode}: {done.stderr[-400:]}"}
+
+
+@pytest.fixture(scope="session")
+def hardware() -> Hardware:
+    return HARDWARE
+
+
+class Measure:
+    """Notes figures of one test in the report."""
+
+    def __init__(self, report: Report, test: str) -> None:
+        self._report = report
+        self._test = test
+
+    def value(self, name: str, value: float, unit: str) -> None:
+        self._report.add_value(self._test, name, value, unit)
+
+    def series(self, name: str, points: list[tuple[float, float]], unit: str, x: str = "s") -> None:
+        """Note a curve: x, y."""
+        self._report.add_series(self._test, name, points, unit, x)
+
+
+@pytest.fixture
+def measure(request: pytest.FixtureRequest) -> Measure:
+    return Measure(request.config.stash[REPORT], request.node.nodeid)
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., AbstractContextManager[ServerProcess]]:
+    """`with serve(repository, *flags) as server:`"""
+    return running
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Path:
+    return Path(__file__).parent.parent / "model_repository"

@@ -1,0 +1,73 @@
+"""Every runtime, in every precision that it offers, gives what the reference gives, within what the precision allows.
+
+The reference is ONNX Runtime on the processor in f32, or OpenVINO where that is not installed, asked through the same
+server for the same picture.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+MODEL = "efficientnet_lite0"
+INPUT_SHAPE = (1, 3, 224, 224)
+
+RUNTIMES = ("onnxruntime", "openvino", "tensorrt")
+
+LEAST_COSINE = {"f32": 0.99999, "f16": 0.9995, "bf16": 0.995}
+"""Of the two vectors of probabilities. f16 keeps 11 bits of a number, bf16 8."""
+MOST_DIFFERENCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 8e-2}
+"""Of any probability."""
+
+
+def repository(folder: Path, bundled: Path, variants: dict[str, tuple[str, str]]) -> Path:
+    """Write the bundled classifier once for each name -> (backend, precision), without pictures and labels."""
+    for name, (backend, precision) in variants.items():
+        (folder / name / "1").mkdir(parents=True)
+        shutil.copy(bundled / MODEL / "1/model.onnx", folder / name / "1/model.onnx")
+        (folder / name / "config.pbtxt").write_text(
+            f'backend: "{backend}"\nparameters {{ key: "precision" value {{ string_value: "{precision}" }} }}\n'
+        )
+    return folder
+
+
+@pytest.mark.parametrize("precision", list(LEAST_COSINE))
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_runtime_gives_what_the_reference_gives(
+    serve: Any, measure: Any, hardware: Any, bundled: Path, tmp_path: Path, runtime: str, precision: str
+) -> None:
+    if importlib.util.find_spec(runtime) is None:
+        pytest.skip(f"{runtime} is not installed")
+    if runtime == "tensorrt" and not hardware.has_cuda:
+        pytest.skip("TensorRT needs a GPU")
+    base = "onnxruntime" if importlib.util.find_spec("onnxruntime") else "openvino"
+    variants = {"reference": (base, "f32"), "tried": (runtime, precision)}
+    folder = repository(tmp_path, bundled, variants)
+    with serve(folder, "--strict-readiness=false") as server:
+        index = {item["name"]: item for item in server.get("/edge/v1/models")["models"]}
+        if "tried" not in index:
+            reason = next(line for line in server.log().splitlines() if "tried" in line)
+            if precision == "f32":
+                pytest.fail(reason)
+            pytest.skip(f"{runtime} does not offer {precision} here: {reason[-300:]}")
+        images = [np.random.default_rng(seed).standard_normal(INPUT_SHAPE).astype(np.float32) for seed in range(4)]
+        name = server.get(f"/v2/models/{'tried'}")["inputs"][0]["name"]
+        took = []
+        for image in images:
+            (wanted,) = server.infer("reference", {name: image}).values()
+            began_s = time.perf_counter()
+            (given,) = server.infer("tried", {name: image}).values()
+            took.append((time.perf_counter() - began_s) * 1000)
+            cosine = float((wanted * given).sum() / np.linalg.norm(wanted) / np.linalg.norm(given))
+            assert np.isfinite(given).all()
+            assert cosine >= LEAST_COSINE[precision]
+            assert float(np.abs(wanted - given).max()) <= MOST_DIFFERENCE[precision]
+        measure.value(f"{runtime} {precision}: cosine to the reference", cosine, "")
+        measure.value(f"{runtime} {precision}: largest difference", float(np.abs(wanted - given).max()), "")
+        measure.value(f"{runtime} {precision}: an answer took", min(took), "ms")

@@ -1,0 +1,172 @@
+"""On a box with an NVIDIA GPU and a TensorRT: engines built there answer as onnxruntime does. Skips elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends import load_backend
+from edge_server.backends.base import ModelFile, OpenJob, Session
+from edge_server.backends.tensorrt import cuda
+from edge_server.backends.tensorrt.adapter import load_library
+from edge_server.backends.tensorrt.building import Site, build
+from edge_server.backends.tensorrt.order import TOLERANCES
+from edge_server.backends.tensorrt.verify import difference
+from edge_server.core.engine import EngineOrder, Profile, Range
+from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError
+
+CLASSIFIER = Path(__file__).parent.parent / "model_repository" / "efficientnet_lite0" / "1" / "model.onnx"
+INSTALLED = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
+REASON = cuda.missing() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
+
+pytestmark = pytest.mark.skipif(bool(REASON), reason=f"needs a GPU and TensorRT: {REASON}")
+
+
+@pytest.fixture(params=INSTALLED or ["tensorrt"])
+def library(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def profile(*rows: int) -> Profile:
+    least, best, most = ((count, 3, 224, 224) for count in rows)
+    return {"input": Range(least, best, most)}
+
+
+@pytest.fixture
+def plan(library: str, tmp_path: Path) -> Callable[..., ModelFile]:
+    """Return a function that builds an engine on this GPU."""
+
+    def make(onnx: Path = CLASSIFIER, *profiles: Profile, precision: str = "fp32") -> ModelFile:
+        loaded = load_library(library)
+        order = EngineOrder("hil", 1, onnx, library, loaded.version, 0, precision, profiles or (profile(1, 4, 8),))
+        folder = tmp_path / "hil" / "1"
+        site = Site(folder, cuda.devices()[0].capability, tmp_path / "timing.cache")
+        built = build(order, site, loaded, lambda phase, percent: None, lambda: False)
+        return ModelFile(built.plan, tmp_path / "hil", 1)
+
+    return make
+
+
+@pytest.fixture
+def open_it(library: str) -> Iterator[Callable[..., Session]]:
+    opened: list[Any] = []
+
+    def make(file: ModelFile, config: dict[str, Any] | None = None, **more: Any) -> Session:
+        given: dict[str, Any] = {
+            "max_batch_size": 8,
+            "inputs": (InputSpec("input", DType.FP32, (3, 224, 224)),),
+            "outputs": (OutputSpec("probabilities", DType.FP32, (1000,)),),
+            **more,
+        }
+        spec = ModelSpec(
+            name="hil", backend=library, platform="", config_json=json.dumps(config or {}),
+            instance_groups=(InstanceGroup("hil", InstanceKind.GPU, 1, (0,)),), **given,
+        )  # fmt: skip
+        opened.append(load_backend(library).open(OpenJob(spec, file, "hil_0_0", 0)))
+        session: Session = opened[-1]
+        return session
+
+    yield make
+    for session in opened:
+        session.close()
+
+
+def pictures(rows: int) -> np.ndarray:
+    return np.random.default_rng(rows).random((rows, 3, 224, 224), np.float32) * 2 - 1
+
+
+def expected(inputs: dict[str, np.ndarray], path: Path = CLASSIFIER) -> list[np.ndarray]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    found: list[np.ndarray] = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(
+        None, inputs
+    )
+    return found
+
+
+def check(session: Session, rows: int, tolerance: float = TOLERANCES["fp32"]) -> None:
+    given = {"input": pictures(rows)}
+    answer = session.run(given, ["probabilities"])["probabilities"]
+    assert difference(answer, expected(given)[0]) <= tolerance
+
+
+def test_answers_are_those_of_onnxruntime(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
+    session = open_it(plan())
+    for rows in (1, 3, 8, 2):
+        check(session, rows)
+
+
+def test_half_precision_stays_within_its_tolerance(
+    library: str, plan: Callable[..., ModelFile], open_it: Callable[..., Session]
+) -> None:
+    if load_library(library).builds_types_of_file:
+        pytest.skip(f"{library} builds the types that the file has")
+    check(open_it(plan(precision="fp16")), 4, TOLERANCES["fp16"])
+
+
+def test_each_profile_takes_its_shapes(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
+    session = open_it(plan(CLASSIFIER, profile(1, 1, 2), profile(4, 8, 8)))
+    for rows in (1, 8, 2, 4):
+        check(session, rows)
+    with pytest.raises(BackendError, match="no profile of the engine takes"):
+        session.run({"input": pictures(3)}, ["probabilities"])
+
+
+def test_graphs_answer_as_launches_do(plan: Callable[..., ModelFile], open_it: Callable[..., Session]) -> None:
+    sizes = [{"batch_size": 1}, {"batch_size": 4}]
+    session = open_it(plan(), {"optimization": {"cuda": {"graphs": True, "graph_spec": sizes}}})
+    for rows in (1, 2, 3, 4, 7, 1):
+        check(session, rows)
+
+
+def test_an_output_whose_size_depends_on_the_data_comes_whole(
+    library: str, plan: Callable[..., ModelFile], open_it: Callable[..., Session], tmp_path: Path
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    if library != "tensorrt":
+        pytest.skip("TensorRT for RTX has no NonZero")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["X"], ["Y"])],
+        "finds",
+        [helper.make_tensor_value_info("X", kinds.FLOAT, [64])],
+        [helper.make_tensor_value_info("Y", kinds.INT64, [1, "found"])],
+    )
+    path = tmp_path / "finds.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    inputs, outputs = (InputSpec("X", DType.FP32, (64,)),), (OutputSpec("Y", DType.INT64, (1, -1)),)
+    session = open_it(plan(path, {}), max_batch_size=0, inputs=inputs, outputs=outputs)
+    for positions in ([3], list(range(0, 64, 2)), []):
+        given = np.zeros(64, "f4")
+        given[positions] = 1
+        np.testing.assert_array_equal(session.run({"X": given}, ["Y"])["Y"], [positions])
+
+
+def test_memory_of_the_gpu_is_given_back(plan: Callable[..., ModelFile], library: str) -> None:
+    file = plan()
+    context = cuda.driver().retain(0)
+
+    def cycle(count: int) -> int:
+        for _ in range(count):
+            spec = ModelSpec(
+                "hil", library, "", 8, (InputSpec("input", DType.FP32, (3, 224, 224)),),
+                (OutputSpec("probabilities", DType.FP32, (1000,)),), (InstanceGroup("hil", InstanceKind.GPU, 1, (0,)),),
+            )  # fmt: skip
+            session = load_backend(library).open(OpenJob(spec, file, "hil_0_0", 0))
+            assert isinstance(session, Session)
+            session.run({"input": pictures(1)}, ["probabilities"])
+            session.close()
+        with context.current():
+            return context.free_bytes()
+
+    before = cycle(3)
+    after = cycle(20)
+    context.close()
+    assert before - after < 16 << 20

@@ -1,0 +1,70 @@
+"""Every way to the driver does the same, shown on the driver that is compiled for the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.backends.tensorrt import cuda
+
+SCRIPT = """
+import sys
+from edge_server.backends.tensorrt import cuda
+found = cuda.driver()
+print(found.way, found.devices()[0])
+context = found.retain(0)
+with context.current():
+    stream, memory = context.make_stream(), context.allocate(100)
+    block = context.allocate_host(100, is_mapped=True)
+    block.array[:] = 7
+    context.copy_in(memory, block.address, 100, stream)
+    block.array[:] = 0
+    context.copy_out(block.address, memory, 100, stream)
+    context.synchronise(stream)
+    assert block.array.tolist() == [7] * 100 and block.device_address
+    assert context.free_bytes() == (1 << 33) - 100
+    context.begin_capture(stream)
+    assert context.end_capture(stream) == 0
+    try:
+        context.copy_in(memory, block.address, 101, stream)
+    except cuda.CudaFault as fault:
+        assert fault.is_context_lost and "ILLEGAL_ADDRESS" in str(fault), fault
+    else:
+        raise AssertionError("a copy past the end was taken")
+    context.free(memory)
+    context.free_host(block)
+    context.destroy_stream(stream)
+context.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "library"), [("cuda-python", "cuda.bindings.driver"), ("pycuda", "pycuda.driver"), ("ctypes", "ctypes")]
+)
+def test_a_way_to_the_driver_allocates_copies_and_tells_faults(way: str, library: str, fake_gpu: Any) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(fake_gpu.library).parent)}
+    try_it = [sys.executable, "-c", f"import {library}"]
+    if subprocess.run(try_it, env=environment, capture_output=True, check=False).returncode:
+        pytest.skip(f"{library} does not import here")
+    ways = repr([item for item in cuda._WAYS if item[0] == library])
+    script = f"from edge_server.backends.tensorrt import cuda\ncuda._WAYS = {ways}\n{SCRIPT}"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{way} Device(name='Fake GPU', capability=(8, 6)")
+
+
+def test_why_there_is_no_gpu_is_told_without_a_runtime_being_made(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = str(fake_gpu.library)
+    assert cuda.missing(library) == ""
+    assert cuda.missing("libnone.so.1") == "there is no NVIDIA driver (libnone.so.1 does not load)"
+    monkeypatch.setenv("FAKE_CUDA_COUNT", "0")
+    assert cuda.missing(library) == "the NVIDIA driver finds no GPU"
+    monkeypatch.setenv("FAKE_CUDA_INIT", "803")
+    assert cuda.missing(library) == "the NVIDIA driver does not start (cuInit: CUresult 803)"

@@ -1,0 +1,277 @@
+"""onnxruntime on GPUs, as far as a box without one can tell: what is asked of it, and what is believed of its answers.
+
+The double is the true library with two lies, as a wheel for GPUs tells them: it lists CUDA and TensorRT; its sessions
+say which providers they have. Everything is computed on the CPU by the true sessions and bindings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends import onnxruntime_providers as providers
+from edge_server.backends.onnxruntime import OnnxRuntimeBackend
+from edge_server.backends.onnxruntime_binding import BoundRun
+from edge_server.backends.tensorrt import cuda
+from edge_server.core.model import Accelerator, Optimization
+from edge_server.errors import BackendError, LoadError
+
+ort = pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+T, node, numpy_helper = onnx.TensorProto, onnx.helper.make_node, onnx.numpy_helper
+
+BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+class Binding:
+    """A true binding on the CPU; a bind to CUDA is noted, and made to the CPU."""
+
+    def __init__(self, true: Any, log: list[Any]) -> None:
+        self.true = true
+        self._log = log
+
+    def bind_output(self, name: str, device: str, device_id: int) -> None:
+        self._log.append(("bind", name, device, device_id))
+        self.true.bind_output(name, "cpu")
+
+    def copy_outputs_to_cpu(self) -> Any:
+        self._log.append(("copy",))
+        return [np.array(array) for array in self.true.copy_outputs_to_cpu()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.true, name)
+
+
+class DoubledSession:
+    def __init__(self, double: Double, model: Any, options: Any, wanted: list[Any]) -> None:
+        self._double = double
+        self._true = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        names = [item if isinstance(item, str) else item[0] for item in wanted]
+        self._in_force = [name for name in names if name in double.starts]
+
+    def get_providers(self) -> list[str]:
+        return self._in_force
+
+    def io_binding(self) -> Binding:
+        return Binding(self._true.io_binding(), self._double.log)
+
+    def run_with_iobinding(self, binding: Binding, run_options: Any) -> None:
+        if self._double.fails:
+            raise RuntimeError(self._double.fails)
+        self._true.run_with_iobinding(binding.true, run_options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._true, name)
+
+
+class Double:
+    """The module onnxruntime of a wheel for GPUs; `starts` are the providers that really work."""
+
+    def __init__(self) -> None:
+        self.starts = list(BUILT_WITH)
+        self.opened: list[Any] = []
+        self.log: list[Any] = []
+        self.fails = ""
+
+    def get_available_providers(self) -> list[str]:
+        return list(BUILT_WITH)
+
+    def InferenceSession(self, model: Any, options: Any, providers: list[Any]) -> DoubledSession:
+        self.opened.append(providers)
+        return DoubledSession(self, model, options, providers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ort, name)
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Double:
+    monkeypatch.setattr(cuda, "missing", lambda library=None: "")
+    return Double()
+
+
+@pytest.fixture
+def backend(double: Double) -> OnnxRuntimeBackend:
+    made = OnnxRuntimeBackend("onnxruntime")
+    made._ort = double
+    return made
+
+
+@pytest.fixture
+def linear(write_onnx: Callable[..., Any]) -> Any:
+    weights = [numpy_helper.from_array(np.eye(8, dtype="f4") * 3, "W")]
+    return write_onnx(
+        [node("MatMul", ["X", "W"], ["Y"]), node("Neg", ["Y"], ["Z"])],
+        [("X", T.FLOAT, ["N", 8])],
+        [("Y", T.FLOAT, ["N", 8]), ("Z", T.FLOAT, ["N", 8])],
+        weights,
+    )
+
+
+def gpu(*accelerators: Accelerator) -> Optimization:
+    return Optimization(gpu_accelerators=accelerators)
+
+
+def test_a_gpu_instance_gets_cuda_and_behind_it_the_cpu(
+    backend: OnnxRuntimeBackend, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear, device_id=1))
+    assert double.opened == [[("CUDAExecutionProvider", {"device_id": "1"}), ("CPUExecutionProvider", {})]]
+    assert session.info.device == "GPU:1"
+    assert session.info.options["providers"] == "CUDAExecutionProvider,CPUExecutionProvider"
+    session.close()
+
+
+def test_tritons_parameters_reach_tensorrt_and_cuda_in_their_own_words(
+    backend: OnnxRuntimeBackend, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    tensorrt = Accelerator(
+        "tensorrt",
+        {
+            "precision_mode": "FP16",
+            "max_workspace_size_bytes": "1073741824",
+            "trt_engine_cache_enable": "true",
+            "trt_engine_cache_path": "/var/cache/trt",
+            "trt_builder_optimization_level": "4",
+        },
+    )
+    parameters = {"cudnn_conv_algo_search": "1", "gpu_mem_limit": "4294967296", "arena_extend_strategy": "1"}
+    session = backend.open(job(linear, device_id=0, optimization=gpu(tensorrt), parameters=parameters))
+    ((first, trt_options), (second, cuda_options), (last, _)) = double.opened[0]
+    assert (first, second, last) == tuple(BUILT_WITH)
+    assert trt_options == {
+        "device_id": "0",
+        "trt_builder_optimization_level": "4",
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": "/var/cache/trt",
+        "trt_fp16_enable": "1",
+        "trt_max_workspace_size": "1073741824",
+    }
+    assert cuda_options == {
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "device_id": "0",
+        "gpu_mem_limit": "4294967296",
+    }
+    assert session.info.precision == "f16"
+    session.close()
+
+
+def test_int8_with_a_calibration_table(backend: Any, double: Double, linear: Any, job: Callable[..., Any]) -> None:
+    tensorrt = Accelerator(
+        "tensorrt",
+        {"precision_mode": "int8", "int8_calibration_table_name": "t.flatbuffers",
+         "int8_use_native_calibration_table": "False"},
+    )  # fmt: skip
+    session = backend.open(job(linear, device_id=0, optimization=gpu(tensorrt)))
+    options = double.opened[0][0][1]
+    assert options["trt_int8_enable"] == "1"
+    assert options["trt_int8_calibration_table_name"] == "t.flatbuffers"
+    assert options["trt_int8_use_native_calibration_table"] == "0"
+    assert session.info.precision == "int8"
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "problem"),
+    [
+        ("tensorrt", {"precision_mode": "FP8"}, "precision_mode must be one of FP32, FP16, INT8, got 'FP8'"),
+        ("tensorrt", {"trt_engine_cache_enable": "maybe"}, "trt_engine_cache_enable must be true or false"),
+        ("tensorrt", {"max_workspace_size_bytes": "1G"}, "trt_max_workspace_size must be a whole number of bytes"),
+        ("cuda", {"cudnn_conv_algo_search": "3"}, r"must be one of 0 \(EXHAUSTIVE\), 1 \(HEURISTIC\), 2 \(DEFAULT\)"),
+        ("migraphx", {}, "does not offer the execution accelerator 'migraphx'; it offers: cuda, tensorrt"),
+    ],
+)
+def test_an_option_without_sense_is_a_load_error(
+    backend: Any, linear: Any, job: Callable[..., Any], name: str, parameters: Any, problem: str
+) -> None:
+    with pytest.raises(LoadError, match=problem):
+        backend.open(job(linear, device_id=0, optimization=gpu(Accelerator(name, parameters))))
+
+
+def test_a_provider_that_is_listed_and_did_not_start_is_a_load_error(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    double.starts = ["CPUExecutionProvider"]
+    with pytest.raises(LoadError, match="lists CUDAExecutionProvider but could not start it here"):
+        backend.open(job(linear, device_id=0))
+
+
+def test_a_gpu_instance_without_a_driver_says_so_before_anything_is_opened(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "missing", lambda library=None: "there is no NVIDIA driver")
+    with pytest.raises(LoadError, match="is to run on GPU 0, but there is no NVIDIA driver"):
+        backend.open(job(linear, device_id=0))
+    assert double.opened == []
+
+
+def test_a_model_that_leaves_the_choice_gets_the_gpu_only_where_cuda_starts(backend: Any, double: Double) -> None:
+    assert backend.runs_on_gpu
+    assert len(double.opened) == 1, "found out once"
+    assert backend.runs_on_gpu
+    assert len(double.opened) == 1
+
+
+def test_where_cuda_does_not_start_a_model_that_leaves_the_choice_gets_the_cpu(
+    backend: Any, double: Double, caplog: pytest.LogCaptureFixture
+) -> None:
+    double.starts = ["CPUExecutionProvider"]
+    assert not backend.runs_on_gpu
+    assert "lists CUDA but could not start it here" in caplog.text
+
+
+def test_the_ordinary_wheel_has_no_gpu_and_opens_nothing_to_find_out() -> None:
+    made = OnnxRuntimeBackend("onnxruntime")
+    if providers.CUDA in ort.get_available_providers():
+        pytest.skip("this onnxruntime was built for CUDA")
+    assert not made.runs_on_gpu
+
+
+def test_the_session_that_finds_out_is_a_true_model() -> None:
+    onnx.checker.check_model(onnx.load_from_string(providers.identity_model()))
+    session = ort.InferenceSession(providers.identity_model(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"X": np.array([4.0], "f4")})[0].tolist() == [4.0]
+
+
+def test_results_of_a_gpu_stay_there_until_all_are_ready(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear, device_id=1))
+    for rows in (1, 3, 2):
+        double.log.clear()
+        found = session.run({"X": np.full((rows, 8), rows, "f4")}, ["Z", "Y"])
+        assert found["Y"].tolist() == [[3.0 * rows] * 8] * rows
+        assert found["Z"].tolist() == [[-3.0 * rows] * 8] * rows
+        assert double.log == [("bind", "Z", "cuda", 1), ("bind", "Y", "cuda", 1), ("copy",)]
+    session.close()
+
+
+def test_a_failed_run_on_a_gpu_is_quoted_and_the_next_one_starts_afresh(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear, device_id=0))
+    double.fails = "CUDA failure 2: out of memory ; GPU=0"
+    with pytest.raises(BackendError, match="onnxruntime failed: CUDA failure 2: out of memory ; GPU=0"):
+        session.run({"X": np.ones((4, 8), "f4")}, ["Y"])
+    double.fails = ""
+    assert session.run({"X": np.ones((2, 8), "f4")}, ["Y"])["Y"].shape == (2, 8)
+    session.close()
+
+
+def test_bound_results_belong_to_the_caller(linear: Any) -> None:
+    true = ort.InferenceSession(str(linear.path), providers=["CPUExecutionProvider"])
+    bound = BoundRun(true, ort.RunOptions(), "cpu", 0)
+    (first,) = bound.run(["Y"], {"X": np.ones((2, 8), "f4")})
+    kept = first.copy()
+    bound.run(["Y"], {"X": np.full((2, 8), 9, "f4")})
+    assert np.array_equal(first, kept)
+
+
+def test_strings_are_never_bound(write_onnx: Callable[..., Any]) -> None:
+    file = write_onnx([node("Identity", ["S"], ["R"])], [("S", T.STRING, ["N"])], [("R", T.STRING, ["N"])])
+    true = ort.InferenceSession(str(file.path), providers=["CPUExecutionProvider"])
+    assert BoundRun.of(true, ort.RunOptions(), "cpu", 0) is None

@@ -1,0 +1,180 @@
+"""What models find in triton_python_backend_utils: the log, DLPack, loading of others, parameters, health."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.tensor import DType, Tensor
+
+ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }'
+ONE_TO_ONE = """
+input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+"""
+BOTH = pytest.mark.parametrize("config", [ONE_TO_ONE, ONE_TO_ONE + ISOLATED], ids=["inside", "process"])
+
+
+@BOTH
+def test_each_level_of_the_logger_is_a_level_of_the_log(
+    python_house: Any, caplog: pytest.LogCaptureFixture, config: str, eventually: Any
+) -> None:
+    caplog.set_level(logging.DEBUG, "edge_server.model")
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                log = pb_utils.Logger
+                log.log_verbose("one"); log.log_info("two"); log.log_warn("three"); log.log_error("four")
+                log.log("five"); log.log("six", log.WARNING); log.log("se\\nven", log.ERROR)
+                return [answer([0])]
+        """,
+        config,
+    )
+    assert python_house.value("m") == [0.0]
+    said = [
+        (logging.DEBUG, "one"), (logging.INFO, "two"), (logging.WARNING, "three"), (logging.ERROR, "four"),
+        (logging.INFO, "five"), (logging.WARNING, "six"), (logging.ERROR, "se\nven"),
+    ]  # fmt: skip
+
+    def lines() -> list[tuple[int, str]]:
+        return [(one.levelno, one.getMessage()) for one in caplog.records if one.name == "edge_server.model"]
+
+    assert eventually(lambda: len(lines()) >= len(said))
+    assert lines() == [(level, f"model 'm': {words}") for level, words in said]
+
+
+@BOTH
+def test_what_a_model_logs_follows_the_level_as_it_is_now(
+    python_house: Any, caplog: pytest.LogCaptureFixture, config: str, eventually: Any
+) -> None:
+    caplog.set_level(logging.WARNING, "edge_server.model")
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                pb_utils.Logger.log_verbose("a detail"); pb_utils.Logger.log_warn("heard")
+                return [answer([0])]
+        """,
+        config,
+    )
+
+    def said(words: str) -> bool:
+        python_house.value("m")
+        return any(words in one.getMessage() for one in caplog.records)
+
+    assert eventually(lambda: said("heard"))
+    assert not said("a detail")
+    caplog.set_level(logging.DEBUG, "edge_server.model")
+    assert eventually(lambda: said("a detail"))
+
+
+def test_tensors_pass_between_numpy_and_torch_over_one_memory(python_house: Any) -> None:
+    pytest.importorskip("torch")
+    python_house.add(
+        "m",
+        """
+        import torch
+        class TritonPythonModel:
+            def execute(self, requests):
+                (tensor,) = requests[0].inputs()
+                seen = torch.utils.dlpack.from_dlpack(tensor.to_dlpack())
+                assert seen.data_ptr() == torch.from_dlpack(tensor).data_ptr() == tensor.as_numpy().ctypes.data
+                seen += 1
+                mine = torch.arange(6.0).reshape(2, 3).T
+                lent = pb_utils.Tensor.from_dlpack("LENT", mine)
+                assert lent.as_numpy().ctypes.data == mine.data_ptr() and lent.shape() == (3, 2)
+                values = torch.cat([torch.from_dlpack(lent).reshape(-1), seen])
+                return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", values)])]
+        """,
+    )
+    given = np.array([1.0, 2.0], np.float32)
+    (response,) = python_house.ask("m", inputs={"IN": Tensor("IN", DType.FP32, given)})
+    assert response.error is None, response.error
+    assert response.outputs[0].array.tolist() == [0, 3, 1, 4, 2, 5, 2, 3]
+    assert given.tolist() == [1, 2]
+
+
+@BOTH
+def test_a_model_is_loaded_with_a_configuration_and_files_of_the_callers(python_house: Any, config: str) -> None:
+    python_house.write("other", "class TritonPythonModel: pass")
+    code = """
+    import triton_python_backend_utils as pb_utils
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.factor = float(__import__("json").loads(args["model_config"])["parameters"]["factor"]["string_value"])
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() * self.factor)])
+                    for r in requests]
+    """
+    tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
+    config_json = json.dumps(
+        {
+            "backend": "python", "input": [{"name": "IN", **tensor}], "output": [{"name": "OUT", **tensor}],
+            "parameters": {"factor": {"string_value": "2.5"}},
+        }
+    )  # fmt: skip
+    python_house.add(
+        "keeper",
+        f"""
+        import textwrap
+        CODE, CONFIG = textwrap.dedent({code!r}), {config_json!r}
+        class TritonPythonModel:
+            def execute(self, requests):
+                pb_utils.load_model("other", CONFIG, {{"file:1/model.py": CODE.encode()}})
+                inputs = [pb_utils.Tensor("IN", given(requests[0]))]
+                response = pb_utils.InferenceRequest(
+                    model_name="other", requested_output_names=["OUT"], inputs=inputs).exec()
+                values = list(response.output_tensors()[0].as_numpy())
+                pb_utils.unload_model("other")
+                try:
+                    pb_utils.load_model("other", "{{", {{}})
+                except pb_utils.TritonModelException as error:
+                    values.append(bool(str(error)))
+                return [answer(values)]
+        """,
+        config,
+    )
+    assert python_house.value("keeper", [2.0, 4.0]) == [5.0, 10.0, 1.0]
+
+
+@BOTH
+def test_a_models_health_is_asked_wherever_it_lives(python_house: Any, config: str) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            is_well = True
+            def is_ready(self):
+                return self.is_well
+            def execute(self, requests):
+                self.is_well = bool(given(requests[0])[0])
+                return [answer([0])]
+        """,
+        config,
+    )
+    for is_well in (True, False, True):
+        python_house.value("m", [is_well])
+        assert python_house.service.is_model_ready("m", None) is is_well
+
+
+@BOTH
+@pytest.mark.parametrize("number", [-(2**63) - 1, 2**64])
+def test_a_parameter_that_no_wire_carries_fails_that_batch_alone(python_house: Any, config: str, number: int) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [answer([0], parameters={"n": int(r.inputs()[0].as_numpy()[0]) and NUMBER}) for r in requests]
+        """.replace("NUMBER", str(number)),
+        config,
+    )
+    assert "expected integers of 64 bits, got 'n' with" in python_house.error("m", [1.0])
+    assert python_house.value("m", [0.0]) == [0.0]

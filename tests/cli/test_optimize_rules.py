@@ -1,0 +1,294 @@
+"""What `edge-server optimize` decides by: candidates, differences, the choice, inputs, the file and the bar."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends.tensorrt.profiles import KEYS
+from edge_server.core.engine import Range
+from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
+from edge_server.optimize import report, variant
+from edge_server.optimize.candidates import Candidate, candidates_for, config_of
+from edge_server.optimize.choice import Objective, Terms, choose, percentile, rejection
+from edge_server.optimize.compare import Difference, compare
+from edge_server.optimize.contest import Outcome, Trial
+from edge_server.optimize.exchange import load, save
+from edge_server.optimize.progress import Progress
+from edge_server.optimize.samples import batch_of, from_file, made_up
+from edge_server.repository.pbtxt import parse_text, read_file
+
+NO_GPU = "there is no GPU"
+
+
+def trial(name: str, ms: float, memory: int, apart: float = 0.0, top1: float | None = None, rows: int = 1) -> Trial:
+    times = {1: [ms] * 10, **({rows: [ms * 2] * 10} if rows > 1 else {})}
+    return Trial(
+        Candidate(name, "f32"), {}, {"precision": "f32", "load_ms": 1.0}, Difference(apart, apart, top1), times, memory
+    )
+
+
+def outcome(*trials: Trial, batch: int = 1) -> Outcome:
+    return Outcome(trials, trials[0], {"count": 1, "words": "made up", "open": []}, batch)
+
+
+@pytest.mark.parametrize(
+    ("objective", "best"), [(Objective.LATENCY, "quick"), (Objective.THROUGHPUT, "wide"), (Objective.MEMORY, "small")]
+)
+def test_the_objective_decides_among_those_within_tolerance(objective: Objective, best: str) -> None:
+    all_of_them = outcome(
+        trial("plain", 10, 300), trial("quick", 4, 400), trial("small", 12, 100), trial("wide", 5, 500, rows=8),
+        trial("far", 1, 1, apart=0.5), batch=8,
+    )  # fmt: skip
+    chosen = choose(all_of_them, Terms(objective, 0.01))
+    assert chosen is not None
+    assert chosen.candidate.runtime == best
+
+
+def test_of_figures_that_are_equal_within_the_noise_the_first_candidate_is_taken() -> None:
+    chosen = choose(outcome(trial("first", 10.2, 1), trial("second", 10.0, 1)), Terms(Objective.LATENCY, 0.01))
+    assert chosen is not None
+    assert chosen.candidate.runtime == "first"
+    chosen = choose(outcome(trial("first", 10.5, 1), trial("second", 10.0, 1)), Terms(Objective.LATENCY, 0.01))
+    assert chosen is not None
+    assert chosen.candidate.runtime == "second"
+
+
+def test_best_classes_that_disagree_too_often_and_answers_that_are_not_finite_are_rejected() -> None:
+    terms = Terms(Objective.LATENCY, 0.1, 0.9)
+    assert rejection(trial("a", 1, 1, 0.05, 0.85), terms) == "too few best classes agree"
+    assert rejection(trial("a", 1, 1, 0.05, 0.9), terms) == ""
+    assert rejection(trial("a", 1, 1, float("inf"), 1.0), terms) == "beyond tolerance"
+    assert rejection(trial("a", 1, 1, float("nan"), 1.0), terms) == "beyond tolerance"
+    assert choose(outcome(trial("a", 1, 1, 0.5)), terms) is None
+
+
+def test_the_rows_of_a_table_have_as_many_cells_as_its_head_also_for_what_failed() -> None:
+    out = Trial(Candidate("gone", "f32"), {}, reason="its process was ended by SIGSEGV")
+    whole = outcome(trial("plain", 10, 300, rows=8), out, batch=8)
+    for row in report.rows(whole, None, Terms(Objective.LATENCY, 0.01)):
+        assert len(row) == len(report.heads(whole))
+    found = report.as_json(whole, None, Terms(Objective.LATENCY, 0.01))
+    assert found["chosen"] is None
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
+    assert percentile([7.0], 0.99) == 7.0
+
+
+def test_differences_are_the_largest_of_any_output_and_relative_to_its_magnitude() -> None:
+    one = [{"a": np.array([[1.0, -4.0]], "f4"), "n": np.array([[1, 2, 3, 4]])}]
+    two = [{"a": np.array([[1.5, -4.0]], "f4"), "n": np.array([[1, 2, 3, 5]])}]
+    apart = compare(one, two)
+    assert apart.absolute == 1.0
+    assert apart.relative == 0.25  # a quarter of the whole numbers; of `a` it is an eighth
+    assert apart.top1 == 1.0
+    assert compare(one, one) == Difference(0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        (np.zeros((1, 3), "f4"), np.zeros((1, 4), "f4")),
+        (np.zeros((1, 3), "f4"), np.full((1, 3), np.nan, "f4")),
+        (np.full((1, 3), np.inf, "f4"), np.zeros((1, 3), "f4")),
+    ],
+)
+def test_another_shape_and_what_is_not_finite_are_infinitely_apart(expected: np.ndarray, found: np.ndarray) -> None:
+    assert compare([{"a": expected}], [{"a": found}]).relative == float("inf")
+
+
+def test_answers_that_are_not_finite_alike_and_empty_ones_are_the_same() -> None:
+    both = [{"a": np.array([[np.nan, np.inf, 1.0]], "f4"), "b": np.zeros((1, 0), "f4")}]
+    assert compare(both, both).relative == 0.0
+
+
+def test_best_classes_are_counted_over_samples_and_for_vectors_alone() -> None:
+    one = [{"s": np.array([[0.1, 0.9]], "f4")}, {"s": np.array([[0.8, 0.2]], "f4")}]
+    two = [{"s": np.array([[0.2, 0.8]], "f4")}, {"s": np.array([[0.4, 0.6]], "f4")}]
+    assert compare(one, two).top1 == 0.5
+    boxes = [{"boxes": np.ones((1, 50, 4), "f4")}]
+    assert compare(boxes, boxes).top1 is None
+
+
+def test_bit_patterns_of_bfloat16_are_compared_as_numbers() -> None:
+    one, two = (np.array([[value]], np.float32).view(np.uint32) >> 16 for value in (2.0, 2.5))
+    apart = compare([{"a": one.astype(np.uint16)}], [{"a": two.astype(np.uint16)}], frozenset({"a"}))
+    assert (apart.absolute, apart.relative) == (0.5, 0.25)
+
+
+def test_tensors_survive_the_way_to_another_process(tmp_path: Path) -> None:
+    texts = np.array([[b"", b"a\x00"], ["né".encode(), b"\x00\x00"]], dtype=object)
+    sets = [{"x/y": np.arange(6, dtype=np.float16).reshape(2, 3), "text": texts}, {"b": np.array([True])}]
+    save(tmp_path / "sets.npz", sets)
+    found = load(tmp_path / "sets.npz")
+    assert [set(one) for one in found] == [set(one) for one in sets]
+    for mine, theirs in zip(sets, found, strict=True):
+        for name, array in mine.items():
+            np.testing.assert_array_equal(theirs[name], array)
+
+
+def spec(*inputs: InputSpec, batch: int = 0) -> ModelSpec:
+    return ModelSpec("m", "b", "", batch, inputs, (OutputSpec("y", DType.FP32, (1,)),), ())
+
+
+def test_made_up_samples_have_declared_shapes_and_types_and_are_the_same_every_time() -> None:
+    model = spec(
+        InputSpec("image", DType.FP32, (3, -1)), InputSpec("ids", DType.INT64, (4,)), InputSpec("t", DType.BYTES, (1,)),
+        InputSpec("h", DType.BF16, (2,)), InputSpec("extra", DType.FP32, (1,), is_optional=True), batch=8,
+    )  # fmt: skip
+    profile = {"image": Range((1, 3, 1), (4, 3, 5), (8, 3, 9))}
+    samples = made_up(model, 2, profile)
+    assert {name: (array.shape, array.dtype) for name, array in samples[0].items()} == {
+        "image": ((1, 3, 5), np.float32), "ids": ((1, 4), np.int64), "t": ((1, 1), object), "h": ((1, 2), np.uint16),
+    }  # fmt: skip
+    assert made_up(model, 2, None)[0]["image"].shape == (1, 3, 1)
+    assert set(samples[0]["ids"].flat) <= {0, 1}
+    np.testing.assert_array_equal(samples[1]["image"], made_up(model, 2, profile)[1]["image"])
+    assert not np.array_equal(samples[0]["image"], samples[1]["image"])
+
+
+def test_a_model_without_batches_takes_one_sample_or_a_stack_of_them(tmp_path: Path) -> None:
+    model = spec(InputSpec("x", DType.FP32, (2, -1)), InputSpec("t", DType.BYTES, (1,)))
+    np.savez(tmp_path / "one.npz", x=np.ones((2, 3), "f4"), t=np.array([b"word"]))
+    (sample,) = from_file(model, tmp_path / "one.npz")
+    assert sample["x"].shape == (2, 3)
+    assert sample["t"].tolist() == [b"word"]
+    np.savez(tmp_path / "three.npz", x=np.ones((3, 2, 5), "f4"), t=np.array([["é"], ["b"], [""]]))
+    samples = from_file(model, tmp_path / "three.npz")
+    assert [one["t"].tolist() for one in samples] == [["é".encode()], [b"b"], [b""]]
+    np.savez(tmp_path / "odd.npz", x=np.ones((3, 2, 5), "f4"), t=np.array([["a"], ["b"]]))
+    with pytest.raises(InvalidRequest, match=r"as many samples for every input, given \{'x': 3, 't': 2\}"):
+        from_file(model, tmp_path / "odd.npz")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({}, "there is no array for input 'x' of model 'm'"),
+        ({"x": np.zeros((1, 64))}, "input 'x' of model 'm': expected elements of FP32 (float32), given float64"),
+        ({"x": np.zeros((1, 63), np.float32)}, "expected the shape [samples, 64], given [1, 63]"),
+        ({"x": np.zeros((64,), np.float32)}, "expected the shape [samples, 64], given [64]"),
+        ({"x": np.zeros((0, 64), np.float32)}, "it holds no sample"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
+    np.savez(tmp_path / "in.npz", **arrays)
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        from_file(spec(InputSpec("x", DType.FP32, (64,)), batch=4), tmp_path / "in.npz")
+
+
+def test_inputs_with_pickles_in_them_are_refused_and_not_run(tmp_path: Path) -> None:
+    np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object))
+    with pytest.raises(InvalidRequest, match=r"expected an \.npz file of plain arrays"):
+        from_file(spec(InputSpec("x", DType.FP32, (1,))), tmp_path / "evil.npz")
+    np.save(tmp_path / "one.npy", np.ones(1))
+    with pytest.raises(InvalidRequest, match="given one array"):
+        from_file(spec(InputSpec("x", DType.FP32, (1,))), tmp_path / "one.npy")
+
+
+def test_batches_are_samples_in_turn_or_copies_of_one_where_shapes_differ() -> None:
+    same = [{"x": np.full((1, 2), number)} for number in range(3)]
+    assert batch_of(same, 2, 4)["x"][:, 0].tolist() == [2, 0, 1, 2]
+    mixed = [{"x": np.zeros((1, 2))}, {"x": np.ones((1, 3))}]
+    assert batch_of(mixed, 1, 2)["x"].shape == (2, 3)
+
+
+@pytest.fixture
+def version_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "net" / "1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_stated_runtime_comes_first_and_is_what_others_are_compared_with(version_dir: Path) -> None:
+    (version_dir / "model.onnx").write_bytes(b"")
+    base = parse_text(b'backend: "onnxruntime"', "net")
+    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU)
+    assert [one.title for one in field.candidates[:2]] == ["onnxruntime f32", "openvino f32"]
+    assert "openvino bf16" in [one.title for one in field.candidates]
+    assert not any("int8" in one.precision for one in field.candidates)
+    assert f"onnxruntime on GPU: {NO_GPU}" in field.left_out
+    with_gpu = candidates_for(base, "net", version_dir, no_gpu="")
+    assert "onnxruntime f32 on GPU" in [one.title for one in with_gpu.candidates]
+
+
+def test_models_without_a_choice_of_runtime_have_their_one_candidate_or_a_reason(version_dir: Path) -> None:
+    (stub,) = candidates_for(parse_text(b'backend: "stub"', "net"), "net", version_dir, no_gpu=NO_GPU).candidates
+    assert (stub.runtime, stub.precision) == ("stub", "")
+    (version_dir / "model.py").write_text("")
+    with pytest.raises(InvalidRequest, match="backend 'python' chooses its runtime by itself"):
+        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU)
+    (version_dir / "model.py").unlink()
+    with pytest.raises(BadModelConfig, match="no backend"):
+        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU)
+
+
+def test_a_configuration_is_moved_between_cpu_and_gpu_and_keeps_what_it_says_besides() -> None:
+    base = parse_text(
+        b'platform: "onnxruntime_onnx" max_batch_size: 4 instance_group { count: 2 kind: KIND_GPU gpus: 0 }', "net"
+    )
+    on_cpu = config_of(base, Candidate("openvino", "bf16"), "model.onnx")
+    assert (on_cpu.backend, on_cpu.platform, on_cpu.max_batch_size) == ("openvino", "", 4)
+    assert on_cpu.parameters["precision"].string_value == "bf16"
+    assert (on_cpu.instance_group[0].count, list(on_cpu.instance_group[0].gpus)) == (2, [])
+    assert "KIND_CPU" in str(on_cpu)
+    shapes = ("x:1x3", "x:2x3", "x:4x3")
+    engine = config_of(parse_text(b"", "net"), Candidate("tensorrt", "fp16", "GPU"), "model.onnx", shapes)
+    assert [engine.parameters[key].string_value for key in KEYS] == list(shapes)
+    assert len(config_of(base, Candidate("openvino", "f32"), "model.onnx", shapes).parameters) == 1
+    on_gpu = config_of(parse_text(b"", "net"), Candidate("onnxruntime", "f32", "GPU"), "model.onnx")
+    assert "KIND_GPU" in str(on_gpu)
+
+
+def test_a_variant_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_text('backend: "openvino" parameters { key: "a" value { string_value: "é\\n#" } }'.encode(), "net")
+    path = variant.place_for(tmp_path, "fast", may_overwrite=False)
+    variant.write(path, config, "net", ["one\nbackend: 'x'", "two"])
+    assert read_file(path, "net") == config
+    with pytest.raises(AlreadyExists, match="--overwrite"):
+        variant.place_for(tmp_path, "fast", may_overwrite=False)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        variant.write(variant.place_for(tmp_path, "fast", may_overwrite=True), parse_text(b"", "net"), "net", [])
+    assert [one.name for one in path.parent.iterdir()] == ["fast.pbtxt"]
+    assert read_file(path, "net") == config
+
+
+def test_a_disk_that_takes_nothing_is_told_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "configs").write_text("no folder")
+    with pytest.raises(ServingFault, match=r"fast\.pbtxt' cannot be written: "):
+        variant.write(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 129, "a\n"])
+def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="--write: expected letters"):
+        variant.place_for(tmp_path, name, may_overwrite=True)
+
+
+def test_a_terminal_gets_a_bar_that_goes_away(capfd: pytest.CaptureFixture[str]) -> None:
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        bar = Progress(terminal)
+        bar.show(0.5, "openvino f32: opening \x1b[31m" + "long " * 100)
+        bar.close()
+        text = os.read(reader, 4096).decode()
+    os.close(reader)
+    assert text.startswith("\r\x1b[K[############............]  50% openvino f32: opening  [31mlong")
+    assert text.endswith("\r\x1b[K")
+    assert "\n" not in text

@@ -1,0 +1,209 @@
+"""Engines built in the open by the installed server: TensorRT for RTX is real, the GPU behind its last call is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODEL = "efficientnet_lite0"
+Serve = Callable[..., Any]
+Eventually = Callable[..., bool]
+
+
+@pytest.fixture
+def models(tmp_path: Path, bundled_repository: Path) -> Path:
+    """A repository with the bundled classifier."""
+    shutil.copytree(bundled_repository / MODEL, tmp_path / "models" / MODEL)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def start(fake_gpu: Any, serve: Serve, models: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Return a function that starts the server on a box with the fake GPU; its engines are kept from start to start."""
+
+    def begin(*flags: str, **environment: str) -> Any:
+        cache = tmp_path / "engines"
+        there = fake_gpu.environment(cache, **environment)
+        return serve(models, f"--engine-cache-dir={cache}", *flags, environment=there)
+
+    return begin
+
+
+def engine(server: Any) -> dict[str, Any]:
+    status, answer = server.ask("/edge/v1/engines")
+    assert status == 200
+    return dict(answer["engines"][0]) if answer["engines"] else {"state": "none", "reason": ""}
+
+
+def backend(server: Any) -> str:
+    return str(server.ask("/edge/v1/models")[1]["models"][0]["backend"])
+
+
+def events(server: Any) -> list[dict[str, Any]]:
+    connection = server.connection()
+    connection.request("GET", "/edge/v1/events", headers={"Last-Event-ID": "0"})
+    reply = connection.getresponse()
+    found: list[dict[str, Any]] = []
+    kind = ""
+    # The history comes at once; the last event asked for here has happened already.
+    for raw in reply:
+        line = raw.decode().strip()
+        if line.startswith("event:"):
+            kind = line[6:].strip()
+        elif line.startswith("data:"):
+            found.append({"kind": kind, **json.loads(line[5:])})
+            if kind == "model.unloaded":
+                break
+    connection.close()
+    return found
+
+
+class Asking:
+    """A client that shows the photograph over and over, and keeps what it is answered."""
+
+    def __init__(self, server: Any, photo: bytes) -> None:
+        self._server, self._photo = server, photo
+        self.answers: list[tuple[int, str]] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        path = f"/v2/models/{MODEL}/infer"
+        while not self._end.is_set():
+            status, body = self._server.request("POST", path, self._photo, {"Content-Type": "image/jpeg"})
+            self.answers.append((status, body.decode()))
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join(60)
+
+
+@pytest.fixture
+def asking(coffee: Path) -> Iterator[Callable[[Any], Asking]]:
+    begun: list[Asking] = []
+
+    def begin(server: Any) -> Asking:
+        begun.append(Asking(server, coffee.read_bytes()))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.stop()
+
+
+def builder_of(server: Any) -> list[int]:
+    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    return [int(number) for task in tasks for number in task.read_text().split()]
+
+
+def test_a_model_is_served_at_once_gets_its_engine_and_loses_no_request_and_has_it_at_the_next_start(
+    start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
+) -> None:
+    with start() as server:
+        assert backend(server) == "openvino"
+        client = asking(server)
+        assert eventually(lambda: backend(server) == "tensorrt_rtx", 60.0), (engine(server), server.log())
+        seen = len(client.answers)
+        assert eventually(lambda: len(client.answers) > seen + 2)
+        client.stop()
+        assert {status for status, _ in client.answers} == {200}
+        assert all("espresso" in body for _, body in client.answers)
+        told = engine(server)
+        assert (told["state"], told["percent"], told["attempt_count"]) == ("ready", 100.0, 0)
+        assert 0 < told["difference"] < told["tolerance"]
+        assert eventually(lambda: "model.unloaded" in [event["kind"] for event in events(server)])
+        happened = events(server)
+        kinds = [event["kind"] for event in happened]
+        assert kinds.index("engine.build_started") < kinds.index("engine.build_progress") < kinds.index("engine.ready")
+        assert kinds[kinds.index("engine.ready") :].count("model.ready") == 1
+        page = server.read_metrics()
+        assert f'edge_engine_build_state{{model="{MODEL}",version="1",state="ready"}} 1' in page
+        assert 'edge_engine_builds_total{outcome="ready"} 1' in page
+        assert server.stop() == 0
+    with start() as server:
+        assert backend(server) == "tensorrt_rtx"
+        assert 'edge_engine_cache_lookups_total{result="hit"} 1' in server.read_metrics()
+        assert engine(server)["state"] == "ready"
+
+
+def test_an_engine_of_another_box_is_built_anew_and_says_why(start: Callable[..., Any], eventually: Eventually) -> None:
+    with start() as server:
+        assert eventually(lambda: backend(server) == "tensorrt_rtx", 60.0), server.log()
+    with start(FAKE_CUDA_NAME="Another GPU") as server:
+        assert backend(server) == "openvino"
+        assert eventually(lambda: "it was built for another GPU" in server.log())
+        assert eventually(lambda: backend(server) == "tensorrt_rtx", 60.0), server.log()
+
+
+def test_a_build_is_taken_back_and_ordered_again(start: Callable[..., Any], eventually: Eventually) -> None:
+    with start() as server:
+        assert eventually(lambda: engine(server)["state"] == "building")
+        assert server.request("DELETE", f"/edge/v1/engines/{MODEL}")[0] == 200
+        assert eventually(lambda: engine(server)["state"] == "cancelled")
+        assert engine(server)["reason"] == "an operator took it back"
+        assert builder_of(server) == []
+        assert backend(server) == "openvino"
+        assert server.request("DELETE", "/edge/v1/engines/nobody")[0] == 404
+        status, body = server.request("POST", f"/edge/v1/engines/{MODEL}")
+        assert (status, json.loads(body)) == (200, {"model": MODEL, "ordered": 1})
+        assert eventually(lambda: backend(server) == "tensorrt_rtx", 60.0), server.log()
+
+
+def test_a_builder_that_crashes_costs_an_attempt_and_nothing_else(
+    start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
+) -> None:
+    with start() as server:
+        client = asking(server)
+        assert eventually(lambda: engine(server)["state"] == "building" and builder_of(server))
+        for pid in builder_of(server):
+            os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: engine(server)["state"] == "failed")
+        told = engine(server)
+        assert "was ended by SIGKILL" in told["reason"]
+        assert 0 < told["retry_s"] - time.time() < 60
+        client.stop()
+        assert {status for status, _ in client.answers} == {200}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("wrong", "the engine is not used: output"), ("crash", "ended by SIGKILL")]
+)
+def test_an_engine_that_answers_wrong_or_crashes_never_serves(
+    fault: str, said: str, start: Callable[..., Any], eventually: Eventually
+) -> None:
+    with start(FAKE_ENGINE_FAULT=fault) as server:
+        assert eventually(lambda: engine(server)["state"] == "failed", 60.0)
+        assert said in engine(server)["reason"]
+        assert backend(server) == "openvino"
+        assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_nothing_is_built_while_the_box_is_hot(
+    start: Callable[..., Any], make_board: Callable[[str], Any], eventually: Eventually
+) -> None:
+    board = make_board("orin_nano_jp6")
+    board.set_temperature("tj-thermal", 98.5)
+    with start(f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--governor-load-wait-secs=0") as server:
+        assert eventually(lambda: "HOT" in server.ask("/edge/v1/engines")[1]["detail"]), server.ask("/edge/v1/engines")
+        assert engine(server)["state"] == "waiting"
+        board.set_temperature("tj-thermal", 50.0)
+        assert eventually(lambda: backend(server) == "tensorrt_rtx", 100.0), (engine(server), server.log())
+
+
+def test_without_a_gpu_nothing_changes(serve: Serve, models: Path) -> None:
+    with serve(models) as server:
+        status, answer = server.ask("/edge/v1/engines")
+        assert (status, answer["enabled"], answer["engines"]) == (200, False, [])
+        assert backend(server) == "openvino"
+        assert "passed over" not in server.log()
+        assert server.request("DELETE", f"/edge/v1/engines/{MODEL}")[0] == 501

@@ -1,0 +1,193 @@
+"""A server that loses its GPU: told by a runtime's words, or by NVML, through drivers without a GPU.
+
+The runtime is a backend of another package, which computes on the host and, on a "GPU", raises what onnxruntime raises
+once a file is there. Server, driver bindings, NVML's and repository are the true ones.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+UUID = "GPU-10101010-1010-1010-1010-101010101010"
+"""What the driver's double says of its GPU 0."""
+
+BACKEND = """
+import os
+
+import numpy as np
+
+from edge_server.backends.base import Backend, Session, SessionInfo
+from edge_server.errors import BackendError
+
+
+class Doubling(Session):
+    def __init__(self, device_id):
+        self.device_id = device_id
+        self.info = SessionInfo("doubling 1", "CPU" if device_id is None else f"GPU:{device_id}", "f32")
+
+    def run(self, inputs, outputs):
+        if self.device_id is not None and os.path.exists(os.environ["BROKEN_GPU"]):
+            raise BackendError("doubling failed: CUDA failure 700: an illegal memory access was encountered ; GPU=0")
+        return {"OUT": np.array(inputs["IN"]) * 2}
+
+    def close(self):
+        pass
+
+
+class DoublingBackend(Backend):
+    name = "doubling"
+    default_filename = ""
+    runs_on_gpu = True
+
+    def __init__(self, name):
+        self.name = name
+
+    def inspect(self, file, parameters):
+        return None
+
+    def open(self, job):
+        with open(os.environ["FAKE_CUDA_STATE"]) as state:
+            lines = dict(line.strip().split("=") for line in state)
+        if job.device_id is not None:
+            lines["used"] = int(lines["used"]) + (64 << 20)
+            with open(os.environ["FAKE_CUDA_STATE"], "w") as state:
+                state.write("".join(f"{key}={value}\\n" for key, value in lines.items()))
+        return Doubling(job.device_id)
+"""
+CONFIG = """
+backend: "doubling"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [2] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [2] }
+"""
+BODY = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+
+
+def _load(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
+class Box:
+    """A box with one GPU: what a process needs in its environment, and how the GPU breaks."""
+
+    def __init__(self, folder: Path) -> None:
+        cuda = _load("fake_cuda_of_e2e", TESTS / "memory/fake_cuda/__init__.py")
+        nvml = _load("fake_nvml_of_e2e", TESTS / "governor/fake_nvml/__init__.py")
+        libraries = folder / "libraries"
+        libraries.mkdir()
+        self.cuda = cuda.FakeCuda(libraries)
+        nvml.build(libraries)
+        self.nvml = nvml.FakeNvml(folder / "nvml")
+        self.nvml.add_gpu(uuid=UUID)
+        package = folder / "packages"
+        about = package / "doubling-1.dist-info"
+        about.mkdir(parents=True)
+        (package / "doubling.py").write_text(BACKEND)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: doubling\nVersion: 1\n")
+        (about / "entry_points.txt").write_text("[edge_server.backends]\ndoubling = doubling:DoublingBackend\n")
+        self.broken = folder / "broken"
+        self.environment = {
+            **self.cuda.environment(),
+            "FAKE_NVML_STATE": str(self.nvml.state),
+            "PYTHONPATH": str(package),
+            "BROKEN_GPU": str(self.broken),
+        }
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return Box(tmp_path)
+
+
+def states(server: Any) -> dict[str, str]:
+    _, index = server.ask("/v2/repository/index", {})
+    return {item["name"]: item["state"] for item in index}
+
+
+def devices(server: Any) -> dict[str, str]:
+    return {item["name"]: item["device"] for item in server.ask("/edge/v1/models")[1]["models"]}
+
+
+def test_a_model_that_leaves_the_choice_goes_to_the_cpu_and_one_that_wants_a_gpu_fails(
+    serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
+) -> None:
+    repository.add("any", CONFIG)
+    repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
+    repository.add("host", CONFIG + "instance_group { kind: KIND_CPU }")
+    with serve(repository.path, "--governor=false", environment=box.environment) as server:
+        assert devices(server) == {"any": "GPU:0", "gpu_only": "GPU:0", "host": "CPU"}
+        (statistics,) = server.ask("/v2/models/any/stats")[1]["model_stats"]
+        assert statistics["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": 64 << 20}]
+        assert server.infer("any", BODY)[1]["outputs"][0]["data"] == [2, 4]
+        assert server.get("/v2/health/ready")[0] == 200
+        box.broken.touch()
+        status, answer = server.infer("gpu_only", BODY)
+        assert status == 500, answer
+        assert "illegal memory access" in answer["error"]
+        assert eventually(lambda: devices(server) == {"any": "CPU", "host": "CPU"}), devices(server)
+        assert eventually(lambda: states(server)["gpu_only"] == "UNAVAILABLE")
+        assert server.infer("any", BODY)[1]["outputs"][0]["data"] == [2, 4]
+        assert server.infer("host", BODY)[0] == 200
+        assert server.get("/v2/models/any/ready")[0] == 200
+        assert server.get("/v2/models/gpu_only/ready")[0] == 400
+        assert server.get("/v2/health/ready")[0] == 400
+        reasons = {item["name"]: item.get("reason", "") for item in server.ask("/v2/repository/index", {})[1]}
+        assert "GPU 0 is lost to this process: doubling failed: CUDA failure 700" in reasons["gpu_only"]
+        assert server.process.poll() is None, "it goes on serving what it can"
+        assert server.stop() == 0
+
+
+def test_a_gpu_that_nvml_loses_ends_the_process_with_the_code_that_means_it(
+    serve: Any, repository: Any, box: Box
+) -> None:
+    repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
+    flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
+    with serve(repository.path, *flags, environment=box.environment) as server:
+        assert server.infer("gpu_only", BODY)[0] == 200
+        box.nvml.lose(0)
+        assert server.process.wait(30) == 79
+        assert "GPU 0 is lost to this process: NVML" in server.log()
+        assert "GPU_LOST" in server.log()
+
+
+def test_it_does_not_end_while_everything_found_another_place(
+    serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
+) -> None:
+    repository.add("any", CONFIG)
+    flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
+    with serve(repository.path, *flags, environment=box.environment) as server:
+        assert devices(server) == {"any": "GPU:0"}
+        box.nvml.lose(0)
+        assert eventually(lambda: devices(server) == {"any": "CPU"})
+        assert server.infer("any", BODY)[0] == 200
+        assert server.get("/v2/health/ready")[0] == 200
+        assert server.stop() == 0
+
+
+def test_beyond_the_limit_of_the_gpus_memory_nothing_is_loaded_onto_it(
+    serve: Any, repository: Any, box: Box, eventually: Callable[..., bool]
+) -> None:
+    box.cuda.tell(used=900 << 20, total=1000 << 20)
+    repository.add("any", CONFIG)
+    repository.add("host", CONFIG + "instance_group { kind: KIND_CPU }")
+    flags = ("--model-load-gpu-limit=0:0.8", "--governor=false")
+    with serve(repository.path, *flags, environment=box.environment) as server:
+        assert states(server) == {"any": "UNAVAILABLE", "host": "READY"}
+        (reason,) = [item["reason"] for item in server.ask("/v2/repository/index", {})[1] if item["name"] == "any"]
+        assert "memory limit set for GPU 0 has exceeded, model loading is rejected: 90% of its memory is used" in reason
+        box.cuda.tell(used=100 << 20, total=1000 << 20)
+        assert eventually(lambda: states(server)["any"] == "READY"), "the load is tried again"
+        assert server.stop() == 0

@@ -1,0 +1,151 @@
+"""Models that have requests run again, through the installed server: shared batches, cancel, HTTP streams, metrics."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+CONFIG = """
+backend: "python"
+max_batch_size: 4
+model_transaction_policy { decoupled: true }
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+instance_group { count: 1 kind: KIND_CPU }
+sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 4 } }
+"""
+MODEL = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = {}
+
+    def execute(self, requests):
+        time.sleep(0.001)
+        for request in requests:
+            id = request.correlation_id()
+            if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+                self.left[id] = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0, 0])
+            else:
+                self.left[id] -= 1
+            sender = request.get_response_sender()
+            out = pb_utils.Tensor("OUT", np.array([[self.left[id]]], np.int32))
+            sender.send(pb_utils.InferenceResponse([out]))
+            if self.left[id] > 1:
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            else:
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+APART = 'parameters { key: "isolation" value { string_value: "process" } }\n'
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: Any, serve: Any) -> Iterator[Any]:
+    for name, more in (("countdown", ""), ("countdown_apart", APART), ("busy", "")):
+        module_repository.add(name, CONFIG + more)
+        (module_repository.path / name / "1" / "model.py").write_text(MODEL)
+    with serve(module_repository.path) as process:
+        yield process
+
+
+class Client:
+    """One gRPC stream of tritonclient."""
+
+    def __init__(self, server: Any) -> None:
+        self._client = grpcclient.InferenceServerClient(server.grpc)
+        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
+
+    def ask(self, model: str, value: int) -> None:
+        given = grpcclient.InferInput("IN", (1, 1), "INT32")
+        given.set_data_from_numpy(np.array([[value]], np.int32))
+        self._client.async_stream_infer(model, [given], enable_empty_final_response=True)
+
+    def read(self) -> int | None:
+        """Return the next count; None once the stream of responses is closed."""
+        result, error = self._answers.get(timeout=30)
+        assert error is None, error
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            return None
+        return int(result.as_numpy("OUT")[0, 0])
+
+    def read_all(self) -> list[int]:
+        return list(iter(self.read, None))
+
+    def leave(self) -> None:
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+
+@pytest.mark.parametrize("model", ["countdown", "countdown_apart"])
+def test_clients_that_come_at_any_time_share_batches_and_each_gets_its_own_stream(server: Any, model: str) -> None:
+    found: dict[int, list[int]] = {}
+
+    def run(value: int) -> None:
+        client = Client(server)
+        client.ask(model, value)
+        found[value] = client.read_all()
+        client.leave()
+
+    values = [150, 151, 152, 153, 20, 21, 22, 1]
+    threads = [threading.Thread(target=run, args=(value,)) for value in values]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {value: list(range(value, 0, -1)) for value in values}
+    statistics = server.statistics(model)
+    assert (statistics["inference_stats"]["success"]["count"], int(statistics["inference_count"])) == (8, 8)
+    batches = {int(one["batch_size"]): int(one["compute_infer"]["count"]) for one in statistics["batch_stats"]}
+    assert sum(size * count for size, count in batches.items()) == sum(values)
+    assert sum(batches.values()) == int(statistics["execution_count"]) < sum(values)
+    assert max(batches) > 1
+
+
+def test_the_stream_of_generate_is_one_event_for_each_run(server: Any) -> None:
+    done = subprocess.run(
+        ["curl", "-sSN", "-d", '{"IN": 3}', server.url("/v2/models/countdown/generate_stream")],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    events = [json.loads(line.removeprefix("data: ")) for line in done.stdout.splitlines() if line]
+    assert [event["OUT"] for event in events] == [3, 2, 1]
+
+
+def test_cancel_frees_the_slot_for_the_one_that_waits_and_metrics_and_status_tell_of_both(
+    server: Any, eventually: Callable[..., bool]
+) -> None:
+    endless = [Client(server) for _ in range(4)]
+    for client in endless:
+        client.ask("busy", 2_000_000_000)
+        assert client.read() == 2_000_000_000
+    late = Client(server)
+    late.ask("busy", 2)
+
+    def counts() -> tuple[float, float]:
+        found = server.read_counters("busy")
+        return found["edge_sequences_live"], found["edge_sequences_waiting"]
+
+    assert eventually(lambda: counts() == (4, 1))
+    command = [sys.executable, "-m", "edge_server", "status", "--url", server.url("")]
+    status = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "busy version 1: sequences: 4 live, 1 waiting for a slot\n" in status
+    assert "countdown version 1: sequences" not in status
+    endless.pop().leave()
+    assert late.read_all() == [2, 1]
+    assert eventually(lambda: counts() == (3, 0))
+    for client in (*endless, late):
+        client.leave()
+    assert eventually(lambda: counts() == (0, 0))

@@ -1,0 +1,249 @@
+"""The response cache as clients see it: equal requests over HTTP and gRPC, counts, metrics, reloads, Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+import tritonclient.http.aio as aioclient
+import tritonclient.utils.shared_memory as shm
+from prometheus_client.parser import text_string_to_metric_families
+
+CACHED = 'backend: "onnxruntime"\nresponse_cache { enable: true }'
+LABELLED = """
+backend: "identity" max_batch_size: 4 response_cache { enable: true }
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] label_filename: "labels.txt" }
+"""
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 4 response_cache { enable: true }
+input { name: "A" data_type: TYPE_FP32 dims: [16] } input { name: "B" data_type: TYPE_FP32 dims: [16] }
+output { name: "SUM" data_type: TYPE_FP32 dims: [16] }
+ensemble_scheduling { step { model_name: "plain" model_version: -1
+  input_map { key: "INPUT0" value: "A" } input_map { key: "INPUT1" value: "B" }
+  output_map { key: "OUTPUT0" value: "SUM" } } }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: Any, serve: Any, identity: Callable[..., str]) -> Any:
+    module_repository.add_sub("add_sub", CACHED)
+    module_repository.add_sub("plain", 'backend: "onnxruntime" max_batch_size: 4')
+    module_repository.add("whole", ENSEMBLE)
+    module_repository.add("text", identity("BYTES", more="response_cache { enable: true }"))
+    (module_repository.add("labelled", LABELLED) / "labels.txt").write_text("cat\ndog\nhen\nowl\n")
+    with serve(module_repository.path, "--cache-config=local,size=16777216", "--allow-client-shm=true") as started:
+        yield started
+        assert started.stop() == 0
+        assert "Traceback" not in started.log(), started.log()
+
+
+def inputs(module: Any, value: float, names: tuple[str, str] = ("INPUT0", "INPUT1")) -> list[Any]:
+    made = []
+    for name, array in zip(names, (np.full((1, 16), value, np.float32), np.ones((1, 16), np.float32)), strict=True):
+        item = module.InferInput(name, array.shape, "FP32")
+        item.set_data_from_numpy(array)
+        made.append(item)
+    return made
+
+
+def counts(server: Any, model: str) -> dict[str, int]:
+    client = httpclient.InferenceServerClient(server.http)
+    (found,) = client.get_inference_statistics(model)["model_stats"]
+    client.close()
+    parts = found["inference_stats"]
+    return {name: parts[name]["count"] for name in parts} | {"executions": found["execution_count"]}
+
+
+def metrics(server: Any) -> dict[tuple[str, str], float]:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as reply:
+        page = reply.read().decode()
+    return {
+        (sample.name.removesuffix("_total"), sample.labels.get("model", "")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def test_http_and_grpc_share_answers_and_only_the_first_request_is_executed(server: Any) -> None:
+    http, grpc = httpclient.InferenceServerClient(server.http), grpcclient.InferenceServerClient(server.grpc)
+    before = counts(server, "add_sub")
+    results = [http.infer("add_sub", inputs(httpclient, 41.0), request_id="one")]
+    results += [http.infer("add_sub", inputs(httpclient, 41.0), request_id="two")]
+    results += [grpc.infer("add_sub", inputs(grpcclient, 41.0), request_id="three")]
+    for result in results:
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 16), 42, np.float32))
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), np.full((1, 16), 40, np.float32))
+    assert [results[0].get_response()["id"], results[1].get_response()["id"]] == ["one", "two"]
+    assert results[2].get_response().id == "three"
+    after = counts(server, "add_sub")
+    gained = {name: after[name] - before[name] for name in after}
+    assert (gained["success"], gained["queue"], gained["cache_hit"], gained["cache_miss"]) == (3, 3, 2, 1)
+    assert (gained["executions"], gained["compute_infer"], gained["fail"]) == (1, 1, 0)
+    found = grpc.get_inference_statistics("add_sub").model_stats[0].inference_stats
+    assert (found.cache_hit.count, found.cache_miss.count) == (after["cache_hit"], after["cache_miss"])
+    http.close()
+    grpc.close()
+
+
+def test_many_clients_at_once_get_their_own_answers(server: Any) -> None:
+    async def ask() -> None:
+        async with aioclient.InferenceServerClient(server.http, conn_limit=16) as client:
+            values = [float(index % 8) for index in range(160)]
+            results = await asyncio.gather(*(client.infer("add_sub", inputs(httpclient, value)) for value in values))
+            for value, result in zip(values, results, strict=True):
+                assert (result.as_numpy("OUTPUT0") == value + 1).all()
+
+    before = counts(server, "add_sub")
+    asyncio.run(ask())
+    after = counts(server, "add_sub")
+    assert after["success"] - before["success"] == 160
+    assert after["success"] == after["cache_hit"] + after["cache_miss"]
+    assert after["compute_infer"] == after["cache_miss"]
+
+
+def test_a_part_of_the_outputs_is_another_request(server: Any) -> None:
+    client = httpclient.InferenceServerClient(server.http)
+    for _ in range(2):
+        result = client.infer("add_sub", inputs(httpclient, 77.0), outputs=[httpclient.InferRequestedOutput("OUTPUT1")])
+        assert result.as_numpy("OUTPUT0") is None
+        assert (result.as_numpy("OUTPUT1") == 76).all()
+    result = client.infer("add_sub", inputs(httpclient, 77.0))
+    assert (result.as_numpy("OUTPUT0") == 78).all()
+    client.close()
+
+
+def test_classes_and_plain_values_come_from_one_answer(server: Any) -> None:
+    client = httpclient.InferenceServerClient(server.http)
+    item = httpclient.InferInput("INPUT0", (1, 4), "FP32")
+    item.set_data_from_numpy(np.array([[0.1, 0.2, 0.9, 0.3]], np.float32))
+    before = counts(server, "labelled")
+    for _ in range(2):
+        asked = [httpclient.InferRequestedOutput("OUTPUT0", class_count=1)]
+        assert client.infer("labelled", [item], outputs=asked).as_numpy("OUTPUT0")[0, 0].endswith(b":2:hen")
+        np.testing.assert_allclose(client.infer("labelled", [item]).as_numpy("OUTPUT0")[0, 2], 0.9, rtol=1e-6)
+    assert counts(server, "labelled")["executions"] - before["executions"] == 1
+    client.close()
+
+
+def test_texts_come_back_as_they_were(server: Any, sample: Callable[[str], np.ndarray]) -> None:
+    client = grpcclient.InferenceServerClient(server.grpc)
+    values = sample("BYTES")
+    item = grpcclient.InferInput("INPUT0", values.shape, "BYTES")
+    item.set_data_from_numpy(values)
+    for _ in range(3):
+        np.testing.assert_array_equal(client.infer("text", [item]).as_numpy("OUTPUT0"), values)
+    assert counts(server, "text")["executions"] == 1
+    client.close()
+
+
+def test_a_hit_is_written_into_the_clients_shared_memory(server: Any) -> None:
+    client = httpclient.InferenceServerClient(server.http)
+    region = shm.create_shared_memory_region("cached_out", "/edge_cached_out", 64)
+    try:
+        client.register_system_shared_memory("cached_out", "/edge_cached_out", 64)
+        for _ in range(2):
+            shm.set_shared_memory_region(region, [np.zeros((1, 16), np.float32)])
+            asked = httpclient.InferRequestedOutput("OUTPUT0")
+            asked.set_shared_memory("cached_out", 64)
+            client.infer("add_sub", inputs(httpclient, 5.0), outputs=[asked])
+            np.testing.assert_array_equal(shm.get_contents_as_numpy(region, np.float32, (1, 16)), 6)
+        client.unregister_system_shared_memory("cached_out")
+    finally:
+        shm.destroy_shared_memory_region(region)
+    client.close()
+
+
+def test_an_ensemble_is_answered_from_the_cache_as_a_whole(server: Any) -> None:
+    client = grpcclient.InferenceServerClient(server.grpc)
+    for _ in range(3):
+        result = client.infer("whole", inputs(grpcclient, 9.0, ("A", "B")))
+        assert (result.as_numpy("SUM") == 10).all()
+    assert counts(server, "whole")["cache_hit"] == 2
+    assert counts(server, "plain")["executions"] == 1
+    client.close()
+
+
+def test_the_metrics_tell_of_each_cached_model_and_of_the_cache(server: Any) -> None:
+    client = httpclient.InferenceServerClient(server.http)
+    for _ in range(2):
+        client.infer("add_sub", inputs(httpclient, 1234.0))
+    client.close()
+    found, counted = metrics(server), counts(server, "add_sub")
+    assert found["nv_cache_num_hits_per_model", "add_sub"] == counted["cache_hit"] > 0
+    assert found["nv_cache_num_misses_per_model", "add_sub"] == counted["cache_miss"] > 0
+    assert found["nv_cache_miss_duration_per_model", "add_sub"] > 0
+    assert ("nv_cache_num_hits_per_model", "plain") not in found
+    assert found["nv_inference_request_success", "add_sub"] == counted["success"]
+    assert found["nv_inference_count", "add_sub"] == counted["cache_miss"]
+    assert 0 < found["nv_cache_util", ""] < 1
+    assert found["nv_cache_num_entries", ""] > 0
+    assert found["nv_cache_num_lookups", ""] == found["nv_cache_num_hits", ""] + found["nv_cache_num_misses", ""]
+
+
+def test_a_model_file_that_changes_is_not_answered_for_from_before(
+    repository: Any, serve: Any, eventually: Any, identity: Callable[..., str]
+) -> None:
+    stub = """backend: "stub" max_batch_size: 4 response_cache { enable: true }
+    input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
+    parameters { key: "stub_op" value { string_value: "%s" } }"""
+    repository.add("changing", stub % "double")
+    with serve(repository.path, "--response-cache-byte-size=1048576", "--repository-poll-secs=0.1") as server:
+        client = httpclient.InferenceServerClient(server.http)
+        item = httpclient.InferInput("INPUT0", (1, 4), "FP32")
+        item.set_data_from_numpy(np.full((1, 4), 3, np.float32))
+
+        def answer() -> float:
+            return float(client.infer("changing", [item]).as_numpy("OUTPUT0")[0, 0])
+
+        assert [answer(), answer()] == [6.0, 6.0]
+        assert counts(server, "changing")["cache_hit"] == 1
+        repository.add("changing", stub % "identity")
+        assert eventually(lambda: answer() == 3.0)
+        assert [answer(), answer()] == [3.0, 3.0]
+        client.close()
+        assert "--response-cache-byte-size is deprecated" in server.log()
+
+
+def test_two_servers_share_a_redis_and_go_on_without_it(
+    repository: Any, serve: Any, eventually: Any, redis_server: Any, tmp_path: Path
+) -> None:
+    repository.add_sub("add_sub", CACHED)
+    # Patient: a busy machine is not a slow Redis.
+    times = "connect_timeout=5000,socket_timeout=5000,wait_timeout=5000"
+    flags = [f"--cache-config=redis,host=127.0.0.1,port={redis_server.port}", f"--cache-config=redis,{times}"]
+    with serve(repository.path, *flags) as one, serve(repository.path, *flags) as two:
+        first, second = (httpclient.InferenceServerClient(server.http) for server in (one, two))
+        assert (first.infer("add_sub", inputs(httpclient, 3.0)).as_numpy("OUTPUT0") == 4).all()
+        assert eventually(lambda: redis_server.client().dbsize() == 1)
+        assert (second.infer("add_sub", inputs(httpclient, 3.0)).as_numpy("OUTPUT0") == 4).all()
+        found = counts(two, "add_sub")
+        assert (found["cache_hit"], found["executions"]) == (1, 0)
+        redis_server.kill()
+        for _ in range(10):
+            assert (second.infer("add_sub", inputs(httpclient, 3.0)).as_numpy("OUTPUT0") == 4).all()
+        assert counts(two, "add_sub")["executions"] == 10
+        assert metrics(two)["edge_cache_losses", ""] >= 0
+        assert two.log().count("requests are computed") == 1
+        first.close()
+        second.close()
+        assert [one.stop(), two.stop()] == [0, 0]
+
+
+def test_a_redis_password_is_shown_nowhere(repository: Any, serve: Any) -> None:
+    repository.add_sub("add_sub", CACHED)
+    environment = {"TRITONCACHE_REDIS_PASSWORD": "open-sesame"}
+    flags = ["--cache-config=redis,host=127.0.0.1,port=1", "--log-verbose=1"]
+    with serve(repository.path, *flags, environment=environment) as server:
+        client = httpclient.InferenceServerClient(server.http)
+        assert (client.infer("add_sub", inputs(httpclient, 3.0)).as_numpy("OUTPUT0") == 4).all()
+        client.close()
+        assert "requests are computed" in server.log()
+        assert "open-sesame" not in server.log()

@@ -1,0 +1,455 @@
+"""Sequences through the installed server: Triton's clients, ids of both kinds, reloads, ensembles, Python, cameras."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
+
+from edge_server.client import FrameStream
+
+CONTROLS = """
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END fp32_false_true: [ 0, 1 ] } }
+"""
+ID = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }\n'
+STATE = """
+  state { input_name: "SUM" output_name: "NEW_SUM" data_type: TYPE_FP32 dims: [ 1 ]
+          initial_state { name: "begin" data_type: TYPE_FP32 dims: [ 1 ] INITIAL } }
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input { name: "A" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "B" data_type: TYPE_FP32 dims: [ 1 ] }
+ensemble_scheduling {
+  step [ { model_name: "direct_onnxruntime" input_map { key: "IN" value: "A" } output_map { key: "OUT" value: "m" } },
+         { model_name: "python" input_map { key: "IN" value: "m" } output_map { key: "OUT" value: "B" } } ]
+}
+"""
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }, { name: "WHO" data_type: TYPE_STRING dims: [ 3 ] } ]
+instance_group { count: 1 kind: KIND_CPU }
+PARAMETERS
+"""
+PYTHON = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        id, flags = request.correlation_id(), request.flags()
+        start, ready = (
+            pb_utils.get_input_tensor_by_name(request, name).as_numpy()[0, 0] for name in ("START", "READY"))
+        assert bool(start) == bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+        if ready:
+            self.sums[id] = value + (0 if start else self.sums[id])
+        total = self.sums.get(id, value)
+        if flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
+            del self.sums[id]
+        who = np.array([[type(id).__name__, str(id), str(flags)]], dtype=object)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", total), pb_utils.Tensor("WHO", who)])
+"""
+
+CAMERA = """
+backend: "onnxruntime"
+max_batch_size: 4
+instance_group { count: 1 kind: KIND_CPU }
+input { name: "IMAGE" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 4, 4 ] }
+parameters { key: "image_fit" value { string_value: "stretch" } }
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  STRATEGY
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } }
+  state { input_name: "SUM" output_name: "NEW_SUM" data_type: TYPE_FP32 dims: [ 1 ] }
+}
+"""
+
+
+def watcher() -> onnx.ModelProto:
+    """OUT = SUM + the picture's largest value, and START; with the state beside it."""
+    inputs = {"IMAGE": [3, 4, 4], "SUM": [1], "START": [1]}
+    nodes = [
+        helper.make_node("ReduceMax", ["IMAGE"], ["most"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Unsqueeze", ["most", "last"], ["column"]),
+        helper.make_node("Add", ["column", "SUM"], ["NEW_SUM"]),
+        helper.make_node("Cast", ["ID"], ["ID_FP32"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["NEW_SUM", "START", "ID_FP32"], ["OUT"], axis=-1),
+    ]
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", *dims]) for name, dims in inputs.items()]
+    tensors.append(helper.make_tensor_value_info("ID", TensorProto.INT32, ["b", 1]))
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", size])
+        for name, size in (("OUT", 3), ("NEW_SUM", 1))
+    ]
+    last = onnx.numpy_helper.from_array(np.array([1]), "last")
+    model = helper.make_model(
+        helper.make_graph(nodes, "watcher", tensors, outputs, [last]), opset_imports=[helper.make_opsetid("", 17)]
+    )
+    model.ir_version = 8
+    onnx.checker.check_model(model)
+    return model
+
+
+def accumulator(rows: list[Any]) -> onnx.ModelProto:
+    """OUT = IN + SUM (IN alone where START), NEW_SUM = OUT, FLAGS = START, READY, END, ID."""
+    kinds = dict.fromkeys(("IN", "SUM", "START", "READY", "END"), TensorProto.FLOAT) | {"ID": TensorProto.UINT64}
+    nodes = [
+        helper.make_node("Add", ["IN", "SUM"], ["OUT"]),
+        helper.make_node("Identity", ["OUT"], ["NEW_SUM"]),
+        helper.make_node("Cast", ["ID"], ["ID_FP32"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["START", "READY", "END", "ID_FP32"], ["FLAGS"], axis=-1),
+    ]
+    inputs = [helper.make_tensor_value_info(name, kind, [*rows, 1]) for name, kind in kinds.items()]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [*rows, size])
+        for name, size in (("OUT", 1), ("NEW_SUM", 1), ("FLAGS", 4))
+    ]
+    graph = helper.make_graph(nodes, "accumulator", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.checker.check_model(model)
+    return model
+
+
+def config(
+    backend: str, strategy: str, batch: int = 4, initial: str = "zero_data: true", idle_us: int = 60_000_000
+) -> str:
+    return (
+        f'backend: "{backend}"\nmax_batch_size: {batch}\ninstance_group {{ count: 2 kind: KIND_CPU }}\n'
+        f"sequence_batching {{ max_sequence_idle_microseconds: {idle_us}\n{strategy}\n{CONTROLS}{ID}"
+        + STATE.replace("INITIAL", initial)
+        + "}\n"
+    )
+
+
+def python_config(parameters: str = "") -> str:
+    batching = "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 8 }"
+    return PYTHON_CONFIG.replace("PARAMETERS", parameters) + batching + CONTROLS + "}\n"
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: Any, serve: Any) -> Iterator[Any]:
+    oldest = "oldest { max_candidate_sequences: 3 }"
+    for backend in ("onnxruntime", "openvino"):
+        for strategy, words, batch in (("direct", "direct { }", 4), ("oldest", oldest, 4), ("single", "", 0)):
+            rows: list[Any] = ["batch"] if batch else []
+            module_repository.add(f"{strategy}_{backend}", config(backend, words, batch), model=accumulator(rows))
+    folder = module_repository.add(
+        "from_file", config("onnxruntime", oldest, initial='data_file: "hundred"'), model=accumulator(["batch"])
+    )
+    (folder / "initial_state").mkdir()
+    np.array([100], np.float32).tofile(folder / "initial_state" / "hundred")
+    module_repository.add("short", config("onnxruntime", oldest, idle_us=30_000), model=accumulator(["batch"]))
+    module_repository.add("reloaded", config("onnxruntime", oldest), model=accumulator(["batch"]))
+    apart = 'parameters { key: "isolation" value { string_value: "process" } }'
+    for name, parameters in (("python", ""), ("python_apart", apart)):
+        module_repository.add(name, python_config(parameters))
+        (module_repository.path / name / "1" / "model.py").write_text(PYTHON)
+    module_repository.add("both", ENSEMBLE)
+    for name, strategy in (("watch_direct", "direct { }"), ("watch_oldest", oldest)):
+        module_repository.add(name, CAMERA.replace("STRATEGY", strategy), model=watcher())
+    with serve(module_repository.path) as process:
+        yield process
+
+
+class Stream:
+    """A gRPC stream of tritonclient, and what came back of each request."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+
+    def __enter__(self) -> Stream:
+        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.stop_stream()
+
+    def send(
+        self, model: str, value: float, tag: str, *, has_rows: bool = True, name: str = "IN", **flags: Any
+    ) -> None:
+        array = np.full((1, 1) if has_rows else (1,), value, np.float32)
+        given = grpcclient.InferInput(name, array.shape, "FP32")
+        given.set_data_from_numpy(array)
+        self._client.async_stream_infer(model, [given], request_id=tag, **flags)
+
+    def read(self, count: int) -> list[Any]:
+        found = []
+        for _ in range(count):
+            result, error = self._answers.get(timeout=20)
+            assert error is None, error
+            found.append(result)
+        return found
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[Any]:
+    with grpcclient.InferenceServerClient(server.grpc) as made:
+        yield made
+
+
+def totals(results: list[Any], tag: str, output: str = "OUT") -> list[float]:
+    return [float(one.as_numpy(output).ravel()[0]) for one in results if one.get_response().id == tag]
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("strategy", ["direct", "oldest", "single"])
+def test_interleaved_sequences_on_one_stream_each_keep_their_own_state_and_order(
+    client: Any, strategy: str, backend: str
+) -> None:
+    model, ids = f"{strategy}_{backend}", (1001, 1002)
+    with Stream(client) as stream:
+        for i in range(12):
+            for id in ids:
+                flags = {"sequence_id": id, "sequence_start": i == 0, "sequence_end": i == 11}
+                stream.send(model, i + id, str(id), has_rows=strategy != "single", **flags)
+        results = stream.read(24)
+    for id in ids:
+        assert totals(results, str(id)) == np.cumsum([i + id for i in range(12)]).tolist()
+        mine = [one.as_numpy("FLAGS").ravel().tolist() for one in results if one.get_response().id == str(id)]
+        assert mine == [[i == 0, 1, i == 11, id] for i in range(12)]
+    assert [output.name for output in results[0].get_response().outputs] == ["OUT", "FLAGS"]
+
+
+def test_more_sequences_than_slots_from_many_clients_all_end_right(server: Any) -> None:
+    wrong: list[Any] = []
+
+    def one_client(number: int) -> None:
+        with grpcclient.InferenceServerClient(server.grpc) as mine:
+            for model in ("oldest_onnxruntime", "direct_onnxruntime"):
+                with Stream(mine) as stream:
+                    for i in range(6):
+                        flags = {"sequence_id": 5000 + number, "sequence_start": i == 0, "sequence_end": i == 5}
+                        stream.send(model, number, "x", **flags)
+                    found = totals(stream.read(6), "x")
+                if found != [number * (i + 1) for i in range(6)]:
+                    wrong.append((number, model, found))
+
+    threads = [threading.Thread(target=one_client, args=(number,)) for number in range(1, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any) -> None:
+    def ask(client: Any, value: float, **flags: Any) -> Any:
+        given = httpclient.InferInput("IN", (1, 1), "FP32")
+        given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+        return client.infer("python", [given], sequence_id="camera/front", **flags)
+
+    with httpclient.InferenceServerClient(server.http) as client:
+        first = ask(client, 2, sequence_start=True)
+        second = ask(client, 5)
+        last = ask(client, 1, sequence_end=True)
+    assert [float(one.as_numpy("OUT")[0, 0]) for one in (first, second, last)] == [2, 7, 8]
+    assert first.as_numpy("WHO").tolist() == [[b"str", b"camera/front", b"1"]]
+    assert last.as_numpy("WHO")[0, 2] == b"2"
+
+
+@pytest.mark.parametrize("model", ["python", "python_apart"])
+def test_a_model_in_python_keeps_its_state_by_the_correlation_id(client: Any, model: str) -> None:
+    with Stream(client) as stream:
+        for i in range(5):
+            for id in (7, "seven"):
+                flags = {"sequence_id": id, "sequence_start": i == 0, "sequence_end": i == 4}
+                stream.send(model, i, str(id), **flags)
+        results = stream.read(10)
+    for id in ("7", "seven"):
+        assert totals(results, id) == [0, 1, 3, 6, 10]
+    assert {one.as_numpy("WHO")[0, 0] for one in results} == {b"int", b"str"}
+
+
+def test_an_ensemble_hands_the_sequence_on_to_its_members(client: Any) -> None:
+    with Stream(client) as stream:
+        for i in range(4):
+            stream.send("both", 1, "e", name="A", sequence_id=66, sequence_start=i == 0, sequence_end=i == 3)
+        results = stream.read(4)
+    assert totals(results, "e", "B") == [1, 3, 6, 10]
+    told = [one.get_response().parameters for one in results]
+    assert [one["sequence_id"].int64_param for one in told] == [66] * 4
+    assert [one["sequence_start"].bool_param for one in told] == [True, False, False, False]
+    assert [one["sequence_end"].bool_param for one in told] == [False, False, False, True]
+
+
+def test_an_ensemble_repeats_the_sequence_over_http_as_well(server: Any) -> None:
+    tensor = {"name": "A", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    flags = {"sequence_id": 2**64 - 1, "sequence_start": True, "sequence_end": True}
+    status, answer = server.infer("both", {"inputs": [tensor], "parameters": flags})
+    assert (status, answer["parameters"]) == (200, flags)
+
+
+def test_a_state_begins_as_its_file_says(client: Any) -> None:
+    with Stream(client) as stream:
+        stream.send("from_file", 1, "f", sequence_id=3, sequence_start=True)
+        stream.send("from_file", 1, "f", sequence_id=3, sequence_end=True)
+        assert totals(stream.read(2), "f") == [101, 102]
+
+
+def infer(client: Any, model: str, value: float, **flags: Any) -> float:
+    given = grpcclient.InferInput("IN", (1, 1), "FP32")
+    given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+    return float(client.infer(model, [given], **flags).as_numpy("OUT")[0, 0])
+
+
+def test_requests_that_are_no_step_of_a_sequence_are_refused_in_tritons_words(client: Any) -> None:
+    model = "direct_onnxruntime"
+    with pytest.raises(InferenceServerException, match="must specify a non-zero or non-empty correlation ID") as error:
+        infer(client, model, 1)
+    assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
+    with pytest.raises(
+        InferenceServerException,
+        match="inference request for sequence 40 to model 'direct_onnxruntime' must specify the START flag on the "
+        "first request of the sequence",
+    ):
+        infer(client, model, 1, sequence_id=40)
+    with pytest.raises(InferenceServerException, match="expected an integer, given the string 'x'"):
+        infer(client, model, 1, sequence_id="x", sequence_start=True)
+    two = grpcclient.InferInput("IN", (2, 1), "FP32")
+    two.set_data_from_numpy(np.ones((2, 1), np.float32))
+    with pytest.raises(InferenceServerException, match="must specify batch-size 1"):
+        client.infer(model, [two], sequence_id=41, sequence_start=True)
+    assert infer(client, model, 1, sequence_id=42, sequence_start=True, sequence_end=True) == 1
+
+
+def test_a_sequence_left_alone_is_closed_and_must_begin_again(client: Any, eventually: Callable[..., bool]) -> None:
+    assert infer(client, "short", 1, sequence_id=9, sequence_start=True) == 1
+
+    def is_closed() -> bool:
+        # Each try that still meets the sequence keeps it alive: so look from time to time, less and less often.
+        is_closed.pause_s *= 2
+        threading.Event().wait(is_closed.pause_s)
+        try:
+            infer(client, "short", 1, sequence_id=9)
+        except InferenceServerException as error:
+            return "idle for more than 30 ms" in str(error)
+        return False
+
+    is_closed.pause_s = 0.02
+    assert eventually(is_closed)
+    assert infer(client, "short", 5, sequence_id=9, sequence_start=True, sequence_end=True) == 5
+
+
+def test_a_reload_forgets_live_sequences_and_says_so(
+    server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
+) -> None:
+    assert infer(client, "reloaded", 1, sequence_id=9, sequence_start=True) == 1
+    assert infer(client, "reloaded", 1, sequence_id=9) == 2
+    path = module_repository.path / "reloaded" / "config.pbtxt"
+    path.write_text(path.read_text().replace("max_candidate_sequences: 3", "max_candidate_sequences: 4"))
+
+    def is_new() -> bool:
+        batching = client.get_model_config("reloaded").config.sequence_batching
+        return batching.oldest.max_candidate_sequences == 4
+
+    assert eventually(is_new)
+    with pytest.raises(InferenceServerException, match=r"START flag.*began before the model was loaded anew"):
+        infer(client, "reloaded", 1, sequence_id=9)
+    assert infer(client, "reloaded", 7, sequence_id=9, sequence_start=True, sequence_end=True) == 7
+
+
+def test_what_the_server_says_of_itself_and_of_its_models(server: Any, client: Any) -> None:
+    assert {"sequence", "sequence(string_id)"} <= set(client.get_server_metadata().extensions)
+    metadata = client.get_model_metadata("direct_onnxruntime")
+    assert [item.name for item in metadata.inputs] == ["IN"]
+    assert [item.name for item in metadata.outputs] == ["OUT", "FLAGS"]
+    before = server.statistics("direct_onnxruntime")
+    assert infer(client, "direct_onnxruntime", 1, sequence_id=77, sequence_start=True, sequence_end=True) == 1
+    after = server.statistics("direct_onnxruntime")
+    counts = ("inference_count", "execution_count")
+    assert [int(after[key]) - int(before.get(key, 0)) for key in counts] == [1, 1]
+
+
+def test_a_broken_initial_state_keeps_only_its_own_model_from_loading(repository: Any, serve: Any) -> None:
+    folder = repository.add(
+        "broken", config("onnxruntime", "direct { }", initial='data_file: "state"'), model=accumulator(["batch"])
+    )
+    (folder / "initial_state").mkdir()
+    (folder / "initial_state" / "state").write_bytes(b"12")
+    repository.add("good", config("onnxruntime", "direct { }"), model=accumulator(["batch"]))
+    with serve(repository.path, "--exit-on-error=false") as server:
+        status, answer = server.ask("/v2/repository/index", {})
+        assert status == 200
+        reasons = {one["name"]: one.get("reason", "") for one in answer}
+        assert "initial_state of 'SUM': expected 4 bytes for FP32 [1], given 2" in reasons["broken"]
+        assert not reasons["good"]
+
+
+def picture(value: int) -> np.ndarray:
+    return np.full((8, 8, 3), value, np.uint8)
+
+
+def totals_of_frames(results: list[Any]) -> list[float]:
+    return [float(result.tensors[0].array[0, 0]) for result in results]
+
+
+@pytest.mark.parametrize("model", ["watch_direct", "watch_oldest"])
+def test_each_camera_is_a_sequence_with_a_state_of_its_own(server: Any, model: str) -> None:
+    found: dict[int, list[Any]] = {}
+
+    def camera(value: int) -> None:
+        with FrameStream(server.grpc, model, stream_id=f"camera {value}", keeps_all=True) as stream:
+            found[value] = list(stream.results([picture(value)] * 15))
+
+    threads = [threading.Thread(target=camera, args=(value,)) for value in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for value in range(1, 7):
+        assert not [result.error for result in found[value] if result.error]
+        assert totals_of_frames(found[value]) == [value * (i + 1) for i in range(15)]
+        assert [result.tensors[0].array[0, 1] for result in found[value]] == [1] + [0] * 14
+    assert len({float(results[0].tensors[0].array[0, 2]) for results in found.values()}) == 6
+
+
+def test_a_camera_that_comes_back_begins_anew_and_leaves_its_slot_to_others(server: Any) -> None:
+    for number in range(8):
+        with FrameStream(server.grpc, "watch_oldest", stream_id=f"guest {number % 2}", keeps_all=True) as stream:
+            assert totals_of_frames(list(stream.results([picture(5)] * 2))) == [5, 10]
+
+
+def test_a_camera_goes_on_after_a_reload_with_a_state_that_begins_anew(
+    server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
+) -> None:
+    with FrameStream(server.grpc, "watch_direct", keeps_all=True) as stream:
+        results = stream.results()
+        for count in (1, 2):
+            stream.send(picture(3))
+            assert totals_of_frames([next(results)]) == [3 * count]
+        path = module_repository.path / "watch_direct" / "config.pbtxt"
+        path.write_text(path.read_text().replace("idle_microseconds: 60000000", "idle_microseconds: 50000000"))
+
+        def is_new() -> bool:
+            batching = client.get_model_config("watch_direct").config.sequence_batching
+            return batching.max_sequence_idle_microseconds == 50000000
+
+        assert eventually(is_new)
+        for count in (1, 2):
+            stream.send(picture(3))
+            assert totals_of_frames([next(results)]) == [3 * count]

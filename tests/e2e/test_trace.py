@@ -1,0 +1,464 @@
+"""Traces of an installed server: settings over both wires, trace files, children of ensembles and models, spans."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tritonclient.utils import InferenceServerException
+
+IDENTITY = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
+"""
+
+REPEAT = """
+backend: "repeat"
+model_transaction_policy { decoupled: true }
+max_batch_size: 0
+input { name: "IN" data_type: TYPE_INT32 dims: [-1] }
+input { name: "DELAY" data_type: TYPE_UINT32 dims: [-1] }
+input { name: "WAIT" data_type: TYPE_UINT32 dims: [1] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
+output { name: "IDX" data_type: TYPE_UINT32 dims: [1] }
+"""
+
+CHAIN = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
+ensemble_scheduling { step [
+  { model_name: "same" model_version: -1
+    input_map { key: "INPUT0" value: "X" } output_map { key: "OUTPUT0" value: "between" } },
+  { model_name: "asks" model_version: -1
+    input_map { key: "INPUT0" value: "between" } output_map { key: "OUTPUT0" value: "Y" } }
+] }
+"""
+
+ASKS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            self.context = request.trace().get_context()
+            given = pb_utils.get_input_tensor_by_name(request, "INPUT0")
+            for trace in ({"trace": request.trace()}, {}):
+                asked = pb_utils.InferenceRequest(
+                    model_name="same", requested_output_names=["OUTPUT0"], inputs=[given], request_id="inner", **trace
+                )
+                outputs = asked.exec().output_tensors()
+            answers.append(pb_utils.InferenceResponse(outputs))
+        return answers
+"""
+
+STEPS = ["chain", "same", "asks", "same"]
+"""The traces of one request to `chain`: of what `asks` asks, only the request that it gave its trace."""
+
+
+def write(repository: Any, isolation: str = "") -> Path:
+    repository.add("same", IDENTITY)
+    repository.add("chain", CHAIN)
+    repository.add("repeat", REPEAT)
+    more = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
+    folder = repository.add("asks", IDENTITY.replace('"identity"', '"python"') + more)
+    (folder / "1" / "model.py").write_text(ASKS)
+    path: Path = repository.path
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: Any, serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server that can trace, and traces nothing yet. `server.file` is where to."""
+    folder = tmp_path_factory.mktemp("traces")
+    with serve(write(module_repository), f"--trace-config=triton,file={folder}/t", "--trace-config=rate=1") as running:
+        running.folder = folder
+        yield running
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, server: Any) -> Iterator[Any]:
+    module = triton_http if request.param == "http" else triton_grpc
+    made = module.InferenceServerClient(server.http if request.param == "http" else server.grpc)
+    made.module = module
+    made.wire = request.param
+    yield made
+    made.close()
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """Return settings of either client in one form."""
+    if isinstance(settings, dict):
+        return settings
+    found = {key: list(value.value) for key, value in settings.settings.items()}
+    return {key: value if key == "trace_level" else value[0] for key, value in found.items()}
+
+
+def infer(client: Any, model: str = "same", name: str = "INPUT0", **more: Any) -> Any:
+    given = client.module.InferInput(name, [1, 4], "FP32")
+    given.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    return client.infer(model, [given], **more)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    return found
+
+
+def by_trace(records: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return each trace: its head, its stamps by name, its tensors."""
+    found: dict[int, dict[str, Any]] = {}
+    for record in records:
+        trace = found.setdefault(record["id"], {"stamps": {}, "tensors": []})
+        trace.update({key: record[key] for key in ("model_name", "model_version", "parent_id", "request_id")
+                      if key in record})  # fmt: skip
+        trace["stamps"].update({stamp["name"]: stamp["ns"] for stamp in record.get("timestamps", ())})
+        if "tensor" in record:
+            trace["tensors"].append((record["activity"], record["tensor"]))
+    return found
+
+
+def next_file(server: Any) -> Path:
+    """Return the numbered file that the next trace ends up in."""
+    number = len(list(server.folder.glob("t.[0-9]*")))
+    path: Path = server.folder / f"t.{number}"
+    assert not path.exists()
+    return path
+
+
+@pytest.fixture
+def traced(client: Any, server: Any, eventually: Callable[..., bool]) -> Callable[..., dict[int, dict[str, Any]]]:
+    """Trace what a call does, as one trace, and return it."""
+
+    def trace(act: Callable[[], Any], *level: str, model: str = "") -> dict[int, dict[str, Any]]:
+        path = next_file(server)
+        wanted = {"trace_level": list(level or ("TIMESTAMPS",)), "trace_count": "1"}
+        client.update_trace_settings(model, wanted)
+        try:
+            act()
+            assert eventually(path.exists)
+        finally:
+            client.update_trace_settings(model, {"trace_level": None, "trace_count": None})
+        return by_trace(read(path))
+
+    return trace
+
+
+def test_trace_is_among_the_extensions(server: Any) -> None:
+    extensions = server.ask("/v2")[1]["extensions"]
+    assert extensions.index("trace") == extensions.index("statistics") + 1
+
+
+def test_settings_are_read_changed_and_cleared_alike_over_both_wires(client: Any, server: Any) -> None:
+    start = {
+        "trace_level": ["OFF"], "trace_rate": "1", "trace_count": "-1", "log_frequency": "0",
+        "trace_file": f"{server.folder}/t", "trace_mode": "triton",
+    }  # fmt: skip
+    assert plain(client.get_trace_settings()) == plain(client.get_trace_settings("same")) == start
+    given = plain(client.update_trace_settings("same", {"trace_rate": "7", "trace_count": "3"}))
+    assert given == plain(client.get_trace_settings("same")) == {**start, "trace_rate": "7", "trace_count": "3"}
+    assert plain(client.get_trace_settings()) == start
+    everybody = plain(client.update_trace_settings(settings={"log_frequency": "5", "trace_rate": "2"}))
+    assert everybody == {**start, "log_frequency": "5", "trace_rate": "2"}
+    assert plain(client.get_trace_settings("same"))["log_frequency"] == "5"
+    assert plain(client.update_trace_settings("same", {"trace_rate": None, "trace_count": None})) == everybody
+    assert plain(client.update_trace_settings(settings={"log_frequency": None, "trace_rate": None})) == start
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "code", "words"),
+    [
+        ("", {"trace_file": "x"}, ("501", "UNIMPLEMENTED"), "trace file location can not be updated through network"),
+        ("", {"trace_rate": "x"}, ("400", "INVALID_ARGUMENT"), "Unable to parse 'trace_rate', got: x"),
+        ("", {"trace_level": ["OFF", "TENSORS"]}, ("400", "INVALID_ARGUMENT"), "Expect only one trace level 'OFF'"),
+        ("absent", {"trace_rate": "1"}, ("400", "INVALID_ARGUMENT"), "Request for unknown model : absent"),
+        ("same", {"trace_level": ["TIMESTAMPS"], "trace_rate": "0"}, ("400", "INVALID_ARGUMENT"),
+         "Attempting to set invalid trace setting :sample rate must be non-zero"),
+    ],
+)  # fmt: skip
+def test_a_change_is_refused_alike_over_both_wires(
+    client: Any, model: str, settings: dict[str, Any], code: tuple[str, str], words: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.update_trace_settings(model, settings)
+    assert words in caught.value.message()
+    assert caught.value.status() == (code[0] if client.wire == "http" else f"StatusCode.{code[1]}")
+
+
+def test_a_settings_body_that_is_no_object_is_refused(server: Any) -> None:
+    for body in (b"[]", b"{", b'"x"'):
+        assert server.request("POST", "/v2/trace/setting", body)[0] == 400
+    with pytest.raises(InferenceServerException, match="unknown model : absent"):
+        triton_http.InferenceServerClient(server.http).get_trace_settings("absent")
+
+
+def test_a_request_is_traced_from_its_arrival_to_its_answer(client: Any, traced: Any) -> None:
+    ((_, trace),) = traced(lambda: infer(client, request_id="r9")).items()
+    assert (trace["model_name"], trace["model_version"], trace["request_id"]) == ("same", 1, "r9")
+    stamps = trace["stamps"]
+    front = {"http": ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"),
+             "grpc": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")}  # fmt: skip
+    arrived, read_all, sending, sent = front[client.wire]
+    order = [arrived, read_all, "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END",
+             "COMPUTE_OUTPUT_START", "COMPUTE_END", "INFER_RESPONSE_COMPLETE", sending, sent]  # fmt: skip
+    assert set(stamps) == {*order, "REQUEST_END"}
+    assert [stamps[name] for name in order] == sorted(stamps[name] for name in order)
+    assert stamps["REQUEST_END"] >= stamps["COMPUTE_END"]
+
+
+def test_an_ensemble_and_what_its_models_ask_are_children_with_their_tensors(client: Any, traced: Any) -> None:
+    found = traced(lambda: infer(client, "chain", "X"), "TIMESTAMPS", "TENSORS")
+    assert [trace["model_name"] for trace in found.values()] == STEPS
+    chain, same, asks, asked = found
+    assert [trace.get("parent_id") for trace in found.values()] == [None, chain, chain, asks]
+    assert same < asks < asked
+    assert {"COMPUTE_START", "COMPUTE_END"} <= set(found[asks]["stamps"])
+    assert "COMPUTE_START" not in found[chain]["stamps"]
+    assert found[chain]["stamps"]["REQUEST_START"] <= found[asked]["stamps"]["REQUEST_START"]
+    expected = {"data": "1,2,3,4", "shape": "1,4", "dtype": "FP32"}
+    assert found[chain]["tensors"] == [
+        ("TENSOR_QUEUE_INPUT", {"name": "X", **expected}), ("TENSOR_BACKEND_OUTPUT", {"name": "Y", **expected}),
+    ]  # fmt: skip
+    assert [activity for activity, _ in found[asked]["tensors"]] == ["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"]
+
+
+def test_settings_of_one_model_leave_the_others_untraced(client: Any, traced: Any) -> None:
+    def both() -> None:
+        infer(client, "chain", "X")
+        infer(client, "same")
+
+    found = traced(both, model="same")
+    assert [(trace["model_name"], trace.get("parent_id")) for trace in found.values()] == [("same", None)]
+
+
+def test_a_request_that_fails_is_traced_too(client: Any, traced: Any) -> None:
+    def ask() -> None:
+        with pytest.raises(InferenceServerException):
+            infer(client, "same", "WRONG")
+
+    ((_, trace),) = traced(ask).items()
+    assert trace["model_name"] == "same"
+    assert "COMPUTE_START" not in trace["stamps"]
+
+
+def test_a_stream_of_responses_is_one_trace_with_each_output(server: Any, client: Any, traced: Any) -> None:
+    def ask() -> None:
+        answers: list[Any] = []
+        done = threading.Event()
+
+        def take(result: Any, error: Any) -> None:
+            answers.append(error or result.as_numpy("OUT").tolist())
+            if len(answers) == 3:
+                done.set()
+
+        with triton_grpc.InferenceServerClient(server.grpc) as stream:
+            stream.start_stream(take)
+            inputs = []
+            for name, dtype, values in (
+                ("IN", "INT32", [4, 5, 6]),
+                ("DELAY", "UINT32", [0] * 3),
+                ("WAIT", "UINT32", [0]),
+            ):
+                inputs.append(triton_grpc.InferInput(name, [len(values)], dtype))
+                inputs[-1].set_data_from_numpy(np.array(values, dtype.lower()))
+            stream.async_stream_infer("repeat", inputs)
+            assert done.wait(20)
+        assert answers == [[4], [5], [6]]
+
+    ((_, trace),) = traced(ask, "TIMESTAMPS", "TENSORS").items()
+    outputs = [tensor["data"] for activity, tensor in trace["tensors"]
+               if activity == "TENSOR_BACKEND_OUTPUT" and tensor["name"] == "OUT"]  # fmt: skip
+    assert outputs == ["4", "5", "6"]
+    assert {"GRPC_WAITREAD_START", "GRPC_SEND_END", "COMPUTE_END", "REQUEST_END"} <= set(trace["stamps"])
+
+
+def test_a_stream_that_the_client_leaves_ends_its_traces(server: Any, client: Any, traced: Any) -> None:
+    def ask() -> None:
+        with triton_grpc.InferenceServerClient(server.grpc) as stream:
+            first = threading.Event()
+            stream.start_stream(lambda result, error: first.set())
+            inputs = []
+            for name, dtype, values in (
+                ("IN", "INT32", [1] * 50),
+                ("DELAY", "UINT32", [100] * 50),
+                ("WAIT", "UINT32", [0]),
+            ):
+                inputs.append(triton_grpc.InferInput(name, [len(values)], dtype))
+                inputs[-1].set_data_from_numpy(np.array(values, dtype.lower()))
+            stream.async_stream_infer("repeat", inputs)
+            assert first.wait(20)
+            stream.stop_stream(cancel_requests=True)
+
+    ((_, trace),) = traced(ask).items()
+    assert {"REQUEST_START", "REQUEST_END"} <= set(trace["stamps"])
+
+
+def test_generate_is_traced(server: Any, client: Any, traced: Any) -> None:
+    def ask() -> None:
+        body = json.dumps({"INPUT0": [[1, 2, 3, 4]]})
+        command = ["curl", "-sS", "-d", body, server.url("/v2/models/same/generate")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        assert "OUTPUT0" in done.stdout
+
+    ((_, trace),) = traced(ask).items()
+    assert {"HTTP_RECV_START", "HTTP_RECV_END", "COMPUTE_START", "INFER_RESPONSE_COMPLETE"} <= set(trace["stamps"])
+
+
+def test_many_clients_at_once_get_every_rateth_request_traced(server: Any, eventually: Callable[..., bool]) -> None:
+    def work() -> None:
+        with triton_grpc.InferenceServerClient(server.grpc) as mine:
+            mine.module = triton_grpc
+            for _ in range(10):
+                infer(mine)
+
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        path = next_file(server)
+        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "4", "trace_count": "10"})
+        try:
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert eventually(path.exists)
+        finally:
+            client.update_trace_settings(settings=dict.fromkeys(("trace_level", "trace_rate", "trace_count")))
+        assert len(by_trace(read(path))) == 10
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.spans: list[Any] = []
+        self.thread = threading.Thread(target=self.serve_forever, args=(0.02,))
+        self.thread.start()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        message = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
+        for resource in message.resource_spans:
+            for scope in resource.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.shutdown()
+    made.thread.join()
+    made.server_close()
+
+
+@pytest.mark.parametrize("isolation", ["", "process"])
+def test_spans_reach_a_collector_under_the_callers_span_over_both_wires(
+    repository: Any, serve: Any, collector: Collector, isolation: str
+) -> None:
+    flags = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "opentelemetry,bsp_schedule_delay=100",
+             f"opentelemetry,url=http://127.0.0.1:{collector.server_address[1]}/v1/traces"]  # fmt: skip
+    callers = {"http": "00-" + "1" * 32 + "-" + "a" * 16 + "-01", "grpc": "00-" + "2" * 32 + "-" + "b" * 16 + "-01"}
+    with serve(write(repository, isolation), *(f"--trace-config={flag}" for flag in flags)) as server:
+        for wire, module in (("http", triton_http), ("grpc", triton_grpc)):
+            with module.InferenceServerClient(getattr(server, wire)) as client:
+                client.module = module
+                infer(client, "chain", "X")
+                infer(client, "chain", "X", headers={"traceparent": callers[wire]})
+        assert server.stop() == 0
+    for parent in callers.values():
+        trace_id, span_id = parent.split("-")[1:3]
+        mine = {span.span_id.hex(): span for span in collector.spans if span.trace_id.hex() == trace_id}
+        root = next(span for span in mine.values() if span.name == "InferRequest")
+        assert root.parent_span_id.hex() == span_id
+
+        def way(span: Any, mine: dict[str, Any] = mine) -> list[str]:
+            above = mine.get(span.parent_span_id.hex())
+            return [*([] if above is None else way(above)), span.name]
+
+        assert sorted(map(way, mine.values())) == [
+            ["InferRequest"],
+            ["InferRequest", "chain"],
+            ["InferRequest", "chain", "asks"],
+            ["InferRequest", "chain", "asks", "compute"],
+            ["InferRequest", "chain", "asks", "same"],
+            ["InferRequest", "chain", "asks", "same", "compute"],
+            ["InferRequest", "chain", "same"],
+            ["InferRequest", "chain", "same", "compute"],
+        ]
+    assert {span.trace_id.hex() for span in collector.spans} == {"1" * 32, "2" * 32}
+
+
+def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, serve: Any, tmp_path: Path) -> None:
+    repository.add("same", IDENTITY)
+    words = [f"triton,file={tmp_path}/t", "triton,log-frequency=100", "level=TIMESTAMPS", "rate=1"]
+    with serve(repository.path, *(f"--trace-config={word}" for word in words)) as server:
+        with triton_grpc.InferenceServerClient(server.grpc) as client:
+            client.module = triton_grpc
+            for _ in range(7):
+                infer(client)
+        assert server.stop() == 0
+    assert len(by_trace(read(tmp_path / "t.0"))) == 7
+
+
+def test_log_settings_change_what_the_running_server_logs(repository: Any, serve: Any, tmp_path: Path) -> None:
+    """Over both wires, into a log file, in another format from the change on."""
+    repository.add("same", IDENTITY)
+    file = tmp_path / "log"
+    with serve(repository.path, f"--log-file={file}", "--log-format=ISO8601", "--log-verbose=1") as server:
+        with triton_http.InferenceServerClient(server.http) as client:
+            now = client.get_log_settings()
+            assert (now["log_file"], now["log_format"], now["log_verbose_level"]) == (str(file), "ISO8601", 1)
+            assert file.read_text().startswith("20")
+            client.update_log_settings({"log_format": "default", "log_verbose_level": 0})
+        with triton_grpc.InferenceServerClient(server.grpc) as client:
+            client.update_log_settings({"log_info": False})
+            assert client.get_log_settings().settings["log_format"].string_param == "default"
+            with pytest.raises(InferenceServerException, match="log file location can not be updated"):
+                client.update_log_settings({"log_file": "x"})
+        size = len(file.read_text())
+        assert server.stop() == 0
+    assert file.read_text()[size:] == ""
+
+
+def test_settings_of_traces_and_log_can_be_kept_for_who_knows_the_secret(repository: Any, serve: Any) -> None:
+    groups = ("--http-restricted-api=trace,logging:key=secret", "--grpc-restricted-protocol=trace,logging:key=secret")
+    with serve(write(repository), f"--trace-config=triton,file={repository.path.parent}/t", *groups) as running:
+        for module, address, header in (
+            (triton_http, running.http, "key"),
+            (triton_grpc, running.grpc, "triton-grpc-protocol-key"),
+        ):
+            with module.InferenceServerClient(address) as client:
+                for order, asked in (
+                    (client.update_trace_settings, {"settings": {"trace_level": ["TENSORS"]}}),
+                    (client.get_trace_settings, {}),
+                    (client.update_log_settings, {"settings": {"log_verbose_level": 1}}),
+                    (client.get_log_settings, {}),
+                ):
+                    with pytest.raises(InferenceServerException, match=r"This .*is restricted, expecting .*key"):
+                        order(**asked)
+                found = plain(client.get_trace_settings(headers={header: "secret"}))
+                assert found["trace_level"] in ("OFF", ["OFF"])

@@ -1,0 +1,285 @@
+"""The installed server with a service manager of the test's own: what it is told, and when the watchdog starves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pty
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+
+WATCHDOG_S = 2.0
+
+HOLDS_EVERYTHING = """
+import ctypes
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        # PyDLL keeps the interpreter's lock: no other thread runs meanwhile, the event loop's neither.
+        ctypes.PyDLL(None).sleep(4)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(
+            request, "INPUT0").as_numpy())]) for request in requests]
+"""
+
+
+class Manager:
+    """Hears what a server tells its service manager, from the beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self.environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}
+        self.heard: list[tuple[float, list[str]]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while data := self._socket.recv(65536):
+            self.heard.append((time.monotonic(), data.decode("utf-8").split("\n")))
+
+    def close(self) -> None:
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as last:
+            last.sendto(b"", self.environment["NOTIFY_SOCKET"])
+        self._thread.join(10)
+        self._socket.close()
+
+    def states(self) -> list[str]:
+        """Return what was told, in order, without status lines, meals and extensions."""
+        return [lines[0] for _, lines in list(self.heard) if lines[0].startswith(("READY", "RELOADING", "STOPPING"))]
+
+    def status(self) -> str:
+        """Return the latest status line."""
+        lines = [line for _, message in list(self.heard) for line in message if line.startswith("STATUS=")]
+        return lines[-1].removeprefix("STATUS=") if lines else ""
+
+    def meals(self) -> list[float]:
+        return [at for at, lines in list(self.heard) if lines == ["WATCHDOG=1"]]
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    item = Manager(tmp_path / "notify")
+    yield item
+    item.close()
+
+
+def body() -> dict[str, Any]:
+    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+
+
+def stub(identity: Callable[..., str], **parameters: str) -> str:
+    more = "\n".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+    )
+    return identity(more=more).replace('"identity"', '"stub"')
+
+
+def test_readiness_comes_once_the_models_are_loaded_and_the_stop_is_told_before_the_drain(
+    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
+) -> None:
+    repository.add("same", identity())
+    repository.add("late", stub(identity, stub_open_delay_ms="1500"))
+    repository.add("broken", stub(identity, stub_fail_open="no such weights"))
+    with serve(repository.path, environment=manager.environment) as server:
+        assert eventually(lambda: manager.states() == ["READY=1"])
+        before = list(itertools.takewhile(lambda lines: lines[0] != "READY=1", (lines for _, lines in manager.heard)))
+        assert ["EXTEND_TIMEOUT_USEC=30000000"] in before
+        assert any(lines[0].startswith("STATUS=starting: ") for lines in before)
+        assert server.stop() == 0
+    assert manager.states() == ["READY=1", "STOPPING=1"]
+    ready = next(lines for _, lines in manager.heard if lines[0] == "READY=1")
+    assert ready[1].startswith("STATUS=2 models served, 1 NOT: broken")
+    assert "no such weights" in ready[1]
+    stopping = next(lines for _, lines in manager.heard if lines[0] == "STOPPING=1")
+    assert "EXTEND_TIMEOUT_USEC=45000000" in stopping
+
+
+def test_the_watchdog_is_fed_well_within_its_period_while_requests_come(
+    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
+) -> None:
+    repository.add("same", identity())
+    with serve(repository.path, environment=manager.environment) as server:
+
+        def has_enough() -> bool:
+            assert server.infer("same", body())[0] == 200
+            return len(manager.meals()) >= 5
+
+        assert eventually(has_enough)
+
+
+def test_a_blocked_event_loop_starves_the_watchdog_and_is_fed_again_afterwards(
+    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
+) -> None:
+    folder = repository.add("greedy", identity().replace('"identity"', '"python"'))
+    (folder / "1/model.py").write_text(HOLDS_EVERYTHING)
+    (folder / "config.pbtxt").write_text(
+        (folder / "config.pbtxt").read_text() + 'parameters { key: "warmup_probe" value { string_value: "false" } }'
+    )
+    with serve(repository.path, environment=manager.environment) as server:
+        assert eventually(lambda: len(manager.meals()) >= 2)
+        assert server.infer("greedy", body())[0] == 200
+        count = len(manager.meals())
+        assert eventually(lambda: len(manager.meals()) >= count + 2)
+        meals = manager.meals()
+        longest_s = max(after - before for before, after in itertools.pairwise(meals))
+        # The loop stood still for 4 s: no meal came for longer than the watchdog waits.
+        assert longest_s > WATCHDOG_S
+
+
+def test_an_instance_that_hangs_starves_the_watchdog_and_the_status_says_which(
+    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
+) -> None:
+    repository.add("same", identity())
+    repository.add("stuck", stub(identity, stub_hang="true", warmup_probe="false"))
+    with serve(
+        repository.path, "--watchdog-run-limit-secs=1", "--exit-timeout-secs=0", environment=manager.environment
+    ) as server:
+        asking = threading.Thread(target=server.infer, args=("stuck", body()))
+        asking.start()
+        assert eventually(lambda: "NOT WELL" in manager.status())
+        assert "instance stuck" in manager.status()
+        count, at = len(manager.meals()), time.monotonic()
+        # All others are served, and nothing is fed, for longer than the watchdog waits.
+        while time.monotonic() < at + WATCHDOG_S + 0.5:
+            assert server.infer("same", body())[0] == 200
+        assert len(manager.meals()) == count
+        assert "is not fed" in server.log()
+        server.process.terminate()
+        asking.join(20)
+
+
+def test_the_signal_of_a_starved_watchdog_leaves_the_stacks_of_all_threads(
+    serve: Any, repository: Any, identity: Any, manager: Manager
+) -> None:
+    repository.add("same", identity())
+    with serve(repository.path, environment=manager.environment) as server:
+        assert server.stop(signal.SIGABRT) == -signal.SIGABRT
+        assert "Fatal Python error: Aborted" in server.log()
+        assert server.log().count("Thread 0x") > 3
+
+
+def test_sighup_takes_over_log_settings_of_the_file_and_names_what_takes_a_restart(
+    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any, tmp_path: Path
+) -> None:
+    repository.add("same", identity())
+    file = tmp_path / "config.toml"
+    file.write_text('[log]\nformat = "default"\n')
+    with serve(repository.path, f"--config={file}", environment=manager.environment) as server:
+        file.write_text('[log]\nformat = "json"\nverbose_level = 1\n[lifecycle]\nexit_timeout_s = 3\n')
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: manager.states() == ["READY=1", "RELOADING=1", "READY=1"])
+        _, settings = server.ask("/v2/logging")
+        assert (settings["log_format"], settings["log_verbose_level"]) == ("json", 1)
+        assert "takes a restart: lifecycle.exit_timeout_s" in server.log()
+        file.write_text("[lgo]\n")
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: "nothing was reloaded" in server.log())
+        assert server.ask("/v2/logging")[1]["log_format"] == "json"
+        assert server.infer("same", body())[0] == 200
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    made = subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+            "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt"),
+        ],
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return folder / f"{name}.crt", folder / f"{name}.key"
+
+
+def test_sighup_renews_the_certificate_of_https_and_one_that_does_not_fit_changes_nothing(
+    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
+) -> None:
+    repository.add("same", identity())
+    first, second = certificate(tmp_path, "first"), certificate(tmp_path, "second")
+    cert, key = tmp_path / "server.crt", tmp_path / "server.key"
+    cert.write_bytes(first[0].read_bytes())
+    key.write_bytes(first[1].read_bytes())
+    with serve(repository.path, f"--http-tls-cert={cert}", f"--http-tls-key={key}") as server:
+        host, _, port = server.http.partition(":")
+
+        def shown() -> str:
+            return ssl.get_server_certificate((host, int(port)))
+
+        assert shown().split() == first[0].read_text().split()
+        cert.write_bytes(second[0].read_bytes())
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: "http.tls_cert, http.tls_key stays as it was" in server.log())
+        assert shown().split() == first[0].read_text().split()
+        key.write_bytes(second[1].read_bytes())
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: shown().split() == second[0].read_text().split())
+
+
+def test_sighup_has_the_repository_looked_at(serve: Any, repository: Any, identity: Any, eventually: Any) -> None:
+    repository.add("same", identity())
+    flags = ("--repository-poll-secs=86400", "--log-verbose=1")
+    with serve(repository.path, *flags) as server:
+        repository.add("more", identity())
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: server.get("/v2/models/more/ready")[0] == 200)
+
+
+def test_a_server_in_a_terminal_ends_with_it(repository: Any, identity: Any) -> None:
+    repository.add("same", identity())
+    leader, follower = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [str(COMMAND), "serve", f"--model-repository={repository.path}", "--http-port=0", "--grpc-port=0",
+             "--metrics-port=0"],
+            stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        with process:
+            assert process.stdout is not None
+            assert "is ready" in process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(20) == -signal.SIGHUP
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+ENDS_ITSELF = """
+import sys, threading
+from edge_server.config.load import parse_serve
+from edge_server.core.exit_code import ExitCode
+from edge_server import server as module
+from edge_server.cli.main import main
+
+inner = module.Server.__init__
+def made(self, *arguments):
+    inner(self, *arguments)
+    threading.Timer(0.2, self.end.give, (ExitCode.GPU_LOST, "GPU 0 fell off the bus")).start()
+module.Server.__init__ = made
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_order_to_end_drains_and_gives_the_code_that_means_it(repository: Any, identity: Any) -> None:
+    repository.add("same", identity())
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_ITSELF, "serve", f"--model-repository={repository.path}", "--http-port=0",
+         "--grpc-port=0", "--metrics-port=0"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 79, done.stderr
+    assert "GPU 0 fell off the bus" in done.stderr
+    assert "draining" in done.stderr

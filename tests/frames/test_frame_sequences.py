@@ -1,0 +1,105 @@
+"""Frame streams as sequences: where one ends and the next begins, though both have one id."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+COUNTER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.counts = {}
+
+    def execute(self, requests):
+        return [self.count(request.correlation_id(), request.flags()) for request in requests]
+
+    def count(self, id, flags):
+        begins = flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+        self.counts[id] = 1 if begins else self.counts[id] + 1
+        return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", np.full((1, 1), self.counts[id], np.float32))])
+"""
+BATCHING = """
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  oldest { max_candidate_sequences: 4 }
+}
+"""
+
+
+@pytest.fixture
+def counted(house: Any, tools: Any) -> Any:
+    """A house whose model answers how many frames of its sequence it has seen."""
+    config = tools.config(rows=4, more=BATCHING).replace('"stub"', '"python"').replace("dynamic_batching { }", "")
+    house.add("sum", config)
+    (house.path / "sum" / "1" / "model.py").write_text(COUNTER)
+    house.start()
+    return house
+
+
+class Turnstile:
+    """Stops the `place`-th request just before the server gets it."""
+
+    def __init__(self, submit: Callable[..., Any], place: int) -> None:
+        self.stopped = threading.Event()
+        self.let_go = threading.Event()
+        self._submit = submit
+        self._left = place
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        self._left -= 1
+        if not self._left:
+            self.stopped.set()
+            assert self.let_go.wait(20)
+        return self._submit(*given, **more)
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+@pytest.mark.parametrize("place", [1, 3])
+def test_a_frame_of_the_stream_before_never_joins_the_sequence_of_the_next(
+    counted: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, place: int, ends_first: bool
+) -> None:
+    turnstile = Turnstile(counted.service.submit, place)
+    monkeypatch.setattr(counted.service, "submit", turnstile)
+    before = counted.camera(stream_id="front")
+    for number in range(1, place):
+        before.send(tools.frame(number))
+        assert tools.values(before.wait(number))[-1] == number
+    before.send(tools.frame(place))
+    assert turnstile.stopped.wait(20)
+    if ends_first:
+        before.stream.end()
+    after = counted.camera(stream_id="front")
+    other = counted.camera(stream_id="back")
+    after.send(tools.frame(1))
+    other.send(tools.frame(1))
+    assert tools.values(other.wait(1)) == [1]
+    assert (after.results, after.stream.report().waiting_count, after.stream.is_eligible) == ([], 1, False)
+    turnstile.let_go.set()
+    for number in range(1, 4):
+        assert tools.values(after.wait(number))[-1] == number
+        after.send(tools.frame(number + 1))
+    scheduler = counted.core.manager.route("sum", None)._scheduler
+    assert scheduler.live_count == 2
+    for camera in (after, other):
+        camera.finish()
+    assert tools.wait_until(lambda: scheduler.live_count == 0)
+
+
+def test_streams_of_a_model_without_sequences_wait_for_no_older_frame(
+    served: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turnstile = Turnstile(served.service.submit, 1)
+    monkeypatch.setattr(served.service, "submit", turnstile)
+    served.camera(stream_id="front").send(tools.frame(1))
+    assert turnstile.stopped.wait(20)
+    after = served.camera(stream_id="front")
+    after.send(tools.frame(2))
+    assert tools.values(after.wait(1)) == [tools.sum_of(2)]
+    turnstile.let_go.set()

@@ -1,0 +1,139 @@
+"""The direct door: which grpcio it is offered by, what it does for brief models, and a reader that is held up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from edge_server.core.tensor import DType, Tensor
+from edge_server.frontends.grpc import direct, direct_check
+from edge_server.frontends.grpc.direct_check import may_be_direct, works
+from edge_server.frontends.v2.brevity import BRIEF_NS, Brevity
+
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@pytest.fixture
+def direct_door(service: Any) -> Any:
+    from tests.frontends_grpc.conftest import Door
+
+    door = Door(service)
+    yield door
+    door.close()
+
+
+def test_a_real_call_comes_back_by_the_direct_door_of_the_grpcio_that_is_installed() -> None:
+    works.cache_clear()
+    assert works()
+
+
+@pytest.mark.parametrize("missing", ["request_registered_call", "register_method", "register_completion_queue"])
+def test_a_grpcio_without_what_the_door_is_made_of_offers_none(missing: str) -> None:
+    class Core:
+        pass
+
+    class Server:
+        _cy_server = Core()
+
+    for name in {"request_registered_call", "register_method", "register_completion_queue"} - {missing}:
+        setattr(Core, name, lambda *_: None)
+    assert direct.offer(Server(), MODEL_INFER) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("release", "asked"), [("1.62.3", False), ("1.63.0", False), ("1.85.9", False), ("2.0", True)])
+def test_only_a_release_that_is_not_known_is_asked(monkeypatch: pytest.MonkeyPatch, release: str, asked: bool) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(grpc, "__version__", release)
+    monkeypatch.setattr(direct_check, "works", lambda: bool(calls.append(release)) or False)
+    answer = may_be_direct()
+    assert bool(calls) is asked
+    assert answer is (release in ("1.63.0", "1.85.9"))
+
+
+def test_an_interface_that_changed_means_the_ordinary_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed:
+        def __getattr__(self, name: str) -> Any:
+            raise TypeError(f"{name} takes other arguments now")
+
+    works.cache_clear()
+    monkeypatch.setattr(direct, "cygrpc", Changed())
+    assert not works()
+    works.cache_clear()
+
+
+def test_a_model_is_brief_once_it_was_seen_to_be_and_until_it_is_not() -> None:
+    brevity = Brevity()
+    assert not brevity.is_brief("m")
+    brevity.note("m", 0)
+    assert not brevity.is_brief("m")
+    brevity.note("m", time.monotonic_ns())
+    assert brevity.is_brief("m")
+    for _ in range(3):
+        brevity.note("m", time.monotonic_ns() - 10 * BRIEF_NS)
+    assert not brevity.is_brief("m")
+    assert not brevity.is_brief("other")
+
+
+def test_a_brief_model_runs_on_the_thread_that_reads(direct_door: Any, make_request: Any) -> None:
+    def answer_now(call: Any) -> None:
+        call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")), started_ns=time.monotonic_ns())
+
+    direct_door.service.behaviours["brief"] = answer_now
+    for _ in range(2):
+        direct_door.call("ModelInfer", make_request("brief"))
+    assert [call.may_run for call in direct_door.service.calls] == [False, True]
+
+
+def test_a_reader_that_is_held_up_is_relieved_by_its_deputy_again_and_again(
+    direct_door: Any, make_request: Any
+) -> None:
+    """A model may ask this very server, and wait: whoever reads must not wait for what it should read."""
+
+    def ask_inside(call: Any) -> None:
+        depth = call.request.id
+        if depth != "0":
+            direct_door.call("ModelInfer", make_request("inside", id=str(int(depth) - 1)))
+        call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")))
+
+    direct_door.service.behaviours["inside"] = ask_inside
+    for _ in range(3):
+        answer = direct_door.call("ModelInfer", make_request("inside", id="1"))
+        assert answer.id == "1"
+
+
+def test_many_clients_at_once_get_their_own_answers(direct_door: Any, make_request: Any) -> None:
+    infer = direct_door.channel().unary_unary(MODEL_INFER)
+
+    def ask(number: int) -> bool:
+        data = make_request("echo", (float(number),), id=str(number)).SerializeToString()
+        answer = infer(data, timeout=60)
+        return np.float32(number).tobytes() in answer and str(number).encode() in answer
+
+    with ThreadPoolExecutor(8) as clients:
+        assert all(clients.map(ask, range(400)))
+
+
+def test_a_call_that_is_answered_while_its_client_leaves_does_not_hold_up_the_end(
+    service: Any, make_request: Any
+) -> None:
+    from tests.frontends_grpc.conftest import Door
+
+    door = Door(service)
+    infer = door.channel().unary_unary(MODEL_INFER)
+    futures = [infer.future(make_request("held").SerializeToString()) for _ in range(20)]
+    held = service.wait_for_calls(20)
+    both: Callable[[], None] = lambda: [call.answer(Tensor("O", DType.FP32, np.zeros(1, "<f4"))) for call in held]  # noqa: E731
+    answering = threading.Thread(target=both)
+    answering.start()
+    for future in futures:
+        future.cancel()
+    answering.join()
+    door.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("grpc-infer")]

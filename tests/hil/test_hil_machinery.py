@@ -1,0 +1,115 @@
+"""The tests for hardware themselves: they skip with the reason, run shortened on a processor, write their report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, env={**kept, **environment}, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def has_hardware() -> bool:
+    return "needs a Jetson or an NVIDIA GPU" not in run("hil_tests/test_energy.py").stdout
+
+
+def test_elsewhere_every_test_skips_with_the_reason(has_hardware: bool, tmp_path: Path) -> None:
+    if has_hardware:
+        pytest.skip("this box has hardware that they run on")
+    done = run("hil_tests", f"--report={tmp_path / 'report'}", "--ignore=hil_tests/test_tensorrt.py")
+    assert done.returncode == 0, done.stdout
+    report = json.loads((tmp_path / "report/report.json").read_text())
+    assert report["counts"]["passed"] == report["counts"]["failed"] == 0
+    assert report["counts"]["skipped"] >= 18
+    for name, item in report["tests"].items():
+        assert item["outcome"] == "skipped", name
+        assert "needs a Jetson or an NVIDIA GPU: " in item["reason"], name
+
+
+class Page(HTMLParser):
+    """Collects what stands in a page, and what it would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_a_forced_run_measures_and_writes_a_report_that_says_it_was_forced(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    done = run(
+        "hil_tests/test_soak.py", "hil_tests/test_frame_streams.py", "hil_tests/test_shared_memory.py", "-k", "not 4",
+        f"--report={report}", EDGE_HIL_FORCE="cpu", EDGE_HIL_SOAK_SECONDS="4",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    found = json.loads((report / "report.json").read_text())
+    assert found["is_proof_of_the_tests_only"]
+    assert (found["counts"]["passed"], found["counts"]["failed"]) == (3, 0)
+    # Whose box it was.
+    assert {"board", "runtimes", "memory", "sensors"} <= found["box"]["sections"].keys()
+    values = {item["name"]: item["value"] for item in found["values"]}
+    assert values["requests"] > 0
+    assert values["camera 1 of 1: results"] > 0
+    series = {item["name"]: item["points"] for item in found["series"]}
+    assert {"p50", "p99", "memory"} <= series.keys()
+    assert all(len(points) >= 2 for points in series.values())
+    page = Page()
+    page.feed((report / "index.html").read_text())
+    assert page.tags.count("svg") >= 4
+    assert page.links == [], "the page needs a network"
+    text = "".join(page.text)
+    assert "this proves the tests, not any hardware" in text
+    assert "test_half_an_hour_of_load_costs_no_request_and_no_memory" in text
+
+
+def test_a_test_that_fails_is_in_the_report_with_its_reason(tmp_path: Path) -> None:
+    # A limit that nothing keeps: memory may shrink by a terabyte.
+    code = f"""
+import sys, pytest
+sys.path.insert(0, {str(ROOT / "hil_tests")!r})
+class Plugin:
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            item.module.MOST_GROWTH_MB = -1e6
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", {str(ROOT / "hil_tests/test_soak.py")!r},
+    "--report={tmp_path}"], plugins=[Plugin()]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, "EDGE_HIL_FORCE": "cpu", "EDGE_HIL_SOAK_SECONDS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    found = json.loads((tmp_path / "report.json").read_text())
+    (item,) = found["tests"].values()
+    assert item["outcome"] == "failed"
+    assert "-1000000" in item["reason"]
+    assert re.search(r"<td class=failed>failed", (tmp_path / "index.html").read_text())
+
+
+def test_a_force_that_is_none_is_refused() -> None:
+    done = run("hil_tests/test_energy.py", EDGE_HIL_FORCE="gpu")
+    assert done.returncode != 0
+    assert "expected cpu, given 'gpu'" in done.stdout + done.stderr

@@ -1,0 +1,213 @@
+"""`edge-server perf` against the installed server: figures that follow from counts, errors, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+DELAY_US = 30_000
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "stream", "http"])
+def test_the_servers_split_shows_the_time_of_the_run_and_of_the_queue(measure: Any, protocol: str) -> None:
+    done = measure("slow", "--concurrency=1,3", "-i", protocol)
+    assert done.code == 0, done.errors
+    alone, three = done.report["points"]
+    assert (alone["concurrency"], three["concurrency"]) == (1, 3)
+    assert alone["server"]["compute_infer_us"] >= DELAY_US
+    assert three["server"]["compute_infer_us"] >= DELAY_US
+    # Two of three requests wait for runs before theirs, each of at least the delay.
+    assert three["server"]["queue_us"] >= 1.5 * DELAY_US
+    assert three["server"]["queue_us"] > alone["server"]["queue_us"]
+    for point in (alone, three):
+        assert point["latency_ms"]["p50"] >= DELAY_US / 1000
+        assert point["server"]["requests"] >= 5
+        assert point["server"]["executions"] == point["server"]["requests"]
+
+
+def test_throughput_is_concurrency_over_latency(measure: Any) -> None:
+    point = measure("slow", "--concurrency=4", "--measurement-interval=400").report["points"][0]
+    # Little's law over the same answers, whatever the box is busy with; requests under way at the edges blur it.
+    by_law = 4 / (point["latency_ms"]["mean"] / 1000)
+    assert point["throughput"] == pytest.approx(by_law, rel=0.25)
+    assert point["throughput"] == pytest.approx(point["requests"] / point["seconds"], rel=1e-4)
+
+
+def test_a_batch_counts_as_so_many_inferences(measure: Any) -> None:
+    point = measure("slow", "-b", "4").report["points"][0]
+    assert point["throughput"] == pytest.approx(4 * point["requests"] / point["seconds"], rel=1e-4)
+    assert point["server"]["inferences"] == 4 * point["server"]["requests"]
+
+
+def test_it_counts_what_the_server_counts(measure: Any, server: Any) -> None:
+    before = server.statistics("slow")["inference_stats"]["success"]["count"]
+    done = measure("slow", "--concurrency=2")
+    after = server.statistics("slow")["inference_stats"]["success"]["count"]
+    point = done.report["points"][0]
+    assert point["requests"] <= after - before
+    # At each edge those under way may be counted by one of the two only.
+    assert abs(point["server"]["requests"] - point["requests"]) <= 4
+
+
+def test_processor_time_and_memory_of_a_server_here_are_told(measure: Any, server: Any) -> None:
+    point = measure("slow").report["points"][0]
+    assert 0 < point["server_resident_bytes"] < 4e9
+    assert point["server_resident_bytes"] == pytest.approx(server.resident_bytes(), rel=0.5)
+    assert 0 <= point["server_cpu_cores"] <= (os.cpu_count() or 1)
+    assert point["client_cpu_cores"] > 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_tensors_may_lie_in_shared_memory_which_is_gone_afterwards(measure: Any, server: Any, protocol: str) -> None:
+    done = measure("slow", "--shared-memory", "--concurrency=2", "-i", protocol)
+    assert done.code == 0, done.errors
+    assert done.report["shared_memory"] is True
+    assert server.ask("/v2/systemsharedmemory/status") == (200, [])
+    assert not list(Path("/dev/shm").glob("edge_perf_*"))
+
+
+@pytest.mark.parametrize("datatype", ["BYTES", "BF16", "BOOL", "INT64"])
+@pytest.mark.parametrize("data", ["random", "zero"])
+def test_every_kind_of_tensor_is_made_up(measure: Any, datatype: str, data: str) -> None:
+    done = measure(f"same_{datatype}", "--input-data", data, "--max-trials=1")
+    assert done.code == 0, done.errors
+    assert done.report["points"][0]["failures"] == {}
+
+
+def test_a_rate_is_kept_and_counted(measure: Any, server: Any) -> None:
+    done = measure("slow", "--request-rate=20", "--measurement-interval=500", "--measurement-request-count=1")
+    assert done.code == 0, done.errors
+    point = done.report["points"][0]
+    # The schedule does not depend on how fast answers come: so many are due in the time, give or take one a window.
+    assert abs(point["requests"] - 20 * point["seconds"]) <= 5 + point["late_requests"]
+    assert server.statistics("slow")["inference_stats"]["success"]["count"] >= point["requests"]
+
+
+def test_a_rate_beyond_the_server_is_told_as_late(measure: Any) -> None:
+    point = measure("slow", "--request-rate=500", "--max-threads=4").report["points"][0]
+    assert point["late_requests"] > 0
+    assert any("sent late" in text for text in point["doubts"])
+    assert point["throughput"] <= 1e6 / DELAY_US * 1.5
+
+
+def test_recorded_times_are_sent_over_again(measure: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.txt"
+    trace.write_text("50000\n100000\n50000\n")
+    done = measure("slow", f"--request-intervals={trace}", "--measurement-request-count=1")
+    assert done.code == 0, done.errors
+    assert done.report["points"][0]["intervals"] == pytest.approx(15.0)
+
+
+def test_what_fails_is_counted_by_reason_and_told_by_the_exit_code(measure: Any) -> None:
+    done = measure("sometimes", "--measurement-request-count=30", "--max-trials=2", "--stability-percentage=1")
+    if done.report:
+        assert done.code == 1
+        assert sum(done.report["points"][0]["failures"].values()) > 0
+    else:
+        assert "failed as told" in done.errors
+
+
+def test_a_model_that_never_answers_well_ends_with_its_reason(measure: Any) -> None:
+    done = measure("failing")
+    assert done.code == 2
+    assert "failed as told" in done.errors
+    assert done.report == {}
+
+
+def test_files_hold_the_inputs(measure: Any, tmp_path: Path) -> None:
+    array = tmp_path / "rows.npy"
+    np.save(array, np.ones((4,), np.float32))
+    assert measure("slow", f"--input-data=INPUT0={array}").code == 0
+    steps = tmp_path / "steps.json"
+    steps.write_text(json.dumps({"data": [{"INPUT0": [1, 2, 3, 4]}, {"INPUT0": {"content": [1, 2, 3, 4]}}]}))
+    assert measure("slow", f"--input-data={steps}").code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("nope",), "nope"),
+        (("open_shape",), "--shape INPUT0:N,3"),
+        (("open_shape", "--shape=INPUT0:5,4"), "expected the shape [-1, 3], given [5, 4]"),
+        (("open_shape", "--shape=INPUT0:999999999,3"), "MiB"),
+        (("slow", "--shape=WRONG:4"), "has no input 'WRONG'; it has INPUT0"),
+        (("slow", "-b", "9"), "at most max_batch_size 8 rows"),
+        (("slow", "--input-data=missing.npz"), "missing.npz"),
+        (("repeat", "--shape=IN:1", "--shape=DELAY:1"), "--protocol=stream"),
+        (("slow", "--concurrency=0"), "expected N"),
+        (("slow", "--concurrency=1:8:x1"), "expected N"),
+        (("slow", "--url=ftp://here", "-i", "http"), "expected an address as http://"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(measure: Any, flags: tuple[str, ...], said: str) -> None:
+    done = measure(*flags)
+    assert done.code == 2
+    assert said in done.errors
+    assert "Traceback" not in done.errors
+
+
+@pytest.mark.parametrize("wire", [("--address=127.0.0.1:1",), ("--url=http://127.0.0.1:1", "-i", "http")])
+def test_a_server_that_is_away_is_said(measure: Any, wire: tuple[str, ...]) -> None:
+    done = measure("slow", "--timeout=5", *wire)
+    assert done.code == 2
+    assert "no answer from" in done.errors
+    assert "Traceback" not in done.errors
+
+
+def test_decoupled_models_are_measured_by_streams(measure: Any) -> None:
+    done = measure("repeat", "-i", "stream", "--shape=IN:3", "--shape=DELAY:3", "--input-data=zero")
+    assert done.code == 0, done.errors
+    assert done.report["points"][0]["requests"] > 0
+
+
+def test_the_picture_and_the_report_say_the_same_levels(measure: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "perf.svg"
+    done = measure("slow", "--concurrency=1:4:x2", f"--svg={picture}")
+    root = ET.parse(picture).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert [point["concurrency"] for point in done.report["points"]] == [1, 2, 4]
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}polyline")) >= 6
+    assert "CONCURRENCY" in done.output
+    for point in done.report["points"]:
+        assert set(point["latency_ms"]) == {"mean", "standard_deviation", "p50", "p90", "p95", "p99"}
+        order = [point["latency_ms"][key] for key in ("p50", "p90", "p95", "p99")]
+        assert order == sorted(order)
+
+
+def test_the_report_can_go_to_the_standard_output(server: Any) -> None:
+    command = [str(COMMAND), "perf", "-m", "slow", f"--address={server.grpc}", "--json=-", "-q", "--max-trials=1"]
+    done = subprocess.run([*command, "--measurement-interval=100"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["model"] == "slow"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_it_with_what_was_measured(server: Any, number: int) -> None:
+    process = subprocess.Popen(
+        [
+            str(COMMAND), "perf", "-m", "slow", f"--address={server.grpc}", "--concurrency=1:60:1",
+            "--measurement-interval=60", "--measurement-request-count=1",
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("concurrency 2"):
+            break
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert "CONCURRENCY" in output
+    assert server.ask("/v2/health/ready")[0] == 200

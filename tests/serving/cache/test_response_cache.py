@@ -1,0 +1,402 @@
+"""The cache in the serving core: what is computed and what is not, the counts, and everything that is never cached."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.core.composition import Ensemble, EnsembleStep, SequenceBatching
+from edge_server.core.lifecycle import ModelWish
+from edge_server.core.message import Request, Response, SequenceStep
+from edge_server.core.model import DynamicBatching, InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BackendError, Cancelled, InvalidRequest, Throttled
+from edge_server.serving.cache.cache import ResponseCache
+from edge_server.serving.cache.local import LocalStore
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def cache() -> ResponseCache:
+    return ResponseCache(LocalStore(MIB))
+
+
+@pytest.fixture
+def house(new_house: Any, cache: ResponseCache) -> Any:
+    return new_house(cache=cache)
+
+
+def ask(house: Any, value: float = 0.0, **more: Any) -> Any:
+    _, mailbox = house.submit(value, **more)
+    return mailbox.final()
+
+
+def counts(version: Any) -> tuple[int, int, int, int]:
+    """Return (answered, hits, misses, executions)."""
+    found = version.statistics()
+    return found.success.count, found.cache_hit.count, found.cache_miss.count, found.execution_count
+
+
+@pytest.mark.parametrize("may_run", [False, True])
+def test_the_second_equal_request_is_answered_without_an_execution(house: Any, may_run: bool) -> None:
+    version = house.load(house.spec(is_cached=True))
+    ran = len(house.script.ran)
+    first = ask(house, 3.0, may_run=may_run)
+    second = ask(house, 3.0, may_run=may_run, id="again")
+    assert len(house.script.ran) - ran == 1
+    np.testing.assert_array_equal(second.outputs[0].array, first.outputs[0].array)
+    assert (second.request_id, second.version, second.is_final, second.spec.name) == ("again", 1, True, "m")
+    assert counts(version) == (2, 1, 1, 1)
+    found = version.statistics()
+    assert (found.queue.count, found.compute_infer.count, found.inference_count) == (2, 1, 1)
+    assert found.is_cached
+    assert found.success.ns >= found.cache_hit.ns > 0
+    assert found.cache_miss.ns > 0
+
+
+def test_another_request_is_computed(house: Any) -> None:
+    version = house.load(house.spec(is_cached=True))
+    assert ask(house, 3.0).outputs[0].array[0, 0] == 3.0
+    assert ask(house, 4.0).outputs[0].array[0, 0] == 4.0
+    assert ask(house, 3.0, rows=2).outputs[0].array.shape == (2, 1)
+    assert counts(version) == (3, 0, 3, 3)
+
+
+def test_an_answer_that_its_receiver_writes_into_stays_as_it_was(house: Any) -> None:
+    house.load(house.spec(is_cached=True))
+    first = ask(house, 3.0).outputs[0].array
+    first[:] = 9.0
+    second = ask(house, 3.0).outputs[0].array
+    with pytest.raises(ValueError, match="read-only"):
+        second[:] = 9.0
+    assert ask(house, 3.0).outputs[0].array[0, 0] == 3.0
+
+
+def test_a_model_that_does_not_ask_for_the_cache_is_always_computed(house: Any, cache: ResponseCache) -> None:
+    version = house.load(house.spec())
+    ask(house, 3.0)
+    ask(house, 3.0)
+    assert counts(version) == (2, 0, 0, 2)
+    assert cache.statistics().lookup.count == 0
+    assert not version.statistics().is_cached
+
+
+def test_without_a_cache_in_the_server_the_model_serves_and_says_so(new_house: Any) -> None:
+    house = new_house()
+    version = house.load(house.spec(is_cached=True))
+    ask(house, 3.0)
+    ask(house, 3.0)
+    assert counts(version) == (2, 0, 0, 2)
+    assert any("response_cache is enabled, but the server has no cache" in note for note in version.report().notes)
+
+
+def test_a_reload_does_not_answer_from_the_old_file(house: Any) -> None:
+    spec = house.spec(is_cached=True)
+    house.load(spec, mark="a")
+    assert ask(house, 3.0).outputs[0].array[0, 0] == 3.0
+    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] * 10}
+    version = house.load(spec, mark="b")
+    assert ask(house, 3.0).outputs[0].array[0, 0] == 30.0
+    assert ask(house, 3.0).outputs[0].array[0, 0] == 30.0
+    assert counts(version) == (2, 1, 1, 1)
+
+
+def test_versions_and_models_do_not_share_answers(house: Any) -> None:
+    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + len(name)}
+    house.load(house.spec("m", is_cached=True), 1, 2)
+    house.load(house.spec("mm", is_cached=True))
+    executions = len(house.script.ran)
+    for version in (1, 2):
+        ask(house, 3.0, version=version)
+    assert ask(house, 3.0, model="mm").outputs[0].array[0, 0] == 7.0
+    assert len(house.script.ran) == executions + 3
+
+
+def test_an_error_is_not_kept(house: Any) -> None:
+    version = house.load(house.spec(is_cached=True))
+    plain = house.script.on_run
+
+    def fail(name: str, inputs: Any) -> Any:
+        raise BackendError("not today")
+
+    house.script.on_run = fail
+    assert isinstance(ask(house, 3.0).error, BackendError)
+    house.script.on_run = plain
+    assert ask(house, 3.0).error is None
+    assert counts(version) == (1, 0, 1, 1)
+
+
+def test_what_does_not_fit_the_model_is_refused_before_the_look(house: Any, cache: ResponseCache) -> None:
+    house.load(house.spec(is_cached=True))
+    with pytest.raises(InvalidRequest):
+        house.submit(3.0, rows=9)
+    assert cache.statistics().lookup.count == 0
+
+
+def test_an_answer_larger_than_the_cache_is_given_and_counted_but_not_kept(house: Any, cache: ResponseCache) -> None:
+    version = house.load(house.spec(is_cached=True))
+    ask(house, 3.0)
+    for _ in range(2):
+        assert ask(house, 1.0, width=MIB // 4).outputs[0].array.nbytes == MIB
+    found = cache.statistics()
+    assert found.losses["too_big"] == 2
+    assert (found.entry_count, found.eviction_count) == (1, 0)
+    assert counts(version) == (3, 0, 3, 3)
+
+
+def test_a_request_of_a_sequence_is_not_looked_up(house: Any, cache: ResponseCache) -> None:
+    house.load(house.spec(is_cached=True))
+    for _ in range(2):
+        assert ask(house, 3.0, sequence=SequenceStep(7, is_start=True)).error is None
+    assert cache.statistics().lookup.count == 0
+
+
+def test_a_decoupled_or_sequence_model_with_a_cache_does_not_load(house: Any) -> None:
+    for what, more in (("decoupled", {"is_decoupled": True}), ("sequence", {"sequence": SequenceBatching()})):
+        house.wish_for(house.spec(what, is_cached=True, **more))
+        assert house.manager.wait_settled([what], 20)
+        assert f"response_cache.enable: expected false for a {what} model" in house.manager.failure(what)
+
+
+class Hot:
+    """A gate that refuses everything, and counts how often it was asked."""
+
+    is_open = False
+    share = 1.0
+    refuses = False
+    asked = 0
+
+    def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
+        self.asked += 1
+        if self.refuses:
+            raise Throttled("the box is HOT")
+        return 0.0
+
+    def settle(self, charged_s: float, took_s: float) -> None: ...
+
+
+def test_a_hit_is_neither_charged_nor_refused_by_a_hot_box(new_house: Any, cache: ResponseCache) -> None:
+    gate = Hot()
+    house = new_house(cache=cache, gate=gate)
+    house.load(house.spec(is_cached=True))
+    ask(house, 3.0)
+    gate.refuses = True
+    assert ask(house, 3.0).error is None
+    assert gate.asked == 1
+    with pytest.raises(Throttled):
+        house.submit(4.0)
+
+
+def test_two_equal_requests_at_once_are_both_computed(house: Any, gate: Any) -> None:
+    version = house.load(house.spec(is_cached=True, instances=2))
+    _, first = house.submit(3.0)
+    _, second = house.submit(3.0)
+    gate.wait_entered()
+    gate.wait_entered()
+    gate.let_go(2)
+    assert first.final().error is second.final().error is None
+    assert counts(version) == (2, 0, 2, 2)
+    assert ask(house, 3.0).error is None
+    assert counts(version) == (3, 1, 2, 2)
+
+
+def test_each_request_of_a_shared_batch_is_kept_for_itself(house: Any, gate: Any) -> None:
+    version = house.load(house.spec(is_cached=True, dynamic_batching=DynamicBatching((8,))))
+    _, ahead = house.submit(0.0)
+    gate.wait_entered()
+    waiting = [house.submit(float(value))[1] for value in (1, 2, 3)]
+    gate.let_go(2)
+    assert [item.final().outputs[0].array[0, 0] for item in (ahead, *waiting)] == [0, 1, 2, 3]
+    executions = version.statistics().execution_count
+    assert [ask(house, float(value)).outputs[0].array[0, 0] for value in (3, 2, 1, 0)] == [3, 2, 1, 0]
+    assert executions == 2
+    assert version.statistics().execution_count == 2
+
+
+def test_a_hit_waits_for_its_turn_where_order_is_promised(house: Any, gate: Any) -> None:
+    batching = DynamicBatching((8,), preserve_ordering=True)
+    house.load(house.spec(is_cached=True, dynamic_batching=batching))
+    _, first = house.submit(1.0)
+    gate.wait_entered()
+    gate.let_go()
+    first.final()
+    _, slow = house.submit(2.0)
+    gate.wait_entered()
+    _, hit = house.submit(1.0)
+    assert not hit.responses
+    gate.let_go()
+    assert slow.final().error is None
+    assert hit.final().outputs[0].array[0, 0] == 1.0
+
+
+def test_a_large_input_is_looked_up_on_another_thread_and_can_be_cancelled_before_it_is_computed(
+    house: Any, cache: ResponseCache, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    version = house.load(house.spec(is_cached=True))
+    reached, go_on = threading.Event(), threading.Event()
+    plain = cache.get
+    released = []
+
+    def slow(key: bytes) -> Any:
+        reached.set()
+        assert go_on.wait(20)
+        return plain(key)
+
+    monkeypatch.setattr(cache, "get", slow)
+    ran = len(house.script.ran)
+    ticket, mailbox = house.submit(3.0, width=1 << 17, release=lambda: released.append(1))
+    assert reached.wait(20)
+    assert version.in_flight == 1
+    ticket.cancel()
+    assert isinstance(mailbox.final().error, Cancelled)
+    assert released == []
+    go_on.set()
+    eventually(lambda: version.in_flight == 0)
+    assert released == [1]
+    assert len(house.script.ran) == ran
+    assert len(mailbox.responses) == 1
+    assert ask(house, 3.0, width=1 << 17).error is None
+    assert ask(house, 3.0, width=1 << 17).error is None
+    assert counts(version) == (2, 1, 1, 1)
+
+
+def test_a_version_is_not_closed_while_a_request_to_it_is_looked_up(
+    house: Any, cache: ResponseCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.load(house.spec(is_cached=True))
+    reached, go_on = threading.Event(), threading.Event()
+    plain = cache.get
+
+    def slow(key: bytes) -> Any:
+        reached.set()
+        assert go_on.wait(20)
+        return plain(key)
+
+    monkeypatch.setattr(cache, "get", slow)
+    _, mailbox = house.submit(3.0, width=1 << 17)
+    assert reached.wait(20)
+    house.load(house.spec(is_cached=True), mark="b")
+    assert not house.script.closed
+    go_on.set()
+    assert mailbox.final().outputs[0].array[0, 0] == 3.0
+
+
+def test_a_failure_of_the_cache_costs_only_a_miss(
+    house: Any, cache: ResponseCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.load(house.spec(is_cached=True))
+
+    def broken(*anything: Any) -> Any:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(cache, "keep", broken)
+    assert ask(house, 3.0).error is None
+    monkeypatch.setattr(cache, "get", broken)
+    assert ask(house, 3.0, width=1 << 17).outputs[0].array[0, 0] == 3.0
+    assert "could not be stored" in caplog.text
+    assert "could not be looked up" in caplog.text
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=40), st.integers(0, 6000))
+def test_a_server_with_a_cache_of_any_size_answers_as_one_without(asked: list, capacity: int) -> None:
+    store = LocalStore(capacity)
+    cache = ResponseCache(store)
+    for number in asked:
+        request = np.full((1, 1 + number * 20), number, np.float32)
+        key = bytes([number]) * 32
+        found = cache.get(key)
+        if found is None:
+            cache.keep(key, Response("m", 1, "", (Tensor("OUT", DType.FP32, request * 2),)))
+        else:
+            np.testing.assert_array_equal(found.outputs[0].array, request * 2)
+        assert store.contents()[1] <= capacity
+
+
+def step(model: str, **maps: str) -> EnsembleStep:
+    return EnsembleStep(model, None, {"IN": maps["takes"]}, {"OUT": maps["makes"]})
+
+
+def pair(house: Any, **more: Any) -> ModelSpec:
+    steps = (step("a", takes="IN", makes="MID"), step("b", takes="MID", makes="OUT"))
+    spec = house.spec("both", ensemble=Ensemble(steps), is_cached=True, **more)
+    return dataclasses.replace(spec, instance_groups=(), backend="", platform="ensemble")
+
+
+def load_pair(house: Any, **more: Any) -> Any:
+    house.load(house.spec("a"))
+    house.load(house.spec("b", **more))
+    spec = pair(house)
+    house.manager.wish_for(ModelWish("both", {1: house.version_wish(spec)}, members=(("a", None), ("b", None))))
+    assert house.manager.wait_settled(["both"], 20)
+    assert house.manager.failure("both") is None
+    return house.manager.route("both", None)
+
+
+@pytest.mark.parametrize("width", [1, 1 << 17], ids=["at once", "on another thread"])
+def test_an_ensemble_is_cached_as_a_whole_and_its_members_do_not_run_for_a_hit(house: Any, width: int) -> None:
+    version = load_pair(house)
+    ran = len(house.script.ran)
+    released: list[int] = []
+    for _ in range(3):
+        answer = ask(house, 3.0, model="both", width=width, release=lambda: released.append(1))
+        assert answer.outputs[0].array[0, 0] == 3.0
+    assert len(house.script.ran) == ran + 2
+    assert counts(version) == (3, 2, 1, 1)
+    version.stop_taking()
+    version.drain()
+    assert released == [1, 1, 1]
+
+
+def test_an_ensemble_forgets_when_a_member_is_reloaded(house: Any) -> None:
+    load_pair(house)
+    ask(house, 3.0, model="both")
+    house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] * 10}
+    house.load(house.spec("b"), mark="new")
+    assert house.manager.wait_settled(["both"], 20)
+    assert ask(house, 3.0, model="both").outputs[0].array[0, 0] == 300.0
+
+
+def test_an_ensemble_of_what_cannot_be_cached_does_not_load(house: Any) -> None:
+    house.load(house.spec("a"))
+    house.script.on_execute = lambda executions: [item.finish() for item in executions]
+    house.load(house.spec("b", is_decoupled=True))
+    house.wish_for(pair(house))
+    assert house.manager.wait_settled(["both"], 20)
+    assert "response_cache" in house.manager.failure("both")
+
+
+def test_parameters_of_a_request_matter_to_a_model_that_sees_requests(house: Any) -> None:
+    def execute(executions: Any) -> None:
+        for item in executions:
+            factor = item.request.parameters.get("factor", 1)
+            item.send({"OUT": item.request.inputs["IN"].array * factor}, is_final=True, parameters={"used": factor})
+
+    house.script.on_execute = execute
+    version = house.load(house.spec(is_cached=True))
+    for _ in range(2):
+        for factor in (1, 2):
+            answer = ask(house, 3.0, parameters={"factor": factor})
+            assert answer.outputs[0].array[0, 0] == 3.0 * factor
+            assert answer.parameters["used"] == factor
+    assert counts(version) == (4, 2, 2, 2)
+
+
+def test_an_input_of_text_that_is_optional_is_part_of_what_is_asked(house: Any, new_mailbox: Any) -> None:
+    inputs = (InputSpec("IN", DType.BYTES, (1,)), InputSpec("MORE", DType.BYTES, (1,), is_optional=True))
+    version = house.load(house.spec(is_cached=True, inputs=inputs, outputs=(OutputSpec("OUT", DType.BYTES, (1,)),)))
+
+    for texts in ({"IN": b"a"}, {"IN": b"a", "MORE": b""}, {"IN": b"a"}, {"IN": b"b"}):
+        tensors = {name: Tensor(name, DType.BYTES, np.array([[text]], object)) for name, text in texts.items()}
+        mailbox = new_mailbox()
+        house.service.submit(Request("m", tensors), mailbox)
+        assert mailbox.final().error is None
+    assert counts(version) == (4, 1, 3, 3)

@@ -1,0 +1,117 @@
+"""A machine that is booted by systemd in a container: this one's files under an overlay, with the Debian package
+installed in it. What is mounted lives in a mount namespace of its own, and is gone with its last process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BUILD = HERE.parents[1] / "systemd" / "build_deb.sh"
+
+_SCRIPT = r"""
+set -eu
+mount -t tmpfs tmpfs "$WORK"
+mkdir "$WORK/upper" "$WORK/work" "$WORK/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$WORK/upper,workdir=$WORK/work" "$WORK/root"
+root=$WORK/root
+rm -f "$root/etc/machine-id"
+: >"$root/etc/fstab"
+cp "$PACKAGE" "$root/package.deb"
+mount -t proc proc "$root/proc"
+chroot "$root" dpkg --install --force-depends /package.deb >&2
+umount "$root/proc"
+cp -r "$SCENARIO/." "$root/"
+SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 exec systemd-nspawn --directory="$root" --register=no --keep-unit --boot \
+  --link-journal=no --private-network --console=pipe --bind="$RESULTS:/results" systemd.unit=scenario.service
+"""
+
+_UNIT = """
+[Unit]
+Description=what the test does inside
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/python3 /scenario.py
+TimeoutStartSec=240
+ExecStopPost=/bin/systemctl poweroff --no-block
+StandardOutput=journal+console
+"""
+
+
+def why_none() -> str:
+    """Return why no machine can be booted here, "" when one can."""
+    if os.geteuid() != 0:
+        return "needs root, to boot a container"
+    missing = [
+        name for name in ("systemd-nspawn", "unshare", "dpkg-deb", "mount", "chroot") if shutil.which(name) is None
+    ]
+    if missing:
+        return f"needs {', '.join(missing)}: apt-get install systemd systemd-container"
+    if not Path("/lib/systemd/systemd").exists():
+        return "needs systemd: apt-get install systemd"
+    mine, theirs = ".".join(map(str, sys.version_info[:2])), _version_of("/usr/bin/python3")
+    if mine != theirs:
+        return f"the package is built of this Python's {mine} packages, /usr/bin/python3 is {theirs}"
+    tried = subprocess.run(
+        [
+            "unshare", "--mount", "--propagation=private", "sh", "-ec",
+            "mount -t tmpfs tmpfs /mnt && mkdir /mnt/u /mnt/w /mnt/r && "
+            "mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/r",
+        ],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    return "" if tried.returncode == 0 else f"no overlay can be mounted here: {tried.stderr.strip()}"
+
+
+def _version_of(python: str) -> str:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout.strip()
+
+
+def build_package(out: Path, extras: str = "") -> Path:
+    """Return a package of what this Python has installed, built without a network."""
+    done = subprocess.run(
+        [str(BUILD), "--from", sys.executable, "--extras", extras, "--level", "1", str(out)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def boot(package: Path, files: Path, folder: Path, scenario: Path, timeout_s: float = 240) -> dict[str, Any]:
+    """Install the package, lay `files` over the root, boot, run the scenario inside; return what it found."""
+    work, results = folder / "work", folder / "results"
+    work.mkdir()
+    results.mkdir()
+    unit = files / "etc/systemd/system/scenario.service"
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    unit.write_text(_UNIT)
+    shutil.copy(scenario, files / "scenario.py")
+    environment = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "WORK": str(work), "PACKAGE": str(package), "SCENARIO": str(files), "RESULTS": str(results),
+    }  # fmt: skip
+    log = folder / "boot.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["unshare", "--mount", "--propagation=private", "sh", "-c", _SCRIPT],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            # systemd-nspawn takes its container with it.
+            process.terminate()
+            process.wait(20)
+    found = results / "results.json"
+    if not found.exists():
+        reached = [item.read_text() for item in results.glob("reached")]
+        raise AssertionError(f"the scenario reached {reached}\n{log.read_text(errors='replace')[-6000:]}")
+    answer: dict[str, Any] = json.loads(found.read_text())
+    return answer
