@@ -1,0 +1,111 @@
+"""A camera's picture to the names of what is in it, by an ensemble: decode and fit, classify, label, in one call."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import skimage.data
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
+
+PIPELINE = Path(__file__).parent / "pipelines" / "camera"
+CLASSIFIER = "efficientnet_lite0"
+PICTURES = {"coffee": "espresso", "chelsea": "tiger cat", "rocket": "missile", "camera": "tripod"}
+"""Photographs that scikit-image carries -> what the classifier sees in them."""
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: Any, serve: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]:
+    path = module_repository.path
+    shutil.copytree(PIPELINE, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (path / "name_subject" / "1").mkdir()
+    (path / CLASSIFIER).symlink_to(bundled_repository / CLASSIFIER)
+    shutil.copy(bundled_repository / CLASSIFIER / "labels.txt", path / "name_best")
+    with serve(path, "--allow-external-links") as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log(), running.log()
+
+
+def photograph(name: str) -> bytes:
+    picture = getattr(skimage.data, name)()
+    picture = np.repeat(picture[:, :, None], 3, axis=2) if picture.ndim == 2 else picture
+    return bytes(cv2.imencode(".jpg", picture[:, :, ::-1])[1])
+
+
+def name_subjects(client: Any, library: Any, files: list[bytes]) -> Any:
+    given = library.InferInput("PICTURE", [len(files), 1], "BYTES")
+    given.set_data_from_numpy(np.array(files, dtype=np.object_).reshape(-1, 1))
+    return client.infer("name_subject", [given])
+
+
+def built_in(server: Any, file: bytes) -> tuple[list[str], np.ndarray]:
+    """Return names and scores as the server's own way with pictures gives them."""
+    status, text = server.request("POST", f"/v2/models/{CLASSIFIER}/infer", file, {"Content-Type": "image/jpeg"})
+    assert status == 200, text
+    entries = [entry.split(":", 2) for entry in json.loads(text)["outputs"][0]["data"]]
+    return [name for _, _, name in entries], np.array([float(score) for score, _, _ in entries])
+
+
+@pytest.mark.parametrize("library", [triton_http, triton_grpc])
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_photograph_gets_the_names_and_scores_of_the_built_in_way(server: Any, library: Any, name: str) -> None:
+    file = photograph(name)
+    names, scores = built_in(server, file)
+    with library.InferenceServerClient(server.http if library is triton_http else server.grpc) as client:
+        answer = name_subjects(client, library, [file])
+    assert PICTURES[name] in names[0]
+    assert [entry.decode() for entry in answer.as_numpy("SUBJECT")[0]] == names
+    np.testing.assert_allclose(answer.as_numpy("SCORE")[0], scores, rtol=1e-3, atol=2e-6)
+
+
+def test_pictures_of_several_sizes_go_through_all_steps_as_one_batch(server: Any) -> None:
+    files = [photograph(name) for name in PICTURES]
+    before = server.statistics(CLASSIFIER)
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        answer = name_subjects(client, triton_grpc, files)
+    assert answer.as_numpy("SUBJECT").shape == (len(files), 5)
+    for row, wanted in zip(answer.as_numpy("SUBJECT"), PICTURES.values(), strict=True):
+        assert wanted in row[0].decode()
+    after = server.statistics(CLASSIFIER)
+    assert after["inference_count"] - before["inference_count"] == len(files)
+    assert after["execution_count"] - before["execution_count"] == 1
+
+
+def test_cameras_that_ask_at_the_same_time_each_get_their_own_names(server: Any) -> None:
+    files = {name: photograph(name) for name in PICTURES}
+    wrong: list[object] = []
+
+    def work(name: str) -> None:
+        with triton_grpc.InferenceServerClient(server.grpc) as client:
+            for _ in range(5):
+                best = name_subjects(client, triton_grpc, [files[name]]).as_numpy("SUBJECT")[0, 0].decode()
+                if PICTURES[name] not in best:
+                    wrong.append((name, best))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def test_a_file_that_is_no_picture_fails_in_its_step_and_later_steps_do_not_run(server: Any) -> None:
+    before = {name: server.statistics(name)["inference_count"] for name in (CLASSIFIER, "name_best")}
+    with triton_http.InferenceServerClient(server.http) as client:
+        for file in (b"", b"no picture", photograph("coffee")[:60]):
+            with pytest.raises(InferenceServerException, match=r"row 1 of FILE.* is not a picture") as caught:
+                name_subjects(client, triton_http, [photograph("chelsea"), file])
+            assert caught.value.status() == "400"
+        assert {name: server.statistics(name)["inference_count"] for name in before} == before
+        assert name_subjects(client, triton_http, [photograph("coffee")]).as_numpy("SUBJECT")[0, 0] == b"espresso"

@@ -1,0 +1,283 @@
+"""Voice activity of many microphones at a time: sequences of a real recurrent network, bit for bit as one by one.
+
+The network wants 64 samples of the audio before and a memory [2, batch, 128]. Triton's implicit state has the batch
+first, so `as_stateful` puts a transposition on either side, and the 64 samples into a state of their own. The reference
+is the network as it was published, run by ONNX Runtime alone, one frame of one microphone after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import threading
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
+
+PIPELINE = Path(__file__).parent / "pipelines" / "voice_activity"
+NETWORK, SPEECH = (os.environ.get(name, "") for name in ("EDGE_TEST_VOICE_DETECTOR", "EDGE_TEST_SPEECH"))
+
+pytestmark = pytest.mark.skipif(
+    not (NETWORK and SPEECH), reason="network and speech are not here: tests/e2e/fetch_pipeline_models.sh fetches them"
+)
+
+FRAME = 512
+FRAMES = 40
+MICROPHONES = 12
+
+VARIANTS = {
+    "direct": "voice_direct", "oldest": "voice_oldest", "python": "voice_python", "python_text": "voice_python_text",
+    "python_direct": "voice_python_direct", "isolated": "voice_python_isolated",
+}  # fmt: skip
+
+
+def as_stateful(path: str, *, has_controls: bool) -> onnx.ModelProto:
+    """Return the network with AUDIO, CONTEXT and MEMORY in; SPEECH and the next CONTEXT and MEMORY out, batch first.
+
+    `has_controls`: also START, at which the states that come in count as zeros, and READY, without which SPEECH is 0.
+    """
+    model = onnx.load(path)
+    graph = model.graph
+    sizes = {
+        "AUDIO": [FRAME],
+        "CONTEXT": [64],
+        "MEMORY": [2, 128],
+        **({"START": [1], "READY": [1]} if has_controls else {}),
+    }
+    constants = {
+        "sr": np.array(16_000, np.int64), "zero": np.array(0, np.float32), "last_axis": np.array([1], np.int64),
+        "from_64": np.array([-64], np.int64), "to_end": np.array([2**62], np.int64),
+        "axis_two": np.array([2], np.int64),
+    }  # fmt: skip
+    context, memory, speech = "CONTEXT", "MEMORY", "output"
+    before, after = [], []
+    if has_controls:
+        context, memory, speech = "clean_context", "clean_memory", "speech"
+        before = [
+            helper.make_node("Greater", ["START", "zero"], ["starts"]),
+            helper.make_node("Unsqueeze", ["starts", "axis_two"], ["starts_wide"]),
+            helper.make_node("Where", ["starts", "zero", "CONTEXT"], [context]),
+            helper.make_node("Where", ["starts_wide", "zero", "MEMORY"], [memory]),
+        ]
+        after = [helper.make_node("Mul", ["output", "READY"], [speech])]
+    before += [
+        helper.make_node("Concat", [context, "AUDIO"], ["input"], axis=1),
+        helper.make_node("Transpose", [memory], ["state"], perm=[1, 0, 2]),
+    ]
+    after += [
+        helper.make_node("Identity", [speech], ["SPEECH"]),
+        helper.make_node("Slice", ["AUDIO", "from_64", "to_end", "last_axis"], ["NEXT_CONTEXT"]),
+        helper.make_node("Transpose", ["stateN"], ["NEXT_MEMORY"], perm=[1, 0, 2]),
+    ]
+    nodes = [*before, *graph.node, *after]
+    outputs = {"SPEECH": [1], "NEXT_CONTEXT": [64], "NEXT_MEMORY": [2, 128]}
+    for field, values in (
+        (graph.node, nodes),
+        (graph.input, [helper.make_tensor_value_info(k, TensorProto.FLOAT, ["batch", *v]) for k, v in sizes.items()]),
+        (
+            graph.output,
+            [helper.make_tensor_value_info(k, TensorProto.FLOAT, ["batch", *v]) for k, v in outputs.items()],
+        ),
+    ):
+        kept = list(values)
+        del field[:]
+        field.extend(kept)
+    graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
+    onnx.checker.check_model(model)
+    return model
+
+
+@pytest.fixture(scope="module")
+def microphones() -> list[np.ndarray]:
+    """Speech as each microphone hears it, [frames, 512], from another moment on and of another loudness and length."""
+    with wave.open(SPEECH) as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
+    heard = []
+    for number in range(MICROPHONES):
+        frames = FRAMES - number
+        start = 7_001 * number
+        gain = np.float32(0.5 + 0.05 * number)
+        heard.append(samples[start : start + frames * FRAME].reshape(frames, FRAME) * gain)
+    return heard
+
+
+@pytest.fixture(scope="module")
+def expected(microphones: list[np.ndarray]) -> list[np.ndarray]:
+    """The network's answers [frames] to each microphone alone."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(NETWORK, options, providers=["CPUExecutionProvider"])
+    found = []
+    for frames in microphones:
+        context, memory, answers = np.zeros((1, 64), np.float32), np.zeros((2, 1, 128), np.float32), []
+        for frame in frames:
+            given = {"input": np.concatenate([context, frame[None]], axis=1), "state": memory, "sr": np.array(16_000)}
+            speech, memory = session.run(["output", "stateN"], given)
+            answers.append(speech[0, 0])
+            context = frame[None, -64:]
+        found.append(np.array(answers))
+    together = np.concatenate(found)
+    assert (together > 0.5).any()
+    assert (together < 0.1).any()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
+    path = module_repository.path
+    shutil.copytree(PIPELINE, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, has_controls in (("voice_direct", True), ("voice_oldest", False)):
+        (path / name / "1").mkdir()
+        onnx.save(as_stateful(NETWORK, has_controls=has_controls), path / name / "1" / "model.onnx")
+    shutil.copy(NETWORK, path / "voice_python" / "1" / "network.onnx")
+    config = (path / "voice_python" / "config.pbtxt").read_text()
+    oldest = "oldest { max_candidate_sequences: 16 max_queue_delay_microseconds: 1000 }"
+    assert oldest in config
+    for name, other in (
+        ("text", config.replace("TYPE_UINT64", "TYPE_STRING")),
+        ("direct", config.replace(oldest, "direct {}")),
+        ("isolated", config + 'parameters { key: "isolation" value { string_value: "process" } }\n'),
+    ):
+        shutil.copytree(path / "voice_python", path / f"voice_python_{name}")
+        (path / f"voice_python_{name}" / "config.pbtxt").write_text(other)
+    with serve(path) as running:
+        yield running
+        assert running.stop() == 0
+        assert "Traceback" not in running.log(), running.log()
+
+
+def frame_input(library: Any, frame: np.ndarray) -> list[Any]:
+    given = library.InferInput("AUDIO", [1, FRAME], "FP32")
+    given.set_data_from_numpy(frame[None])
+    return [given]
+
+
+def over_http(server: Any, model: str, heard: dict[Any, np.ndarray]) -> dict[Any, np.ndarray]:
+    """Send the frames of one microphone after the other's, each when the one before is answered."""
+    answers: dict[Any, list[float]] = {name: [] for name in heard}
+    with triton_http.InferenceServerClient(server.http, network_timeout=100.0) as client:
+        for name, frames in heard.items():
+            for number, frame in enumerate(frames):
+                answer = client.infer(
+                    model, frame_input(triton_http, frame), sequence_id=name, sequence_start=number == 0,
+                    sequence_end=number == len(frames) - 1,
+                )  # fmt: skip
+                answers[name].append(answer.as_numpy("SPEECH")[0, 0])
+    return {name: np.array(values) for name, values in answers.items()}
+
+
+def over_one_stream(server: Any, model: str, heard: dict[Any, np.ndarray]) -> dict[Any, np.ndarray]:
+    """Send all frames of all microphones in turns on one gRPC stream, without waiting for an answer."""
+    got: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    answers: dict[Any, dict[int, float]] = {name: {} for name in heard}
+    names = {str(name): name for name in heard}
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: got.put((result, error)))
+        for number in range(max(len(frames) for frames in heard.values())):
+            for name, frames in heard.items():
+                if number < len(frames):
+                    client.async_stream_infer(
+                        model, frame_input(triton_grpc, frames[number]), request_id=f"{name}/{number}",
+                        sequence_id=name, sequence_start=number == 0, sequence_end=number == len(frames) - 1,
+                    )  # fmt: skip
+        for _ in range(sum(len(frames) for frames in heard.values())):
+            result, error = got.get(timeout=100)
+            assert error is None, error
+            name, number = result.get_response().id.split("/")
+            answers[names[name]][int(number)] = result.as_numpy("SPEECH")[0, 0]
+        client.stop_stream()
+    return {name: np.array([values[number] for number in range(len(values))]) for name, values in answers.items()}
+
+
+def all_at_once(server: Any, model: str, microphones: list[np.ndarray], ids: list[Any]) -> dict[Any, np.ndarray]:
+    """Serve the first four microphones on one stream, four on streams of their own, four over HTTP."""
+    named = dict(zip(ids, microphones, strict=True))
+    jobs = [(over_one_stream, ids[:4]), *((over_one_stream, [name]) for name in ids[4:8])]
+    jobs += [(over_http, [name]) for name in ids[8:]]
+    found: dict[Any, np.ndarray] = {}
+    failures: list[BaseException] = []
+
+    def work(job: Callable[..., dict[Any, np.ndarray]], names: list[Any]) -> None:
+        try:
+            found.update(job(server, model, {name: named[name] for name in names}))
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    threads = [threading.Thread(target=work, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(110)
+    assert failures == []
+    return found
+
+
+def ids_for(variant: str) -> list[Any]:
+    if variant == "python_text":
+        return [f"microphone {number}" for number in range(MICROPHONES)]
+    if variant.startswith("python") or variant == "isolated":
+        # tritonclient's gRPC can send ids of 63 bits only, its HTTP all that there are.
+        return [(2**62 if number < 8 else 2**63) + number for number in range(MICROPHONES)]
+    return [number if number % 2 else f"microphone {number}" for number in range(1, MICROPHONES + 1)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_many_microphones_at_once_are_answered_bit_for_bit_as_each_alone(
+    server: Any, microphones: list[np.ndarray], expected: list[np.ndarray], variant: str
+) -> None:
+    model, ids = VARIANTS[variant], ids_for(variant)
+    before = server.statistics(model)
+    found = all_at_once(server, model, microphones, ids)
+    for name, answers in zip(ids, expected, strict=True):
+        np.testing.assert_array_equal(found[name], answers, err_msg=f"microphone {name}")
+    after = server.statistics(model)
+    frames = sum(len(answers) for answers in expected)
+    assert after["inference_count"] - before["inference_count"] == frames
+    assert after["execution_count"] - before["execution_count"] < frames, "some frames shared a batch"
+
+
+@pytest.mark.parametrize("model", ["voice_direct", "voice_oldest", "voice_python"])
+def test_an_id_that_starts_again_starts_from_silence(
+    server: Any, microphones: list[np.ndarray], expected: list[np.ndarray], model: str
+) -> None:
+    frames, answers = microphones[0][:6], expected[0][:6]
+    with triton_http.InferenceServerClient(server.http) as client:
+        for ends in (False, True):
+            for number, frame in enumerate(frames):
+                answer = client.infer(
+                    model, frame_input(triton_http, frame), sequence_id=77, sequence_start=number == 0,
+                    sequence_end=ends and number == len(frames) - 1,
+                )  # fmt: skip
+                assert answer.as_numpy("SPEECH")[0, 0] == answers[number]
+
+
+@pytest.mark.parametrize("library", [triton_http, triton_grpc])
+@pytest.mark.parametrize("model", ["voice_direct", "voice_oldest", "voice_python"])
+def test_a_frame_of_no_sequence_and_one_without_a_start_are_refused(
+    server: Any, microphones: list[np.ndarray], model: str, library: Any
+) -> None:
+    given = frame_input(library, microphones[0][0])
+    with library.InferenceServerClient(server.http if library is triton_http else server.grpc) as client:
+        with pytest.raises(InferenceServerException, match="must specify a non-zero or non-empty correlation ID"):
+            client.infer(model, given)
+        with pytest.raises(InferenceServerException, match="must specify the START flag on the first request"):
+            client.infer(model, given, sequence_id=4711)
+        # The Python model is told ids as numbers.
+        reason = (
+            "expected an integer" if model == "voice_python" else "must specify the START flag on the first request"
+        )
+        with pytest.raises(InferenceServerException, match=reason):
+            client.infer(model, given, sequence_id="nobody")
