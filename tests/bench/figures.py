@@ -8,53 +8,23 @@ client's own cost is part of the server's side.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import harness
 import numpy as np
 import onnxruntime
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-ROOT = Path(__file__).parents[2]
-CLASSIFIER = ROOT / "model_repository/efficientnet_lite0/1/model.onnx"
-COMMAND = Path(sys.executable).parent / "edge-server"
+CLASSIFIER = harness.ROOT / "model_repository/efficientnet_lite0/1/model.onnx"
 TURN_S = 2.0
-
-
-@contextlib.contextmanager
-def server(repository: Path) -> Iterator[tuple[str, str, float, int]]:
-    """Yield HTTP and gRPC addresses, seconds from start to ready, and the process id."""
-    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [str(COMMAND), "serve", f"--model-repository={repository}", *ports], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"HTTP http://([^;\s]+); gRPC ([^;\s]+)", line)
-        if found is None:
-            raise SystemExit(f"the server said: {line}")
-        yield found[1], found[2], time.monotonic() - started, process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def resident_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def rate(call: Callable[[], object]) -> float:
@@ -69,16 +39,16 @@ def rate(call: Callable[[], object]) -> float:
 def start_and_memory(title: str, repository: Path, rounds: int) -> None:
     seconds, megabytes = [], []
     for _ in range(rounds):
-        with server(repository) as (_, _, start_s, pid):
-            seconds.append(start_s)
-            megabytes.append(resident_mb(pid))
+        with harness.server(repository) as where:
+            seconds.append(where.start_s)
+            megabytes.append(where.memory_mb()["Rss"])
     print(f"{title}: start to ready {statistics.median(seconds):.2f} s, {statistics.median(megabytes):.0f} MB resident")
 
 
 def beside_the_runtime(rounds: int) -> None:
     """Compare doors with the bare runtime on the classifier, both on ONNX Runtime with the same settings."""
     frame = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
-    picture = (ROOT / "tests/data/coffee.jpg").read_bytes()
+    picture = (harness.ROOT / "tests/data/coffee.jpg").read_bytes()
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(str(CLASSIFIER), options, providers=["CPUExecutionProvider"])
@@ -90,10 +60,10 @@ def beside_the_runtime(rounds: int) -> None:
         shutil.copy(CLASSIFIER.parents[1] / "labels.txt", model)
         config = (CLASSIFIER.parents[1] / "config.pbtxt").read_text().replace('"efficientnet_lite0"', '"classifier"', 1)
         (model / "config.pbtxt").write_text(config + '\nbackend: "onnxruntime"\n')
-        with server(repository) as (http, grpc, _, _):
+        with harness.server(repository) as where:
             calls = {
                 "bare onnxruntime": lambda: session.run(None, {"input": frame}),
-                **doors(http, grpc, frame, picture),
+                **doors(where.http, where.grpc, frame, picture),
             }
             results: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(rounds):

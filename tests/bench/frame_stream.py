@@ -13,26 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import os
-import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import shared_memory
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
+from harness import ROOT, Server, server
 
 from edge_server.client import Delivery, Frame, FrameHeader, FrameStream, RegionSlice
 from edge_server.core.model import InputSpec, ModelSpec
@@ -40,7 +34,6 @@ from edge_server.core.tensor import DType
 from edge_server.repository import pbtxt
 from edge_server.vision.plan import ImagePlan, image_plan
 
-ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "model_repository"
 MODELS = ("efficientnet_lite0", "face_detection_yunet")
 RUNTIMES = ("openvino", "onnxruntime")
@@ -49,7 +42,6 @@ THREADS = (0, 1)
 all, whatever the stream computes is taken from the inference itself."""
 SETTINGS = {"openvino": "INFERENCE_NUM_THREADS", "onnxruntime": "intra_op_thread_count"}
 WIRES = ("raw", "jpeg", "shm")
-COMMAND = Path(sys.executable).parent / "edge-server"
 WIDTH, HEIGHT = 640, 480
 TURN_S = 1.0
 CAMERA_S = 5.0
@@ -70,42 +62,7 @@ parameters { key: "execute_delay_ms" value { string_value: "25" } }
 """A model of 25 ms, so of 40 frames a second, whatever the machine is busy with."""
 
 
-# -- the server
-
-
-@dataclass
-class Server:
-    http: str
-    grpc: str
-    pid: int
-
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def post(self, path: str, body: dict[str, Any]) -> None:
-        request = urllib.request.Request(f"http://{self.http}{path}", json.dumps(body).encode(), method="POST")
-        urllib.request.urlopen(request).read()
-
-
-@contextlib.contextmanager
-def server(repository: Path) -> Iterator[Server]:
-    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [str(COMMAND), "serve", f"--model-repository={repository}", "--allow-client-shm=true", *ports],
-            stdout=subprocess.PIPE, stderr=log, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            found = re.search(r"HTTP http://([^;\s]+); gRPC ([^;\s]+)", process.stdout.readline())
-            if found is None:
-                log.seek(0)
-                raise SystemExit(f"the server did not start:\n{log.read()}")
-            yield Server(found[1], found[2], process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+# -- the models
 
 
 @contextlib.contextmanager
@@ -432,7 +389,7 @@ def show(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    with repository() as folder, server(folder) as where, pictures(where) as source:
+    with repository() as folder, server(folder, "--allow-client-shm=true") as where, pictures(where) as source:
         beside_the_runtime(where, source, rounds)
         cpu_of_a_camera(where, source, rounds)
         four_cameras(where, source)

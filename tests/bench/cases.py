@@ -1,0 +1,143 @@
+"""The models of the matrix, as this server and as Triton serve them, and the bare runtime's call where there is one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import harness
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+BUNDLED = harness.ROOT / "model_repository/efficientnet_lite0"
+FRAME = (480, 640, 3)
+FULL_TRANSPORTS = ("grpc", "stream", "http", "shm")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`there` names the model that Triton serves beside it, "" where its wheel has no backend for one; `runtime` the
+    bare runtime to compare with."""
+
+    name: str
+    says: str
+    transports: Sequence[str]
+    there: str = ""
+    runtime: str = ""
+
+
+CASES = (
+    Case("identity", "fp32[16], native here, Python there", FULL_TRANSPORTS, "identity_python"),
+    Case("identity_python", "fp32[16], model.py here and there", FULL_TRANSPORTS, "identity_python"),
+    Case("add_sub", "two fp32[16], ONNX Runtime here, Python there", FULL_TRANSPORTS, "add_sub_python"),
+    Case("frame", "uint8[480,640,3], ONNX Runtime here, Python there", FULL_TRANSPORTS, "frame_python"),
+    Case("frame_python", "uint8[480,640,3], model.py here and there", FULL_TRANSPORTS, "frame_python"),
+    Case("classifier_onnxruntime", "EfficientNet-Lite0 beside ONNX Runtime", FULL_TRANSPORTS, runtime="onnxruntime"),
+    Case("classifier_openvino", "EfficientNet-Lite0 beside OpenVINO", FULL_TRANSPORTS, runtime="openvino"),
+)
+
+_SMALL = "max_batch_size: 0\ninstance_group { count: 1 kind: KIND_CPU }\n"
+_ONE = (
+    'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }\n'
+    'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }\n'
+)
+_TWO = _ONE + _ONE.replace("INPUT0", "INPUT1").replace("OUTPUT0", "OUTPUT1")
+_FRAME = (
+    'input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ 480, 640, 3 ] }\n'
+    'output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ 3 ] }\n'
+)
+
+_MODEL_PY = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            arrays = [tensor.as_numpy() for tensor in request.inputs()]
+            {compute}
+            tensors = [pb_utils.Tensor(f"OUTPUT{{index}}", array) for index, array in enumerate(results)]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+_PYTHON = {
+    "identity_python": (_ONE, "results = arrays"),
+    "add_sub_python": (_TWO, "results = [arrays[0] + arrays[1], arrays[0] - arrays[1]]"),
+    "frame_python": (_FRAME, "results = [arrays[0][0, 0].copy()]"),
+}
+
+
+def write_python_models(repository: Path) -> None:
+    """Write the models that Triton's Python backend serves as this server's does."""
+    for name, (tensors, compute) in _PYTHON.items():
+        model = {"model.py": _MODEL_PY.format(compute=compute).encode()}
+        harness.write_model(repository, name, f'backend: "python"\n{_SMALL}{tensors}', model)
+
+
+def write_models(repository: Path) -> None:
+    """Write every model of the matrix for this server."""
+    write_python_models(repository)
+    harness.write_model(repository, "identity", f'backend: "identity"\n{_SMALL}{_ONE}')
+    for name, tensors, model in (("add_sub", _TWO, _add_sub()), ("frame", _FRAME, _first_pixel())):
+        config = f'backend: "onnxruntime"\n{_SMALL}{tensors}'
+        config += 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+        harness.write_model(repository, name, config, {"model.onnx": model})
+    for runtime in ("onnxruntime", "openvino"):
+        write_classifier(repository, runtime)
+
+
+def write_classifier(repository: Path, runtime: str) -> str:
+    """Write the bundled classifier for one runtime, one instance, without batching; return its name."""
+    name = f"classifier_{runtime}"
+    shutil.copytree(BUNDLED, repository / name)
+    config = (BUNDLED / "config.pbtxt").read_text().replace('name: "efficientnet_lite0"', f'name: "{name}"', 1)
+    config += f'\nbackend: "{runtime}"\ninstance_group {{ count: 1 kind: KIND_CPU }}\n'
+    (repository / name / "config.pbtxt").write_text(config)
+    return name
+
+
+def raw_call(runtime: str, array: np.ndarray) -> harness.Call:
+    """Return one inference of the bundled classifier in the runtime's own words, with the settings of the server."""
+    path = str(BUNDLED / "1/model.onnx")
+    if runtime == "onnxruntime":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda: session.run(None, {"input": array})
+    import openvino
+
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+    request.set_tensor("input", openvino.Tensor(array, shared_memory=True))
+    return lambda: request.infer(share_outputs=True)
+
+
+def picture() -> np.ndarray:
+    return np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
+
+
+def _add_sub() -> bytes:
+    given = [helper.make_tensor_value_info(f"INPUT{at}", TensorProto.FLOAT, [16]) for at in (0, 1)]
+    made = [helper.make_tensor_value_info(f"OUTPUT{at}", TensorProto.FLOAT, [16]) for at in (0, 1)]
+    names = ["INPUT0", "INPUT1"]
+    nodes = [helper.make_node("Add", names, ["OUTPUT0"]), helper.make_node("Sub", names, ["OUTPUT1"])]
+    return _finish(helper.make_graph(nodes, "add_sub", given, made))
+
+
+def _first_pixel() -> bytes:
+    given = [helper.make_tensor_value_info("INPUT0", TensorProto.UINT8, FRAME)]
+    made = [helper.make_tensor_value_info("OUTPUT0", TensorProto.UINT8, [3])]
+    place = helper.make_tensor("place", TensorProto.INT64, [2], [0, 0])
+    node = helper.make_node("GatherND", ["INPUT0", "place"], ["OUTPUT0"])
+    return _finish(helper.make_graph([node], "first_pixel", given, made, [place]))
+
+
+def _finish(graph: onnx.GraphProto) -> bytes:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()

@@ -1,0 +1,339 @@
+"""What every benchmark here needs: servers as processes of their own, their cost as the kernel tells it, loads, turns,
+medians, tables.
+
+Measured is in turns, round after round, so that what else the machine does falls on everybody alike; told are medians
+and medians of each round's ratio. The server's CPU time for a request is the figure that noise moves least.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+COMMAND = Path(sys.executable).parent / "edge-server"
+READY = re.compile(r"HTTP http://([^;\s]+); gRPC ([^;\s]+)")
+START_LIMIT_S = 120.0
+
+PERF_ANALYZER = os.environ.get("EDGE_TEST_PERF_ANALYZER", "")
+PERF_ANALYZER_LIBS = os.environ.get("EDGE_TEST_PERF_ANALYZER_LIBS", "")
+"""As `tests/e2e/fetch_perf_analyzer.sh` prints them."""
+
+TRITON = os.environ.get("EDGE_BENCH_TRITON", "")
+"""Folder of an unpacked nvidia-pytriton wheel (0.7.0 was used); it holds NVIDIA's server with its Python backend. The
+interpreter that runs the benchmark, of a minor version the wheel has a stub for, runs the models there too."""
+
+Call = Callable[[], object]
+
+
+# -- processes
+
+
+def family(pid: int) -> list[int]:
+    """Return the process and all that it started, and they started: a server's workers are part of its cost."""
+    found = [pid]
+    for member in found:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{member}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process and its descendants have used, of user and system."""
+    ticks = 0
+    for member in family(pid):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid: int) -> dict[str, float]:
+    """Return Rss and Pss of a process and its descendants, in units of 10^6 bytes."""
+    found = {"Rss": 0.0, "Pss": 0.0}
+    for member in family(pid):
+        text = Path(f"/proc/{member}/smaps_rollup").read_text()
+        for name in found:
+            line = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+            assert line is not None
+            found[name] += int(line[1]) * 1024 / 1e6
+    return found
+
+
+@dataclass
+class Server:
+    """A server under way. `http` and `grpc` are "host:port", `start_s` the seconds from start to ready."""
+
+    http: str
+    grpc: str
+    pid: int
+    start_s: float
+
+    def cpu_s(self) -> float:
+        return cpu_s(self.pid)
+
+    def memory_mb(self) -> dict[str, float]:
+        return memory_mb(self.pid)
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as reply:
+            return json.loads(reply.read() or b"null")
+
+    def post(self, path: str, body: Mapping[str, Any]) -> None:
+        request = urllib.request.Request(f"http://{self.http}{path}", json.dumps(body).encode(), method="POST")
+        urllib.request.urlopen(request, timeout=60).read()
+
+    def answered(self, model: str) -> int:
+        """Return how many requests to `model` were answered without an error since it was loaded."""
+        versions = self.get(f"/v2/models/{model}/stats")["model_stats"]
+        return sum(int(version["inference_stats"]["success"]["count"]) for version in versions)
+
+
+@contextlib.contextmanager
+def server(repository: Path, *flags: str, tree: Path | None = None) -> Iterator[Server]:
+    """Start the installed server on free ports; or the one in the source tree `tree`, to measure a change beside it."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
+    program = [str(COMMAND)]
+    if tree is not None:
+        environment["PYTHONPATH"] = str(tree)
+        program = [sys.executable, "-m", "edge_server"]
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    command = [*program, "serve", f"--model-repository={repository}", *ports, *flags]
+    with tempfile.TemporaryFile("w+") as log:
+        started = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        with ended(process):
+            assert process.stdout is not None
+            found = READY.search(process.stdout.readline())
+            if found is None:
+                log.seek(0)
+                raise SystemExit(f"the server did not start:\n{log.read()}")
+            yield Server(found[1], found[2], process.pid, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def triton(repository: Path) -> Iterator[Server]:
+    """Start NVIDIA's server out of the folder that EDGE_BENCH_TRITON names, polling its readiness."""
+    home = Path(TRITON) / "pytriton/tritonserver"
+    minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = home / "python_backend_stubs" / minor / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise SystemExit(f"the Triton in {TRITON} has no stub for Python {minor}")
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as log:
+        backend = Path(name) / "python"
+        backend.mkdir()
+        for file in (home / "backends/python").iterdir():
+            (backend / file.name).symlink_to(file)
+        (backend / stub.name).write_bytes(stub.read_bytes())
+        for program in (backend / stub.name, home / "bin/tritonserver"):
+            program.chmod(0o755)
+        http, grpc, metrics = free_ports(3)
+        libraries = [str(Path(TRITON) / "nvidia_pytriton.libs"), str(Path(sys.base_prefix) / "lib")]
+        paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries), "PATH": ":".join(paths)}
+        command = [
+            str(home / "bin/tritonserver"), f"--model-repository={repository}", f"--backend-directory={name}",
+            "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1",
+            f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", "--allow-gpu-metrics=false",
+        ]  # fmt: skip
+        started = time.monotonic()
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        with ended(process):
+            if not _is_ready(process, http):
+                log.seek(0)
+                raise SystemExit(f"Triton did not start:\n{log.read()[-4000:]}")
+            yield Server(f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", process.pid, time.monotonic() - started)
+
+
+def _is_ready(process: subprocess.Popen[Any], port: int) -> bool:
+    limit_s = time.monotonic() + START_LIMIT_S
+    while process.poll() is None and time.monotonic() < limit_s:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5).read()
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Stop the process at the end of the block."""
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+# -- loads
+
+
+@dataclass
+class Load:
+    """What a load brought. Latencies in milliseconds; `cpu_us` is the server's CPU time for a request."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+
+
+TRANSPORTS: dict[str, tuple[str, ...]] = {
+    "grpc": ("-i", "grpc"),
+    "stream": ("-i", "grpc", "--streaming"),
+    "http": ("-i", "http"),
+    "shm": ("-i", "grpc", "--shared-memory=system", "--output-shared-memory-size=65536"),
+    "http_shm": ("-i", "http", "--shared-memory=system", "--output-shared-memory-size=65536"),
+}
+"""Name -> flags of perf_analyzer."""
+
+_TOO_SHORT = ("Failed to obtain stable measurement", "No valid requests recorded within time interval")
+
+
+def perf_analyzer(where: Server, model: str, transport: str, concurrency: int, window_s: float = 0.5) -> Load:
+    """Load `model` through three windows of perf_analyzer, and return what it and the kernel measured."""
+    if not PERF_ANALYZER:
+        raise SystemExit('no perf_analyzer; get one with: eval "$(tests/e2e/fetch_perf_analyzer.sh DEST)"')
+    for longer in (1, 4, 16):
+        # It gives up where a window saw no request end, as happens on a busy machine: a longer one sees some.
+        load = _try_perf_analyzer(where, model, transport, concurrency, longer * window_s, is_last=longer == 16)
+        if load is not None:
+            return load
+    raise AssertionError("the last attempt raises")
+
+
+def _try_perf_analyzer(
+    where: Server, model: str, transport: str, concurrency: int, window_s: float, *, is_last: bool
+) -> Load | None:
+    flags = TRANSPORTS[transport]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.csv"
+        command = [
+            PERF_ANALYZER, "-m", model, "-u", where.http if "http" in flags else where.grpc, *flags,
+            f"--concurrency-range={concurrency}", "-p", str(int(window_s * 1000)), "--stability-percentage=9999",
+            "--max-trials=3", "-f", str(report), "--verbose-csv",
+        ]  # fmt: skip
+        environment = {**os.environ, "LD_LIBRARY_PATH": PERF_ANALYZER_LIBS}
+        count, cpu = where.answered(model), where.cpu_s()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+        cpu = where.cpu_s() - cpu
+        count = where.answered(model) - count
+        said = done.stdout + done.stderr
+        if done.returncode != 0 and not is_last and any(words in said for words in _TOO_SHORT):
+            return None
+        if done.returncode != 0 or not count:
+            raise SystemExit(f"perf_analyzer failed: {' '.join(command)}\n{said}")
+        with report.open() as lines:
+            row = next(csv.DictReader(lines))
+    times = (float(row["p50 latency"]) / 1000, float(row["p99 latency"]) / 1000)
+    return Load(float(row["Inferences/Second"]), *times, cpu / count * 1e6)
+
+
+def closed_loop(call: Call, seconds: float, cpu_there: Callable[[], float] = time.process_time) -> Load:
+    """Call again and again for a turn. `cpu_there` tells the CPU seconds used where the work is done."""
+    call()
+    took: list[float] = []
+    cpu, began = cpu_there(), time.perf_counter()
+    last = began
+    while last < began + seconds:
+        call()
+        now = time.perf_counter()
+        took.append(now - last)
+        last = now
+    cpu = cpu_there() - cpu
+    times = (percentile(took, 0.5) * 1000, percentile(took, 0.99) * 1000)
+    return Load(len(took) / (last - began), *times, cpu / len(took) * 1e6)
+
+
+# -- turns, medians, tables
+
+
+def in_turns(ways: Mapping[str, Callable[[], Load]], rounds: int) -> dict[str, list[Load]]:
+    """Return what each way brought, one load a round. Each goes first as often as any other."""
+    names = list(ways)
+    found: dict[str, list[Load]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(ways[name]())
+    return found
+
+
+def median_load(loads: Sequence[Load]) -> Load:
+    fields = ("rate", "p50_ms", "p99_ms", "cpu_us")
+    return Load(*(statistics.median(getattr(load, name) for load in loads) for name in fields))
+
+
+def ratios(loads: Sequence[Load], others: Sequence[Load]) -> Load:
+    """Return the median of each round's ratio to the other's load of that round."""
+    rounds = [
+        Load(*(getattr(one, name) / (getattr(other, name) or float("nan")) for name in vars(one)))
+        for one, other in zip(loads, others, strict=True)
+    ]
+    return median_load(rounds)
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    return sorted(values)[min(int(part * len(values)), len(values) - 1)] if values else float("nan")
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in (heads, ["-" * width for width in widths], *rows)
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on: processor, cores, load, versions."""
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "processor": found[1] if found else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+
+
+def write_model(repository: Path, name: str, config: str, files: Mapping[str, bytes] | None = None) -> Path:
+    """Write a model's folder with one version, and return it."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(f'name: "{name}"\n{config}')
+    for file, data in (files or {}).items():
+        (version / file).write_bytes(data)
+    return version.parent
