@@ -1,7 +1,7 @@
-"""The composition root: build, start, drain, stop. The only file that sees every part of the server.
+"""The life of the process: start, drain, stop.
 
-The life of the process, from top to bottom: `build` makes the serving core; `Server.run` opens the front ends, works
-off the first wish, says what is served, waits for a signal, drains, and closes everything in the reverse order.
+`composition.build` makes the serving core; `Server.run` opens the front ends, works off the first wish, says what is
+served, waits for a signal, drains, and closes everything in the reverse order. The two see every part of the server.
 """
 
 from __future__ import annotations
@@ -12,60 +12,31 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from edge_server import __version__
-from edge_server.backends import cuda_device
-from edge_server.backends.cuda_device import CudaDevices
-from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig
+from edge_server.composition import Core, build, copy_first, first_wish
+from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
-from edge_server.core.lifecycle import ModelWish, ReloadPolicy
-from edge_server.core.model import ModelSpec
-from edge_server.core.priority import priority_class
-from edge_server.engines.chance import look
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
-from edge_server.memory.allocator import keep_big_blocks, trim
-from edge_server.memory.cuda_memory import CudaMemoryRegistry
-from edge_server.memory.pressure import MemoryFloor
-from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.repository.pins import Pins
-from edge_server.repository.remote.mirror import Mirrors
-from edge_server.repository.resolve import ResolveOptions
-from edge_server.repository.scan import Scanner
-from edge_server.repository.source import RepositorySource
+from edge_server.memory.allocator import keep_big_blocks
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.watch import Watcher
-from edge_server.service import InferenceService
-from edge_server.serving.cache.cache import ResponseCache
-from edge_server.serving.cache.choice import make_cache
-from edge_server.serving.gate import OPEN_GATE
-from edge_server.serving.gpus import Gpus
-from edge_server.serving.limiter import RateLimiter
-from edge_server.serving.limits import Limits
-from edge_server.serving.manager import Manager
-from edge_server.serving.timer import Timer
 from edge_server.supervision import EndRequest, HungRuns, Supervision, Surroundings, summary
-from edge_server.telemetry.cache import cache_families
 from edge_server.telemetry.cuda_memory import cuda_memory_families
 from edge_server.telemetry.custom import custom_families
-from edge_server.telemetry.events import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, EventBus
 from edge_server.telemetry.host import HostSampler
-from edge_server.telemetry.loads import LoadCounts
 from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics
 from edge_server.telemetry.service_manager import Check
-from edge_server.telemetry.trace import Traces
 
 if TYPE_CHECKING:
-    from edge_server.engines.works import EngineWorks
-    from edge_server.governor.governor import Governor
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -75,236 +46,11 @@ _GOVERNOR_PATIENCE_S = 15.0
 _CLOSING_S = 15.0
 """How long closing models and front ends may take after the drain; told to a service manager."""
 
-_FREES_MEMORY = frozenset({MODEL_READY, MODEL_FAILED, MODEL_UNLOADED})
-"""Events after which much of what the allocator keeps is free: loading takes several times a model's size."""
-
 _TRACES_S = 3.0
 """How long writing the last traces may take, and telling a collector of them."""
 
 _FRONT_END_GRACE_S = 2.0
 """How long a front end may take to write the last answers once nothing is in flight any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """The serving core without front ends: what `serve` puts on the wire and `check` uses in place."""
-
-    service: InferenceService
-    manager: Manager
-    source: RepositorySource
-    timer: Timer
-    events: EventBus
-    loads: LoadCounts
-    mirrors: Mirrors
-    governor: Governor | None = None
-    cache: ResponseCache | None = None
-    engines: EngineWorks | None = None
-    lose_gpu: Callable[[str | None, str], None] = lambda uuid, reason: None
-    """Takes in that NVML has lost a GPU, by its UUID, with the reason."""
-
-    def close(self, timeout_s: float) -> bool:
-        """Refuse, drain for at most `timeout_s`, close every model. False when requests had to be failed."""
-        self.service.stop_taking()
-        if self.governor is not None:
-            self.governor.room.end()
-        if self.engines is not None:
-            self.engines.end()
-        is_clean = self.manager.close(timeout_s)
-        if self.engines is not None:
-            self.engines.close()
-        if self.cache is not None:
-            self.cache.close()
-        self.timer.close()
-        if self.governor is not None:
-            self.governor.close()
-        self.mirrors.close()
-        self.source.close()
-        return is_clean
-
-
-def build(config: ServerConfig, log_settings: LogSettings) -> Core:
-    """Make the serving core. Nothing is loaded yet. Raises EdgeServerError for a repository that cannot be read."""
-    repository = config.repository
-    mirrors = Mirrors(
-        repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
-    )
-    scanner = Scanner(
-        mirrors.roots,
-        repository.model_config_name,
-        allows_external_links=repository.allows_external_links,
-    )
-    scanner.check_roots()
-    chance = look(config.engines)
-    options = ResolveOptions(
-        auto_complete=not repository.is_auto_complete_disabled,
-        checks=(_check_vision, priority_class),
-        trust=trust_policy(repository.requires_checksums, repository.public_key),
-    )
-    if chance is not None:
-        options = replace(options, gpu_count=chance.gpu_count, onnx_order=chance.onnx_order)
-    devices = cuda_device.find()
-    gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
-    options = replace(options, gpu_count=options.gpu_count or (devices.count if devices else 0), lost_gpus=gpus.lost)
-    pins = Pins(Path(repository.state_dir) if repository.state_dir else None)
-    source = RepositorySource(scanner, options, pins=pins)
-    timer = Timer()
-    events = EventBus()
-    cache = make_cache(config.cache)
-    governor = _governor(config)
-    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
-    manager = Manager(
-        timer,
-        _with_model_cache(config),
-        load_threads=repository.load_thread_count,
-        announce=events.publish,
-        limits=_limits(config),
-        gate=OPEN_GATE if governor is None else governor.gate,
-        ask_room=memory.refusal if governor is None else governor.room.after(memory.refusal),
-        limiter=_limiter(config.rate_limit),
-        cache=cache,
-    )
-    service = InferenceService(
-        manager,
-        source,
-        _shared_memory(config.memory.allows_client_shm, devices),
-        log_settings,
-        server_id=config.lifecycle.server_id,
-        server_version=__version__,
-        is_explicit=repository.control_mode == "explicit",
-        is_strict=config.lifecycle.is_readiness_strict,
-        events=events,
-        traces=Traces(config.trace),
-    )
-    manager.let_models_call(service)
-    manager.use_gpus(gpus)
-    engines = None if chance is None else _engines(config, manager, events, governor)
-    service.engines = engines
-    events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
-    events.subscribe(service.variants.receive)
-    loads = LoadCounts(manager.versions)
-    events.subscribe(loads.receive)
-    lose_gpu = _lose_gpu(manager, devices)
-    return Core(service, manager, source, timer, events, loads, mirrors, governor, cache, engines, lose_gpu)
-
-
-def _shared_memory(is_allowed: bool, devices: CudaDevices | None) -> SharedMemoryRegistry:
-    if devices is None:
-        reason = cuda_device.missing() or "the NVIDIA driver does not answer"
-        return SharedMemoryRegistry(is_allowed, CudaMemoryRegistry(is_allowed, reason, cuda_device.CudaDevices))
-    return SharedMemoryRegistry(is_allowed, CudaMemoryRegistry(is_allowed, "", lambda: devices))
-
-
-def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
-    """Return the backends' settings, OpenVINO's with the folder where it keeps what it compiled for GPUs and NPUs."""
-    settings = dict(config.backends)
-    if config.engines.cache_dir:
-        folder = {"MODEL_CACHE_DIR": str(Path(config.engines.cache_dir).parent / "openvino")}
-        settings["openvino"] = {**folder, **settings.get("openvino", {})}
-    return settings
-
-
-def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
-    """Return what takes in that NVML has lost the GPU of an identity, and why; it is one of another process's, or not
-    known by that identity here, when nothing happens."""
-    numbers = {} if devices is None else devices.numbers()
-
-    def lose(uuid: str | None, reason: str) -> None:
-        # A GPU that was lost before it told who it is can only be meant when there is no other.
-        number = numbers.get(uuid) if uuid is not None else (0 if len(numbers) == 1 else None)
-        if number is not None:
-            manager.lose_gpu(number, reason)
-
-    return lose
-
-
-def _check_vision(spec: ModelSpec) -> None:
-    """Raise BadModelConfig when what a model declares of pictures and of what is seen in them does not suit it."""
-    if spec.parameters:
-        # Not imported for models that declare nothing: a server without pictures does without.
-        from edge_server.vision.perception import perception_plan
-        from edge_server.vision.plan import image_plan
-
-        image_plan(spec)
-        perception_plan(spec)
-
-
-def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
-    """Begin to copy remote repositories and wait for what the first wish needs of them. Raises ServingFault."""
-    mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
-
-
-def _engines(config: ServerConfig, manager: Manager, events: EventBus, governor: Governor | None) -> EngineWorks | None:
-    from edge_server.engines.compose import make_works
-
-    def may_build() -> str:
-        """Return why no engine is built now, "" when one may be."""
-        decision = None if governor is None else governor.decision()
-        if decision is None or decision.may_load:
-            return ""
-        return f"the box is {decision.level.name}: {decision.detail}"
-
-    return make_works(
-        config.engines,
-        manager,
-        events.publish,
-        may_build,
-        floor_mb=config.memory.floor_mb,
-        root=Path(config.governor.sysfs_root),
-    )
-
-
-def _governor(config: ServerConfig) -> Governor | None:
-    if not config.governor.is_enabled:
-        return None
-    from edge_server.governor.governor import Governor
-
-    state_dir = config.repository.state_dir
-    memory = Path(state_dir) / "clock_cap.json" if state_dir else None
-    return Governor(config.governor, memory, has_gpu_metrics=config.metrics.has_gpu_metrics)
-
-
-def _limiter(config: RateLimitConfig) -> RateLimiter | None:
-    if config.mode == "off":
-        return None
-    return RateLimiter({(name, device): count for name, count, device in config.resources})
-
-
-def _limits(config: ServerConfig) -> Limits:
-    repository = config.repository
-    return Limits(
-        load_retry_count=repository.load_retry_count,
-        reload_policy=ReloadPolicy(repository.reload_policy),
-        max_resident_models=repository.max_resident_models,
-        idle_unload_s=repository.idle_unload_s,
-        on_demand_timeout_s=repository.load_on_demand_timeout_s,
-        hang_timeout_s=config.lifecycle.hang_timeout_s,
-    )
-
-
-def first_wish(config: RepositoryConfig, source: RepositorySource) -> dict[str, ModelWish]:
-    """Return what is to be served at the start: everything, or in explicit mode what `--load-model` names.
-
-    Raises ServingFault when a repository cannot be read.
-    """
-    wishes, warnings = source.wishes()
-    for warning in warnings:
-        log.warning("%s", warning)
-    if config.control_mode != "explicit" or "*" in config.load_models:
-        return wishes
-    absent = {
-        name: ModelWish(name, reason=f"failed to load '{name}', failed to poll from model repository")
-        for name in config.load_models
-        if name not in wishes
-    }
-    chosen = set(config.load_models)
-    waiting = list(chosen)
-    while waiting:
-        # An ensemble brings what it is made of.
-        wish = wishes.get(waiting.pop())
-        members = {name for name, _ in wish.members} - chosen if wish is not None else set()
-        chosen |= members
-        waiting += members
-    return {name: wish for name, wish in wishes.items() if name in chosen} | absent
 
 
 def serve(config: ServerConfig, log_settings: LogSettings, surroundings: Surroundings | None = None) -> int:
@@ -452,6 +198,8 @@ class Server:
         if cuda.is_usable:
             metrics.add_source(cuda_memory_families(lambda: (cuda.copies.read_bytes, cuda.copies.written_bytes)))
         if self._core.cache is not None:
+            from edge_server.telemetry.cache import cache_families
+
             metrics.add_source(cache_families(self._core.cache.statistics))
         if self._core.governor is not None:
             metrics.add_source(self._core.governor.families)

@@ -33,14 +33,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "perf": {"client", "core", "errors", "protocol", "repository"},
     "optimize": {"core", "errors", "backends", "engines", "repository", "serving"},
     "supervision": {"core", "errors", "config", "telemetry", "serving"},
+    "composition": {
+        "core", "errors", "config", "memory", "telemetry", "vision", "repository", "serving", "service", "governor",
+        "engines", "backends",
+    },
     "server": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "governor", "engines", "supervision", "backends",
+        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "frontends",
+        "governor", "supervision", "composition",
     },
     "doctor": {"core", "errors", "config", "governor", "backends"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "server", "backends", "client", "governor", "ros", "perf", "supervision", "doctor",
+        "frontends", "composition", "server", "backends", "client", "governor", "ros", "perf", "supervision", "doctor",
         "optimize",
     },
     "__main__": {"cli"},

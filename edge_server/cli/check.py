@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from edge_server.cli.table import render
+from edge_server.composition import Core, build, copy_first, first_wish
 from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment
 from edge_server.core.view import TensorMetadata
 from edge_server.errors import EdgeServerError
-from edge_server.server import Core, build, copy_first, first_wish
 from edge_server.serving.served import ServedVersion
 from edge_server.telemetry.log import setup_logging
 

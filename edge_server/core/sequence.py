@@ -6,7 +6,8 @@ The caller holds its own lock around every method. Times are nanoseconds of any 
 A sequence begins with an entry that says START and is bound to a slot, a row of one instance, until its END was
 served or it was idle for too long; one that finds no slot free waits in the backlog, first come, first served. Of each
 sequence one entry at a time is served, in order. An entry that leaves unserved (dropped, too late) is no part of its
-sequence: its START passes to the next entry, its END takes effect once all before it are served.
+sequence: its START passes to the next entry, its END takes effect once all before it are served. A sequence of which
+every entry left before any ran is forgotten.
 
 Where sequences are iterative, an entry is a whole one: it begins it, is put back by `take_again` as often as the model
 asks for that, each time with what else may run then, and the sequence ends with it. Entries that meet in one id are
@@ -16,7 +17,7 @@ served one after another.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -26,6 +27,7 @@ import numpy.typing as npt
 
 from edge_server.core.batch_queue import Entry
 from edge_server.core.composition import OldestStrategy, SequenceBatching
+from edge_server.core.sequence_limits import WaitingLimits
 from edge_server.core.sequence_line import DirectLine, Line, OldestLine
 from edge_server.core.sequence_slots import Slot, Slots
 from edge_server.errors import SequenceNotBegun
@@ -34,16 +36,23 @@ Item = TypeVar("Item")
 
 _SLACK = 64
 """How many deadlines of entries that are gone may lie around, beyond one for each entry that waits."""
+_MOST_CLOSED = 256
+"""How many idle sequences are closed at a time, so that the caller's lock is not held for the others."""
 
 
 @dataclass(slots=True, eq=False)
 class SequenceEntry(Entry[Item]):
     """An entry that is a step of the sequence `id`. `sequence` is what it was made a part of when it was offered;
-    `instance` the number of the one that it was taken for, -1 before that, and `row` its place in the batch there."""
+    `instance` the number of the one that it was taken for, -1 before that, and `row` its place in the batch there.
+
+    `beginning` counts the STARTs that its sequence was offered up to this entry. `is_start` is as the client said until
+    the entry may run, from then on whether it is the first to do so since its sequence began.
+    """
 
     id: int | str = 0
     is_start: bool = False
     is_end: bool = False
+    beginning: int = 0
     sequence: LiveSequence[Item] | None = None
     instance: int = -1
     row: int = 0
@@ -53,7 +62,8 @@ class SequenceEntry(Entry[Item]):
 class LiveSequence(Generic[Item]):
     """One sequence from its START on.
 
-    `served` is the entry that runs. `begins`: the next entry is the first, because the one that said START left.
+    `served` is the entry that runs. `beginning` counts the STARTs that were offered, `begun` those of them up to the
+    latest entry that was taken; 0: none was.
     `is_closed`: it ends once nothing of it waits or runs; its END was offered, or it is iterative. `idle_ns` is since
     when nothing of one that is not closed waits or runs.
     `state` and `state_key` are the caller's: what is kept for it between two entries, None before the first, and what
@@ -61,10 +71,12 @@ class LiveSequence(Generic[Item]):
     """
 
     id: int | str
-    waiting: deque[SequenceEntry[Item]] = field(default_factory=deque)
+    # An ordered dictionary: the first and any other entry alike leave in constant time.
+    waiting: OrderedDict[SequenceEntry[Item], None] = field(default_factory=OrderedDict)
     slot: Slot | None = None
     served: SequenceEntry[Item] | None = None
-    begins: bool = False
+    beginning: int = 0
+    begun: int = 0
     is_closed: bool = False
     idle_ns: int = 0
     state: Mapping[str, npt.NDArray[np.generic]] | None = None
@@ -86,7 +98,10 @@ class SequenceQueue(Generic[Item]):
     Instances go by their number, 0 to `instance_count` - 1.
     """
 
-    def __init__(self, max_rows: int, batching: SequenceBatching, name: str) -> None:
+    def __init__(
+        self, max_rows: int, batching: SequenceBatching, name: str, limits: WaitingLimits | None = None
+    ) -> None:
+        self._limits = limits or WaitingLimits()
         self._batching = batching
         self._name = name
         self._max_rows = max(1, max_rows)
@@ -130,20 +145,28 @@ class SequenceQueue(Generic[Item]):
             self._lines = [DirectLine[SequenceEntry[Item]](self._max_rows, strategy) for _ in range(instance_count)]
 
     def offer(self, entry: Entry[Item], item: Item) -> None:
-        """Put an entry at the end of its sequence. Raises SequenceNotBegun where that has not begun."""
+        """Put an entry at the end of its sequence. Raises SequenceNotBegun where that has not begun, and QueueFull
+        where too much waits; then the entry is no part of it."""
         assert isinstance(entry, SequenceEntry)
         now_ns = entry.arrived_ns
         self._close_idle(now_ns)
         sequence = self._live.get(entry.id)
+        if sequence is not None and sequence in self._idle and now_ns >= self._idle_until(sequence):
+            # One of those that `_close_idle` left for its next turn.
+            del self._idle[sequence]
+            self._retire(sequence, now_ns)
+            sequence = None
         if sequence is None:
             if not entry.is_start:
                 raise self._not_begun(entry.id)
+            self._limits.check_sequences(len(self._backlog), self._slots.count, self._name)
             sequence = self._live[entry.id] = LiveSequence(entry.id)
             self._backlog[sequence] = None
-        if sequence.begins:
-            sequence.begins, entry.is_start = False, True
-        entry.item, entry.sequence = item, sequence
-        sequence.waiting.append(entry)
+        else:
+            self._limits.check_requests(len(sequence.waiting), entry.id, self._name)
+        sequence.beginning += entry.is_start
+        entry.item, entry.sequence, entry.beginning = item, sequence, sequence.beginning
+        sequence.waiting[entry] = None
         self._wait(entry)
         self._idle.pop(sequence, None)
         if entry.is_end:
@@ -164,8 +187,9 @@ class SequenceQueue(Generic[Item]):
         assert sequence is not None
         assert sequence.served is entry
         sequence.served = None
-        entry.is_start, entry.item = False, item
-        sequence.waiting.appendleft(entry)
+        entry.item = item
+        sequence.waiting[entry] = None
+        sequence.waiting.move_to_end(entry, last=False)
         self._wait(entry)
         self._line_up(sequence, now_ns)
 
@@ -199,8 +223,8 @@ class SequenceQueue(Generic[Item]):
         turn: Turn[Item] = Turn([], [], self._slots.height(instance) if self._is_direct else len(chosen))
         for row, entry in chosen:
             assert entry.sequence is not None
-            entry.sequence.waiting.popleft()
-            entry.sequence.served = entry
+            del entry.sequence.waiting[entry]
+            entry.sequence.served, entry.sequence.begun = entry, entry.beginning
             entry.instance, entry.row = instance, row
             turn.entries.append(entry)
             turn.items.append(self._forget(entry))
@@ -216,7 +240,8 @@ class SequenceQueue(Generic[Item]):
         self._go_on(sequence, now_ns)
 
     def expire(self, now_ns: int) -> list[Item]:
-        """Close what was idle for too long; remove and return the items that can no longer begin in time."""
+        """Close what was idle for too long, or some of it, `next_deadline_ns` being past while there is more; remove
+        and return the items that can no longer begin in time."""
         self._close_idle(now_ns)
         expired: list[Item] = []
         while self._deadlines and (self._deadlines[0][0] <= now_ns or self._deadlines[0][2].item is None):
@@ -253,7 +278,8 @@ class SequenceQueue(Generic[Item]):
     def _line_up(self, sequence: LiveSequence[Item], now_ns: int) -> None:
         """Put the first waiting entry of a sequence among those that may run."""
         assert sequence.slot is not None
-        entry = sequence.waiting[0]
+        entry = next(iter(sequence.waiting))
+        entry.is_start = entry.beginning > sequence.begun
         key = (entry.key, None if entry.is_start else sequence.state_key)
         self._lines[sequence.slot.instance].add(entry, sequence.slot.row, key, now_ns)
 
@@ -261,17 +287,12 @@ class SequenceQueue(Generic[Item]):
         """Take a waiting entry out; what it said of the sequence stays said."""
         sequence = entry.sequence
         assert sequence is not None
-        place = sequence.waiting.index(entry)
-        is_lined_up = place == 0 and sequence.slot is not None and sequence.served is None
-        if is_lined_up and sequence.slot is not None:
-            self._lines[sequence.slot.instance].remove(entry)
-        del sequence.waiting[place]
+        slot = sequence.slot
+        is_lined_up = slot is not None and sequence.served is None and next(iter(sequence.waiting)) is entry
+        if is_lined_up and slot is not None:
+            self._lines[slot.instance].remove(entry)
+        del sequence.waiting[entry]
         entry.sequence = None
-        if entry.is_start:
-            if place < len(sequence.waiting):
-                sequence.waiting[place].is_start = True
-            else:
-                sequence.begins = True
         if is_lined_up or not sequence.waiting:
             self._go_on(sequence, now_ns)
         return self._forget(entry)
@@ -292,7 +313,7 @@ class SequenceQueue(Generic[Item]):
         if sequence.waiting:
             if sequence.slot is not None:
                 self._line_up(sequence, now_ns)
-        elif sequence.is_closed:
+        elif sequence.is_closed or not sequence.begun:
             self._retire(sequence, now_ns)
         else:
             sequence.idle_ns = now_ns
@@ -316,7 +337,7 @@ class SequenceQueue(Generic[Item]):
                 self._line_up(sequence, now_ns)
 
     def _close_idle(self, now_ns: int) -> None:
-        while self._idle:
+        for _ in range(min(len(self._idle), _MOST_CLOSED)):
             sequence = next(iter(self._idle))
             if now_ns < self._idle_until(sequence):
                 return
@@ -330,5 +351,6 @@ class SequenceQueue(Generic[Item]):
         return SequenceNotBegun(
             f"inference request for sequence {sequence_id} to model '{self._name}' must specify the START flag on the "
             f"first request of the sequence; no such sequence is live: it ended, was idle for more than "
-            f"{self._batching.max_idle_us / 1000:g} ms, or began before the model was loaded anew"
+            f"{self._batching.max_idle_us / 1000:g} ms, lost every request before one ran, or began before the model "
+            f"was loaded anew"
         )

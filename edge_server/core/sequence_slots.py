@@ -43,6 +43,10 @@ class Slots:
         self._instances = [_Rows() for _ in range(instance_count)]
 
     @property
+    def count(self) -> int:
+        return self._limit * len(self._instances)
+
+    @property
     def used_count(self) -> int:
         return sum(len(rows.used) for rows in self._instances)
 

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
@@ -20,14 +20,15 @@ from edge_server.core.statistics import VersionStatistics
 from edge_server.core.tensor import Tensor
 from edge_server.core.view import InstanceReport, VersionReport
 from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
-from edge_server.serving.cache.cache import ResponseCache
-from edge_server.serving.cache.key import RequestKeys, identity
-from edge_server.serving.cache.recall import NO_CACHE, Recall, check_members_cacheable
 from edge_server.serving.counters import Counters
 from edge_server.serving.ensemble_run import EnsembleRun, RunTerms, SubmitStep
 from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Timer
 from edge_server.serving.warmup import build, probe_sample
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.cache import ResponseCache
+    from edge_server.serving.cache.recall import Recall
 
 
 class Members(Protocol):
@@ -87,7 +88,11 @@ class EnsembleVersion:
         try:
             members = self._member_specs()
             self._graph = step_graph(self.spec, members)
-            check_members_cacheable(self.spec, members)
+            if self.spec.is_cached:
+                # Imported by the first that asks for it, as below: most servers have no cache.
+                from edge_server.serving.cache.recall import check_members_cacheable
+
+                check_members_cacheable(self.spec, members)
             self._confirm()
         except BaseException as error:
             self.reason = str(error) or type(error).__name__
@@ -115,6 +120,9 @@ class EnsembleVersion:
 
     def _use_cache(self) -> None:
         """Let answers come from the cache, if the server has one. The fingerprint changes with those of the members."""
+        from edge_server.serving.cache.key import RequestKeys, identity
+        from edge_server.serving.cache.recall import NO_CACHE, Recall
+
         if self._cache is None or self._timer is None:
             self.spec = dataclasses.replace(self.spec, notes=(*self.spec.notes, NO_CACHE))
             return

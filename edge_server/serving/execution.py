@@ -53,16 +53,20 @@ class BatchExecutor:
 
     def _run_rows(self, session: Session, batch: list[Ticket]) -> None:
         times = BatchTimes(time.monotonic_ns())
+        small: EdgeServerError | None = None
         try:
             answers = self._compute(session, batch, times)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
             small = self._as_small_error(error)
             self._fail(batch, small, times.start_ns)
-            if self.on_failure is not None:
-                self.on_failure(small)
         else:
             self._answer(batch, answers, times)
-        self._outlet.release(batch)
+        try:
+            # First, as what is released lets others run: not on a GPU that is lost, if that is what is told here.
+            if small is not None and self.on_failure is not None:
+                self.on_failure(small)
+        finally:
+            self._outlet.release(batch)
 
     def _compute(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
         plan = self._plan

@@ -7,13 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from edge_server.backends.base import ServerCalls
 from edge_server.core.lifecycle import Resolved, VersionWish
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
-from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.canary import canary_terms
-from edge_server.serving.ensemble import EnsembleVersion, Members
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.gpus import Gpus
 from edge_server.serving.limiter import RateLimiter
@@ -21,8 +20,11 @@ from edge_server.serving.limits import Limits
 from edge_server.serving.passing import HEALS, as_passing
 from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Alarm, Timer
-from edge_server.serving.version import ModelVersion, OnGpuFault
-from edge_server.serving.warmup import warmup_rules
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.cache import ResponseCache
+    from edge_server.serving.ensemble import Members
+    from edge_server.serving.version import OnGpuFault
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,10 @@ class Loader:
 
     def resolve(self, wish: VersionWish, passed_over: Mapping[str, str]) -> Resolved:
         """Return what there is to open, its own parameters checked. Raises LoadError."""
+        # What runs models is imported by the first of them: a server that waits for one stays smaller.
+        from edge_server.serving.sequence_scheduler import waiting_limits
+        from edge_server.serving.warmup import warmup_rules
+
         try:
             resolved = wish.resolve(passed_over)
         except (LoadError, OSError) as error:
@@ -64,6 +70,7 @@ class Loader:
         self._limits.reload_policy_of(spec)
         canary_terms(spec)
         warmup_rules(spec)
+        waiting_limits(spec)
         return resolved
 
     def open(self, wish: VersionWish, resolved: Resolved, generation: int) -> ServedVersion:
@@ -85,6 +92,9 @@ class Loader:
 
     def _open_by_any(self, wish: VersionWish, resolved: Resolved, generation: int) -> ServedVersion:
         """Return the version opened by the first of the runtimes to choose from that can."""
+        from edge_server.serving.ensemble import EnsembleVersion
+        from edge_server.serving.version import ModelVersion
+
         if resolved.spec.ensemble is not None:
             assert self.members is not None
             ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self.members, self._timer, self._cache)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from edge_server.backends.base import ServerCalls
 from edge_server.core.ensemble import members_first
@@ -14,7 +15,6 @@ from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import IndexEntry, VersionReport
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, QueueFull, SessionLost, UnknownModel
-from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.gpu_keeper import GpuKeeper
 from edge_server.serving.hang import HangWatch
@@ -28,6 +28,9 @@ from edge_server.serving.routes import Routes
 from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.events import MODEL_HUNG
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.cache import ResponseCache
 
 log = logging.getLogger(__name__)
 

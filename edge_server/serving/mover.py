@@ -10,12 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.core.lifecycle import Load, ReloadPolicy, Resolved, Retire, VersionState, next_action, retry_delay_s
 from edge_server.core.model import ModelFile
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError, NotReady, OutOfMemory
-from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.canary import Trial
 from edge_server.serving.dependents import Dependents, is_used, own_fingerprint, steps_of
 from edge_server.serving.gate import OPEN_GATE, Gate
@@ -39,6 +38,9 @@ from edge_server.telemetry.events import (
     MODEL_UNLOADED,
     EventValue,
 )
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.cache import ResponseCache
 
 log = logging.getLogger(__name__)
 

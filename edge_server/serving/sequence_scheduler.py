@@ -11,7 +11,8 @@ from edge_server.core.composition import OldestStrategy, SequenceBatching
 from edge_server.core.message import Response, SequenceStep
 from edge_server.core.model import ModelSpec
 from edge_server.core.sequence import SequenceEntry, SequenceQueue
-from edge_server.errors import InvalidRequest
+from edge_server.core.sequence_limits import WaitingLimits
+from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.serving.counters import Counters
 from edge_server.serving.delivery import OrderedDelivery
 from edge_server.serving.execution import BatchExecutor
@@ -25,6 +26,7 @@ from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Timer
 
 _MOST_ID = 0x7FFFFFFF
+_MOST_WAITING = 1_000_000
 
 
 class SequenceScheduler(Scheduler):
@@ -47,7 +49,9 @@ class SequenceScheduler(Scheduler):
         limiter: RateLimiter | None = None,
     ) -> None:
         super().__init__(spec, counters, timer, gate, limiter)
-        self._line: SequenceQueue[Ticket] = SequenceQueue(spec.max_batch_size, batching, spec.name)
+        self._line: SequenceQueue[Ticket] = SequenceQueue(
+            spec.max_batch_size, batching, spec.name, waiting_limits(spec)
+        )
         self._queue = self._line
         self._controls = controls
         self._numbers: dict[Instance, int] = {}
@@ -179,6 +183,30 @@ class SequenceScheduler(Scheduler):
             for ticket in batch:
                 self._orders[number].enter(ticket)
         return batch
+
+
+def waiting_limits(spec: ModelSpec) -> WaitingLimits:
+    """Return what the model's parameters `max_waiting_sequences` and `max_waiting_per_sequence` say. Raises
+    BadModelConfig."""
+    usual = WaitingLimits()
+    return WaitingLimits(
+        _count(spec, "max_waiting_sequences", usual.sequences),
+        _count(spec, "max_waiting_per_sequence", usual.requests),
+    )
+
+
+def _count(spec: ModelSpec, key: str, default: int) -> int:
+    text = spec.parameters.get(key)
+    if text is None:
+        return default
+    digits = text.strip()
+    # No number that fits has more digits, and Python refuses to read thousands of them.
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else 0
+    if not 1 <= number <= _MOST_WAITING:
+        raise BadModelConfig(
+            f"model '{spec.name}': parameter {key} must be a whole number of 1 to {_MOST_WAITING}, got '{text[:80]}'"
+        )
+    return number
 
 
 def schedule(

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
@@ -21,10 +22,6 @@ from edge_server.core.statistics import VersionStatistics
 from edge_server.core.view import InstanceReport, VersionReport
 from edge_server.errors import BadModelConfig, DeviceLost, Draining, EdgeServerError, NotReady, SessionLost, TooLate
 from edge_server.memory.allocator import read_resident_bytes
-from edge_server.serving.cache.cache import ResponseCache
-from edge_server.serving.cache.key import RequestKeys, content_digest, identity
-from edge_server.serving.cache.lane import CacheLane
-from edge_server.serving.cache.recall import NO_CACHE, Recall, check_cacheable
 from edge_server.serving.counters import Counters
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.gpus import Gpus, gpus_of
@@ -35,6 +32,10 @@ from edge_server.serving.served import ServedVersion
 from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Timer
 from edge_server.serving.warmup import check_opened, probe, warm
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.cache import ResponseCache
+    from edge_server.serving.cache.lane import CacheLane
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,8 @@ class ModelVersion:
         resident_bytes = read_resident_bytes()
         self._move(VersionState.LOADING)
         try:
-            check_cacheable(self.spec)
+            if self.spec.is_cached:
+                self._check_cacheable()
             if self._states is not None:
                 self._states.load(self._file.model_dir)
             self._instances += [self._make_instance(*planned) for planned in self._instance_names()]
@@ -352,8 +354,18 @@ class ModelVersion:
             self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
         )
 
+    def _check_cacheable(self) -> None:
+        from edge_server.serving.cache.recall import check_cacheable
+
+        check_cacheable(self.spec)
+
     def _open_lane(self) -> None:
         """Let answers come from the cache, if the server has one. The files are as they were opened: see `_confirm`."""
+        # Imported by the first model that asks for it, as below: most servers have no cache.
+        from edge_server.serving.cache.key import RequestKeys, content_digest, identity
+        from edge_server.serving.cache.lane import CacheLane
+        from edge_server.serving.cache.recall import NO_CACHE, Recall
+
         cache, spec = self._cache, self.spec
         if cache is None:
             self.spec = dataclasses.replace(spec, notes=(*spec.notes, NO_CACHE))

@@ -7,9 +7,9 @@ and dashboards: nothing in serving depends on one being seen.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class EventBus:
     """
 
     def __init__(self, history_size: int = 1000, clock: Callable[[], float] = time.time) -> None:
-        self.run_id = uuid.uuid4().hex
+        self.run_id = os.urandom(16).hex()
         self._lock = threading.Lock()
         self._clock = clock
         self._history: deque[Event] = deque(maxlen=history_size)

@@ -31,11 +31,11 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from edge_server.composition import Core, build, first_wish
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.message import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.governor.policy import Decision
-from edge_server.server import Core, build, first_wish
 from edge_server.telemetry.log import LogSettings
 
 COMMAND = Path(sys.executable).parent / "edge-server"

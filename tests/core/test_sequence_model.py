@@ -11,13 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_server.core.composition import DirectStrategy, OldestStrategy, SequenceBatching
 from edge_server.core.sequence import SequenceEntry, SequenceQueue
-from edge_server.errors import InvalidRequest
+from edge_server.core.sequence_limits import WaitingLimits
+from edge_server.errors import InvalidRequest, QueueFull
 
 INSTANCES = 2
 MAX_ROWS = 3
 CANDIDATES = 2
 MAX_IDLE_NS = 50_000
 DELAY_NS = 8_000
+MOST_SEQUENCES = 3
+MOST_REQUESTS = 4
 
 
 @dataclass(eq=False)
@@ -42,7 +45,9 @@ class SequenceMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         batching = SequenceBatching(self.strategy, MAX_IDLE_NS // 1000)
-        self.queue: SequenceQueue[int] = SequenceQueue(MAX_ROWS, batching, "m")
+        self.queue: SequenceQueue[int] = SequenceQueue(
+            MAX_ROWS, batching, "m", WaitingLimits(MOST_SEQUENCES, MOST_REQUESTS)
+        )
         self.queue.open(INSTANCES)
         self.is_direct = isinstance(self.strategy, DirectStrategy)
         self.entries: dict[int, SequenceEntry[int]] = {}
@@ -74,6 +79,12 @@ class SequenceMachine(RuleBasedStateMachine):
         if known is None and not is_start:
             with pytest.raises(InvalidRequest, match=f"sequence {id} to model 'm' must specify the START flag"):
                 self.queue.offer(entry, number)
+            return
+        waiting = len(self.everyone()) - self.capacity
+        if waiting >= MOST_SEQUENCES if known is None else len(known.waiting) >= MOST_REQUESTS:
+            with pytest.raises(QueueFull, match=r"are waiting for .*model 'm' already, at most [34] may"):
+                self.queue.offer(entry, number)
+            assert entry.item is None
             return
         self.queue.offer(entry, number)
         known = known or self.live.setdefault(id, Known(id, number))
@@ -174,6 +185,8 @@ class SequenceMachine(RuleBasedStateMachine):
             return
         if known.is_closed:
             self.closing.remove(known)
+        elif not known.served:
+            del self.live[known.id]
         else:
             known.idle_ns = now_ns
 
@@ -192,6 +205,8 @@ class SequenceMachine(RuleBasedStateMachine):
     def counts_fit(self) -> None:
         assert self.queue.size == len(self.all_waiting())
         assert self.queue.live_count <= self.capacity
+        assert self.queue.backlog_count <= MOST_SEQUENCES
+        assert self.queue.live_count + self.queue.backlog_count == len(self.everyone()), "kept without need, or lost"
         assert not self.queue.backlog_count or self.queue.live_count == self.capacity, "a slot is free while one waits"
 
     @invariant()

@@ -8,7 +8,8 @@ import pytest
 
 from edge_server.core.composition import DirectStrategy, OldestStrategy, SequenceBatching
 from edge_server.core.sequence import SequenceEntry, SequenceQueue
-from edge_server.errors import InvalidRequest
+from edge_server.core.sequence_limits import WaitingLimits
+from edge_server.errors import InvalidRequest, QueueFull
 
 US = 1000
 
@@ -172,9 +173,146 @@ def test_a_start_that_leaves_passes_its_flag_on() -> None:
     turn = line.take(0, 0)
     assert (turn.items, turn.entries[0].is_start) == (["a"], True)
     line = queue(DirectStrategy(), rows=1)
+    offer(line, "a+")
+    assert run(line) == ["a+"]
     assert line.drop(offer(line, "a+"))
     offer(line, "a")
     assert line.take(0, 0).entries[0].is_start
+
+
+def test_of_two_starts_that_wait_the_one_that_leaves_takes_nothing_from_the_other() -> None:
+    line = queue(DirectStrategy(), rows=1)
+    offer(line, "a+")
+    second = offer(line, "a+")
+    offer(line, "a")
+    offer(line, "a")
+    assert line.drop(second)
+    told = []
+    for _ in range(3):
+        (entry,) = line.take(0, 0).entries
+        told.append(entry.is_start)
+        line.finish(entry, 0)
+    assert told == [True, True, False]
+
+
+def test_a_sequence_of_which_nothing_ever_ran_is_forgotten_with_its_last_entry() -> None:
+    line = queue(OldestStrategy(1))
+    offer(line, "a+")
+    entries = [offer(line, "b+"), offer(line, "b")]
+    assert line.backlog_count == 1
+    assert all(line.drop(entry) for entry in entries)
+    assert line.backlog_count == 0
+    offer(line, "c+", start_by_ns=50 * US)
+    assert line.expire(50 * US) == ["c+"]
+    assert (line.live_count, line.backlog_count, line.size) == (1, 0, 1)
+    for id in ("b", "c"):
+        with pytest.raises(InvalidRequest, match=f"sequence {id} .*lost every request before one ran"):
+            offer(line, id, 60)
+    slotted = queue(OldestStrategy(1))
+    first = offer(slotted, "a+")
+    offer(slotted, "b+")
+    assert slotted.drop(first)
+    assert (run(slotted), slotted.live_count, slotted.backlog_count) == (["b+"], 1, 0)
+
+
+def test_starts_that_are_dropped_again_and_again_leave_nothing() -> None:
+    line = queue(OldestStrategy(1))
+    offer(line, "held+")
+    for number in range(5000):
+        assert line.drop(offer(line, f"a{number}+", start_by_ns=10**12))
+    assert (line.live_count, line.backlog_count, line.size) == (1, 0, 1)
+    assert len(line._live) == 1
+    assert len(line._deadlines) < 200
+
+
+def test_so_many_sequences_may_wait_and_one_more_is_refused_until_there_is_room() -> None:
+    line = SequenceQueue[str](1, SequenceBatching(OldestStrategy(2)), "m", WaitingLimits(sequences=3))
+    line.open(1)
+    for name in ("a+", "b+", "c+", "d+", "e+"):
+        offer(line, name)
+    refusal = "3 sequences are waiting for a slot of model 'm' already, at most 3 may"
+    for _ in range(3):
+        with pytest.raises(QueueFull, match=refusal) as caught:
+            offer(line, "f+")
+    assert caught.value.retry_after_s == 1.0
+    assert (line.live_count, line.backlog_count, line.size) == (2, 3, 5)
+    offer(line, "c")
+    offer(line, "a-")
+    assert [run(line), run(line), run(line)] == [["a+"], ["b+"], ["a-"]]
+    offer(line, "f+")
+    with pytest.raises(QueueFull, match=refusal):
+        offer(line, "g+")
+
+
+@pytest.mark.parametrize(
+    ("limits", "slots", "expected"),
+    [
+        (WaitingLimits(), 4, 1024),
+        (WaitingLimits(), 100, 1600),
+        (WaitingLimits(sequences=5), 100, 5),
+    ],
+)
+def test_by_default_sixteen_sequences_may_wait_for_each_slot_but_at_least_1024(
+    limits: WaitingLimits, slots: int, expected: int
+) -> None:
+    line = SequenceQueue[str](1, SequenceBatching(OldestStrategy(slots)), "m", limits)
+    line.open(1)
+    for number in range(slots + expected):
+        offer(line, f"a{number}+")
+    with pytest.raises(QueueFull, match=f"at most {expected} may"):
+        offer(line, "late+")
+    assert (line.live_count, line.backlog_count) == (slots, expected)
+
+
+def test_so_many_requests_of_one_sequence_may_wait_and_others_are_not_bound_by_that() -> None:
+    line = SequenceQueue[str](1, SequenceBatching(OldestStrategy(2)), "m", WaitingLimits(requests=2))
+    line.open(1)
+    offer(line, "a+")
+    turn = line.take(0, 0)
+    waiting = [offer(line, "a"), offer(line, "a")]
+    for text in ("a", "a+", "a-"):
+        with pytest.raises(QueueFull, match="2 requests of sequence a are waiting for model 'm' already, at most 2"):
+            offer(line, text)
+    offer(line, "b+-")
+    assert line.drop(waiting[1])
+    offer(line, "a-")
+    line.finish(turn.entries[0], 0)
+    assert [run(line), run(line), run(line)] == [["b+-"], ["a"], ["a-"]]
+    assert line.live_count == 0
+
+
+def test_a_long_line_of_one_sequence_is_left_from_the_back_and_the_middle_and_keeps_its_order() -> None:
+    line = SequenceQueue[str](1, SequenceBatching(), "m", WaitingLimits(requests=20_000))
+    line.open(1)
+    entries = [offer(line, "a+"), *(offer(line, "a") for _ in range(19_999))]
+    kept = {0, 7, 10_000}
+    for number in reversed(range(20_000)):
+        if number not in kept:
+            assert line.drop(entries[number])
+    taken = []
+    while (turn := line.take(0, 0)).entries:
+        taken += [(entries.index(entry), entry.is_start) for entry in turn.entries]
+        line.finish(turn.entries[0], 0)
+    assert taken == [(0, True), (7, False), (10_000, False)]
+
+
+def test_many_idle_sequences_are_closed_some_at_a_time_and_none_of_them_goes_on() -> None:
+    line = queue(OldestStrategy(1000), rows=1)
+    names = [f"a{number}" for number in range(600)]
+    for name in names:
+        offer(line, name + "+")
+    while run(line):
+        pass
+    line.expire(200 * US)
+    assert 0 < line.live_count < 600
+    wakeup = line.next_wakeup_ns()
+    assert wakeup is not None
+    assert wakeup <= 200 * US, "there is more to close"
+    with pytest.raises(InvalidRequest, match="START"):
+        offer(line, names[-1], 200)
+    for _ in range(3):
+        line.expire(200 * US)
+    assert (line.live_count, line.next_wakeup_ns()) == (0, None)
 
 
 def test_an_end_that_leaves_ends_its_sequence_all_the_same() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.composition import Core, build, first_wish
 from edge_server.config import FramesConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
 from edge_server.core.frame import (
     Credit,
@@ -27,7 +28,6 @@ from edge_server.core.view import GovernorState
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.frames.stream import CameraStream
 from edge_server.frontends.frames.streams import FrameStreams
-from edge_server.server import Core, build, first_wish
 from edge_server.telemetry.log import LogSettings
 
 PATIENCE_S = 20.0

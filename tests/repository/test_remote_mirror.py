@@ -19,7 +19,8 @@ from edge_server.repository.remote import cache as cache_module
 from edge_server.repository.remote import mirror as mirror_module
 from edge_server.repository.remote.address import parse_address
 from edge_server.repository.remote.cache import Cache, CacheFault, exchange
-from edge_server.repository.remote.mirror import Mirror, Mirrors
+from edge_server.repository.remote.mirror import Mirror
+from edge_server.repository.remote.mirrors import Mirrors
 from edge_server.repository.remote.store import RemoteUnavailable, Store
 from edge_server.repository.scan import Scanner
 

@@ -6,15 +6,18 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_server.core.batch_queue import Entry
 from edge_server.core.message import Request
 from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, DeadlineExceeded, Draining, EdgeServerError
+from edge_server.serving.ticket import Ticket
 
 POLICY = QueuePolicy(TimeoutAction.REJECT, 0, allow_timeout_override=True)
 BATCHING = DynamicBatching((8,), default_queue_policy=POLICY)
@@ -188,6 +191,26 @@ def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_se
     assert float(after.final().outputs[0].array[0, 0]) == 3
     error.__traceback__ = None
     assert [loan.array() for loan in loans] == [None, None]
+
+
+def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(house: Any, new_mailbox: Any) -> None:
+    version = house.load(house.spec())
+    loan, mailbox = Loan(1), new_mailbox()
+    ticket = Ticket(loan.request, 1, Entry(1, None, 0), mailbox, version._scheduler.cancel)
+    version._scheduler.enter(ticket)
+
+    def run(inputs: Any, outputs: Any) -> Any:
+        raise BackendError("failed as told")
+
+    def tell(error: EdgeServerError) -> None:
+        raise RuntimeError(f"cannot note: {error.message}")
+
+    version._execute.on_failure = tell
+    with pytest.raises(RuntimeError, match="cannot note: failed as told"):
+        version._execute(SimpleNamespace(run=run), [ticket])
+    assert isinstance(mailbox.final().error, BackendError)
+    loan.wait_returned()
+    assert version.in_flight == 0
 
 
 def test_a_wrong_answer_fails_its_batch(house: Any) -> None:

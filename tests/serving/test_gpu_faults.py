@@ -120,8 +120,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
     assert house.submit(1.0)[1].final().error is not None
     house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"]}
     assert plain is not None
-    eventually(lambda: house.service.is_model_ready("m", 1))
-    assert gpus_of(house.manager.route("m", None).spec) == ()
+    eventually(lambda: [gpus_of(version.spec) for version in house.manager.ready_versions("m")] == [()])
     assert house.submit(7.0)[1].final().error is None
     assert house.service.is_ready()
     assert stranded == []

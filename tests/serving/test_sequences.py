@@ -25,7 +25,15 @@ from edge_server.core.composition import (
 from edge_server.core.message import Request, SequenceStep
 from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, OutputSpec, RateResource
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BackendError, Cancelled, DeadlineExceeded, Draining, EdgeServerError, InvalidRequest
+from edge_server.errors import (
+    BackendError,
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    EdgeServerError,
+    InvalidRequest,
+    QueueFull,
+)
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.sequence_scheduler import SequenceScheduler
 
@@ -199,6 +207,98 @@ def test_sequences_beyond_the_slots_wait_and_run_when_one_ends(house: Any) -> No
     assert not waiting[2].responses
     assert answer(step(house, 2, 5, "-")[1]) == 7
     assert answer(waiting[2]) == 40
+
+
+def test_a_client_that_starts_and_cancels_again_and_again_leaves_nothing_and_keeps_nobody_out(house: Any) -> None:
+    version = load(house, OldestStrategy(1))
+    assert walk(house, 1, [1], ends=False) == [1]
+    for id in range(2, 3002):
+        ticket, box = step(house, id, id, "+")
+        ticket.cancel()
+        assert isinstance(box.final().error, Cancelled)
+    scheduler = version._scheduler
+    assert (scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (1, 0, 0)
+    assert len(scheduler._line._live) == 1
+    assert version.in_flight == 0
+    _, waiting = step(house, 2, 5, "+-")
+    assert answer(step(house, 1, 2, "-")[1]) == 3
+    assert answer(waiting) == 5
+
+
+def test_more_sequences_than_may_wait_are_refused_and_one_that_goes_makes_room(house: Any) -> None:
+    limits = {"warmup_probe": "false", "max_waiting_sequences": " 2 "}
+    version = load(house, OldestStrategy(1), parameters=limits)
+    assert walk(house, 1, [1], ends=False) == [1]
+    waiting = [step(house, id, id, "+-") for id in (2, 3)]
+    for id in (4, 5):
+        with pytest.raises(QueueFull, match="2 sequences are waiting for a slot of model 'm' already, at most 2") as no:
+            step(house, id, id, "+")
+        assert no.value.retry_after_s is not None
+    assert version.statistics().failures["REJECTED"] == 2
+    assert (version.in_flight, version._scheduler.backlog_count) == (2, 2)
+    waiting[0][0].cancel()
+    late = step(house, 4, 40, "+-")[1]
+    assert answer(step(house, 1, 5, "-")[1]) == 6
+    assert [answer(waiting[1][1]), answer(late)] == [3, 40]
+
+
+def test_more_requests_of_one_sequence_than_may_wait_are_refused_and_the_sequence_goes_on(
+    house: Any, new_gate: Any
+) -> None:
+    gate = new_gate()
+
+    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        gate.stop()
+        return accumulate(name, inputs)
+
+    load(house, on_run=run, parameters={"warmup_probe": "false", "max_waiting_per_sequence": "3"})
+    boxes = [step(house, 1, 1, "+")[1]]
+    gate.wait_entered()
+    boxes += [step(house, 1, 1)[1] for _ in range(3)]
+    with pytest.raises(QueueFull, match="3 requests of sequence 1 are waiting for model 'm' already, at most 3 may"):
+        step(house, 1, 1, "-")
+    gate.let_go(10)
+    assert [answer(box) for box in boxes] == [1, 2, 3, 4]
+    assert answer(step(house, 1, 1, "-")[1]) == 5
+
+
+@pytest.mark.parametrize("key", ["max_waiting_sequences", "max_waiting_per_sequence"])
+@pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "\u0663", "1000001", "9" * 5000])
+def test_a_limit_of_what_may_wait_that_is_no_such_number_fails_the_load(house: Any, key: str, text: str) -> None:
+    house.wish_for(house.spec(sequence=batching(), parameters={key: text}))
+    assert house.manager.wait_settled(["m"], 20)
+    failure = house.manager.failure("m")
+    assert f"model 'm': parameter {key} must be a whole number of 1 to 1000000, got '{text[:80]}'" in failure
+
+
+def test_starts_and_cancels_of_many_threads_leave_nothing_behind(house: Any, eventually: Any) -> None:
+    limits = {"warmup_probe": "false", "max_waiting_sequences": "5", "max_waiting_per_sequence": "2"}
+    version = load(house, OldestStrategy(2), instances=2, parameters=limits)
+
+    def client(seed: int) -> None:
+        numbers = random.Random(seed)
+        for number in range(150):
+            try:
+                sent = [step(house, seed * 1000 + number, 1, flags) for flags in ("+", "", "-")]
+            except (QueueFull, InvalidRequest):
+                # The slots of those whose END was refused come free, too.
+                house.service.end_sequence("m", None, seed * 1000 + number)
+                continue
+            for ticket, _ in numbers.sample(sent, numbers.randint(0, 3)):
+                ticket.cancel()
+            for _, box in sent:
+                box.final()
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    eventually(lambda: version.in_flight == 0)
+    scheduler = version._scheduler
+    eventually(lambda: (scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (0, 0, 0))
+    assert not scheduler._line._live
+    assert walk(house, 7, [1, 2]) == [1, 3]
 
 
 def test_an_idle_sequence_is_closed_by_the_clock_and_its_slot_given_away(house: Any, eventually: Any) -> None:
@@ -446,7 +546,14 @@ def test_an_overload_of_all_endings_loses_no_request_and_keeps_every_order(house
             length = numbers.randint(1, 6)
             for i in range(length):
                 value = float(numbers.randint(1, 9))
-                ticket, box = step(house, id, value, ("+" if i == 0 else "") + ("-" if i == length - 1 else ""))
+                flags = ("+" if i == 0 else "") + ("-" if i == length - 1 else "")
+                try:
+                    ticket, box = step(house, id, value, flags)
+                except InvalidRequest:
+                    # Whoever cancels all there is before any of it runs begins again; nobody else is refused.
+                    if not all(isinstance(before.final().error, Cancelled) for _, before in sent):
+                        lost.append(f"{id}: refused within its sequence")
+                    ticket, box = step(house, id, value, "+" + flags)
                 if numbers.random() < 0.2:
                     ticket.cancel()
                 sent.append((value, box))

@@ -22,11 +22,11 @@ from edge_server.frontends.grpc.direct_infer import DirectInfer
 from edge_server.frontends.grpc.discovery import Reflection, health_check
 from edge_server.frontends.grpc.infer import UnaryInfer, forwarded_metadata
 from edge_server.frontends.grpc.read import InferReader
-from edge_server.frontends.grpc.stream import StreamInfer
 from edge_server.protocol import messages
 from edge_server.protocol.messages import Method
 
 if TYPE_CHECKING:
+    from edge_server.frontends.grpc.stream import StreamInfer
     from edge_server.service import InferenceService
 
 UnaryAnswer = Callable[[bytes, grpc.ServicerContext], "bytes | EdgeServerError"]
@@ -145,6 +145,9 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             self._stream_count -= 1
 
     def _infer_on_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        # Imported by the first stream: a server that is asked by unary calls alone stays smaller.
+        from edge_server.frontends.grpc.stream import StreamInfer
+
         headers = forwarded_metadata(context, self._config.header_pattern)
         stream = StreamInfer(self._service, self._reader, context, headers)
         with self._lock:
