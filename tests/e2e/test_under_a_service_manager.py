@@ -241,6 +241,8 @@ def test_sighup_has_the_repository_looked_at(serve: Any, repository: Any, identi
 def test_a_server_in_a_terminal_ends_with_it(repository: Any, identity: Any) -> None:
     repository.add("same", identity())
     leader, follower = pty.openpty()
+    # A process started where hang-ups are ignored (nohup) goes on ignoring them, and so would the server.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         process = subprocess.Popen(
             [str(COMMAND), "serve", f"--model-repository={repository.path}", "--http-port=0", "--grpc-port=0",
@@ -248,11 +250,15 @@ def test_a_server_in_a_terminal_ends_with_it(repository: Any, identity: Any) -> 
             stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         with process:
-            assert process.stdout is not None
-            assert "is ready" in process.stdout.readline()
-            process.send_signal(signal.SIGHUP)
-            assert process.wait(20) == -signal.SIGHUP
+            try:
+                assert process.stdout is not None
+                assert "is ready" in process.stdout.readline()
+                process.send_signal(signal.SIGHUP)
+                assert process.wait(20) == -signal.SIGHUP
+            finally:
+                process.kill()
     finally:
+        signal.signal(signal.SIGHUP, before)
         os.close(leader)
         os.close(follower)
 
