@@ -119,10 +119,12 @@ class DirectDoor:
             self._is_in_event = True
             try:
                 event.tag(event)
-            except Exception:  # noqa: BLE001 - a boundary, see below
+            except Exception:  # noqa: BLE001 - the thread's boundary
                 # The thread serves all calls: an error in one of them must not be the end of the others.
                 _log.exception("unexpected error in a gRPC call")
-            self._is_in_event = False
+            if self._reader is me:
+                # Else it tells of the deputy's event by now, and whoever stands by next must learn if that one hangs.
+                self._is_in_event = False
             # An event that lives on while the next one is awaited keeps its call alive, which can make gRPC spin.
             del event
 
