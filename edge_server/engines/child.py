@@ -157,13 +157,13 @@ class _Run:
         """Return which bound of memory was passed, "" when none."""
         bounds = self._bounds
         if bounds.memory_bytes:
-            taken = _resident_bytes(self._process.pid)
+            taken = resident_bytes(self._process.pid)
             if taken > bounds.memory_bytes:
                 return (
                     f"it took {taken >> 20} MiB of memory, more than the {bounds.memory_bytes >> 20} MiB that it may "
                     "(--engine-build-memory-mb)"
                 )
-        if bounds.floor_bytes and 0 < _available_bytes() < bounds.floor_bytes:
+        if bounds.floor_bytes and 0 < available_bytes() < bounds.floor_bytes:
             return f"the box had less than {bounds.floor_bytes >> 20} MiB of memory left, out of memory"
         return ""
 
@@ -209,7 +209,7 @@ class _Run:
                     self._complaints.append(text[:_LONGEST_LINE])
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     """Return what a process keeps in memory and in swap, 0 when that cannot be told. What CUDA takes on a board whose
     GPU shares the memory is not in it: `floor_bytes` is for that."""
     try:
@@ -219,7 +219,7 @@ def _resident_bytes(pid: int) -> int:
     return sum(_kilobytes(text, name) for name in ("VmRSS", "VmSwap")) << 10
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     try:
         return _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable") << 10
     except OSError:

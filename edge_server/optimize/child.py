@@ -14,8 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from edge_server.engines.child import available_bytes, resident_bytes
 
 MODULE = "edge_server.optimize.worker"
 
@@ -181,27 +182,3 @@ class Child:
                 text = line.decode(errors="replace").strip()
                 if text:
                     self._complaints.append(text[:_LONGEST_LINE])
-
-
-def resident_bytes(pid: int) -> int:
-    """Return what a process keeps in memory and in swap, 0 when that cannot be told."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return sum(_kilobytes(text, name) for name in ("VmRSS", "VmSwap")) << 10
-
-
-def available_bytes() -> int:
-    """Return how much memory the box has left, 0 when that cannot be told."""
-    try:
-        return _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable") << 10
-    except OSError:
-        return 0
-
-
-def _kilobytes(text: str, name: str) -> int:
-    for line in text.splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1])
-    return 0
