@@ -57,6 +57,9 @@ class ResponseStatistics:
         )
 
 
+LAST_POSITION = 127
+"""The last position in a stream that has counters of its own; what comes after it counts there too."""
+
 CACHE_LOSSES = ("too_big", "busy", "unreachable", "corrupt")
 """Why the response cache could not serve a lookup, or did not store an answer."""
 
@@ -89,6 +92,7 @@ class VersionStatistics:
     Sums of queue and compute times are per request, so a batch of four adds its compute time four times.
     `last_inference_ms` is milliseconds since the epoch, 0 before the first request.
     `failures` counts failed requests by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER).
+    `responses` are by position in a decoupled model's streams, up to LAST_POSITION.
     `is_cached`: answers may come from the response cache. Those count in `success`, `queue` and `cache_hit` alone.
     """
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
+from edge_server.core.statistics import LAST_POSITION, BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.errors import Cancelled, EdgeServerError, Refusal, Throttled
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -163,9 +163,13 @@ class Counters:
             observer(None)
 
     def record_response(self, index: int, infer_ns: int, *, is_empty: bool = False, has_failed: bool = False) -> None:
-        """Count the response at position `index` of a decoupled stream, `infer_ns` after the one before it."""
+        """Count the response at position `index` of a decoupled stream, `infer_ns` after the one before it.
+
+        Positions beyond LAST_POSITION count there: a stream may run for days, and every copy of the counters carries
+        all of them.
+        """
         with self._lock:
-            values = self._values.responses.setdefault(index, ResponseStatistics())
+            values = self._values.responses.setdefault(min(index, LAST_POSITION), ResponseStatistics())
             values.compute_infer.add(infer_ns)
             if is_empty:
                 values.empty_response.add(infer_ns)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.core.model import DynamicBatching, InputSpec, OutputSpec
+from edge_server.core.statistics import LAST_POSITION
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, Draining
 
@@ -65,6 +66,19 @@ def test_responses_come_in_order_and_the_stream_ends_with_an_empty_one(
     assert [(told.responses[i].success.count, told.responses[i].empty_response.count) for i in range(3)] == [
         (1, 0), (1, 0), (0, 1),
     ]  # fmt: skip
+
+
+def test_the_counters_of_a_stream_that_runs_for_days_do_not_grow(house: Any, hands: Hands) -> None:
+    version = house.load(house.spec(is_decoupled=True))
+    house.submit()
+    execution = hands.wait()[0]
+    for number in range(5 * LAST_POSITION):
+        execution.send(out(number))
+    told = version.statistics()
+    assert list(told.responses) == list(range(LAST_POSITION + 1))
+    assert [told.responses[i].success.count for i in (0, LAST_POSITION - 1)] == [1, 1]
+    assert told.responses[LAST_POSITION].success.count == 4 * LAST_POSITION
+    execution.finish()
 
 
 def test_the_last_response_may_say_that_it_is_the_last(house: Any, hands: Hands) -> None:
