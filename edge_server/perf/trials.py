@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import field, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,14 @@ from edge_server.perf.search import Outcome
 from edge_server.perf.session import Session, Target
 from edge_server.perf.windows import Point
 from edge_server.protocol.raw import tensor_from_raw
+from edge_server.records import dataclass
+from edge_server.repository.paths import check_relative, find_inside
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file
 
 _READY = re.compile(r"edge-server \S+ is ready: HTTP (http://[^;\s]+); gRPC ([^;\s]+)")
 _STOP_S = 15.0
 _REASON_LINES = 3
+_LABELS = "label_filename of an output"
 
 Outputs = list[dict[str, npt.NDArray[Any]]]
 
@@ -117,26 +121,54 @@ def _start(name: str, repository: Path, log: Path) -> subprocess.Popen[str]:
 
 
 def _lay_out(model: ModelFolder, config: ConfigMessage, repository: Path) -> Path:
-    """Make a repository of links into the real one, in which only the model's configuration is another."""
+    """Make a repository of links into the real one, in which only the model's configuration is another.
+
+    Raises BadModelConfig for a label file that is absent or lies outside the model's folder.
+    """
     mine = repository / model.name
     mine.mkdir(parents=True)
+    # These are copies: a label file must lie in the model's folder, links followed, whatever else may be a link.
+    copied = {check_relative(output.label_filename, _LABELS) for output in config.output if output.label_filename}
     for item in model.path.iterdir():
         # A variant of the configuration, and sums of files that are others now, would get in the way.
         if item.name not in ("config.pbtxt", "configs", "SHA256SUMS", "SHA256SUMS.sig"):
-            (mine / item.name).symlink_to(item)
+            _link(
+                item, mine / item.name, {path.relative_to(item.name) for path in copied if path.parts[0] == item.name}
+            )
+    for name in copied:
+        shutil.copyfile(find_inside(model.path, str(name), _LABELS), mine / name)
     for other in model.path.parent.iterdir():
         if other.is_dir() and other.name != model.name:
             (repository / other.name).symlink_to(other)
-    (mine / "config.pbtxt").write_text(str(config), encoding="utf-8")
+    served = type(config)()
+    served.CopyFrom(config)
+    # They hold files against sums, which follow no link either, and change nothing of what is measured.
+    served.ClearField("model_repository_agents")
+    (mine / "config.pbtxt").write_text(str(served), encoding="utf-8")
     return repository
+
+
+def _link(item: Path, link: Path, left_out: set[PurePosixPath]) -> None:
+    """Link to a file or folder; a folder with something to be left out becomes one of links."""
+    if not left_out:
+        link.symlink_to(item)
+    elif PurePosixPath() not in left_out:
+        link.mkdir()
+        for inner in item.iterdir():
+            _link(
+                inner,
+                link / inner.name,
+                {path.relative_to(inner.name) for path in left_out if path.parts[0] == inner.name},
+            )
 
 
 def _wait_until_ready(server: PrivateServer, start_s: float) -> None:
     assert server.process.stdout is not None
     # A server that hangs while it starts is ended, so that the read below ends too.
     limit = threading.Timer(start_s, server.process.kill)
-    limit.start()
     try:
+        # Within: an interrupt as early as this must not leave a timer that keeps the process for minutes.
+        limit.start()
         for line in server.process.stdout:
             server.tail.append(line.rstrip())
             found = _READY.match(line)

@@ -59,7 +59,7 @@ class ModelSource:
     def unload(self) -> None:
         """Forget the modules. May be called more than once."""
         _finder.leave(self)
-        for name in [name for name in sys.modules if name == self.package or name.startswith(f"{self.package}.")]:
+        for name in [name for name in list(sys.modules) if name == self.package or name.startswith(f"{self.package}.")]:
             module = sys.modules.pop(name)
             # Threads that a model left behind may run on: its names are not taken from under them.
             del module
