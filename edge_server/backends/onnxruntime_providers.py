@@ -81,6 +81,11 @@ def providers(
     optimization = job.spec.optimization
     on_gpu = job.device_id is not None
     wanted = list(optimization.gpu_accelerators if on_gpu else optimization.cpu_accelerators)
+    if on_gpu and not wanted and not gpu and PROVIDERS["cuda"] not in available:
+        raise LoadError(
+            f"model '{job.spec.name}': instance '{job.instance_name}' is to run on GPU {job.device_id}, but this "
+            "onnxruntime has no CUDA: onnxruntime-gpu has; KIND_CPU runs it on the CPU"
+        )
     if on_gpu and not any(accelerator.name == "cuda" for accelerator in wanted):
         wanted.append(Accelerator("cuda", {}))
     if on_gpu and gpu:

@@ -25,6 +25,8 @@ def _line(item: Mapping[str, Any], now_s: float) -> str:
         return f"{title}: ready, built in {item['took_s']:.1f} s{compared}"
     if state in ("building", "verifying"):
         return f"{title}: {state}, {item['percent']:.0f} % ({_clean(item['phase'])})"
+    if state == "waiting" and item["phase"]:
+        return f"{title}: {_clean(item['phase'])}"
     retry_s = item["retry_s"]
     again = "" if retry_s is None else f"; tried again in {max(retry_s - now_s, 0):.0f} s"
     return f"{title}: {state}, {_clean(item['reason'])}{again}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.core.engine import EngineOrder
 from edge_server.core.view import EngineReport
 from edge_server.engines.key import EngineKey
+from edge_server.records import dataclass
 
 _FIRST_RETRY_S = 30.0
 _LONGEST_RETRY_S = 3600.0

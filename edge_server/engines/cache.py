@@ -2,6 +2,7 @@
 
     <folder>/engines/<digest>/engine.plan, engine.json      verified: written once, never changed
     <folder>/work/<digest>/...                              being built, or built and not yet verified
+    <folder>/work/<digest>.lock                             there, and locked, while a process builds it, see claim.py
     <folder>/timing/<library>-<version>-<gpu>.cache         what TensorRT measured, for the next build
 
 A verified engine comes into its place by one rename. `engine.json` holds the key's fields, the plan's hash, which is
@@ -19,14 +20,16 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.tensorrt.building import PLAN
+from edge_server.engines.claim import Claim, claim, holder
 from edge_server.engines.key import EngineKey, words_for
+from edge_server.records import dataclass
 
 ENGINE_FACTS = "engine.json"
 BUILD_FACTS = "build.json"
+LOCK = ".lock"
 
 _ABANDONED_S = 7 * 86_400.0
 
@@ -44,7 +47,7 @@ class Entry:
 
 
 class EngineCache:
-    """One folder, for one server at a time; a second one's engines are found, but may be built twice.
+    """One folder, for any number of processes. What is below work/ is for the one that has the claim to it.
 
     `limit_bytes`: engines that were not used for longest are deleted beyond it; 0: none is. Thread-safe.
     """
@@ -69,7 +72,31 @@ class EngineCache:
         for path in (self._folder / "work").iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    self._tidy(path)
+
+    def _tidy(self, path: Path) -> None:
+        """Delete what a crash left of a build, its lock's file included. Raises OSError."""
+        taken = claim(self._lock_file(path.name.removesuffix(LOCK)))
+        if taken is not None:
+            with taken:
+                if path.suffix != LOCK:
                     shutil.rmtree(path)
+
+    def claim(self, key: EngineKey) -> Claim | None:
+        """Return the right to build an engine, None while another has it. Ask `find` again once it is granted: another
+        may have built it meanwhile. Raises CacheFault."""
+        path = self._lock_file(key.digest)
+        try:
+            return claim(path)
+        except OSError as error:
+            raise CacheFault(f"'{path}' cannot be locked: {error.strerror}") from error
+
+    def holder(self, key: EngineKey) -> str:
+        """Return who has the right to build an engine, in words."""
+        return holder(self._lock_file(key.digest))
+
+    def _lock_file(self, digest: str) -> Path:
+        return self._folder / "work" / f"{digest}{LOCK}"
 
     def find(self, key: EngineKey) -> Entry | None:
         """Return the verified engine with that key; one that is damaged is thrown away."""
@@ -99,7 +126,7 @@ class EngineCache:
         return words_for(nearest)
 
     def work_folder(self, key: EngineKey) -> Path:
-        """Return the folder in which the engine is built. Raises CacheFault."""
+        """Return the folder in which the engine is built, by who has the claim. Raises CacheFault."""
         folder = self._folder / "work" / key.digest
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,7 +149,7 @@ class EngineCache:
         self._write(self._folder / "work" / key.digest / BUILD_FACTS, {**facts, "key": dict(key.fields)})
 
     def commit(self, key: EngineKey, facts: Mapping[str, object]) -> Entry:
-        """Put a verified engine into its place. Raises CacheFault."""
+        """Put a verified engine into its place, with the claim to it. Raises CacheFault."""
         work, place = self._folder / "work" / key.digest, self._folder / "engines" / key.digest
         self._write(work / ENGINE_FACTS, {**facts, "key": dict(key.fields)})
         (work / BUILD_FACTS).unlink(missing_ok=True)
@@ -141,11 +168,14 @@ class EngineCache:
         return Entry(place / PLAN, facts)
 
     def drop(self, key: EngineKey) -> None:
-        """Delete an engine, verified or under way."""
+        """Delete a verified engine. What another process builds in its place stays."""
         with self._lock:
             self._sound.pop(key.digest, None)
-            for name in ("engines", "work"):
-                shutil.rmtree(self._folder / name / key.digest, ignore_errors=True)
+            shutil.rmtree(self._folder / "engines" / key.digest, ignore_errors=True)
+
+    def discard(self, key: EngineKey) -> None:
+        """Delete an engine that was built and is not to be verified again, with the claim to it."""
+        shutil.rmtree(self._folder / "work" / key.digest, ignore_errors=True)
 
     def timing_file(self, key: EngineKey) -> Path:
         """Return where measurements for this library, version and GPU are kept."""

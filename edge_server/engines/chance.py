@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from dataclasses import dataclass
 
 from edge_server.backends import ONNX_ORDER, TENSORRT_LIBRARIES, load_backend
 from edge_server.config import EngineConfig
 from edge_server.errors import BackendMissing
+from edge_server.records import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_server.config import EngineConfig
 from edge_server.engines.box import read_box
 from edge_server.engines.cache import CacheFault, EngineCache
 from edge_server.engines.child import Bounds
-from edge_server.engines.works import Announce, EngineWorks, ServingSide
+from edge_server.engines.side import Announce, ServingSide
+from edge_server.engines.works import EngineWorks
 from edge_server.serving.manager import Manager
 from edge_server.serving.served import ServedVersion
 
@@ -24,6 +25,7 @@ def make_works(
     manager: Manager,
     announce: Announce,
     may_build: Callable[[], str],
+    lost_gpus: Callable[[], Mapping[int, str]],
     *,
     floor_mb: int,
     root: Path,
@@ -49,5 +51,6 @@ def make_works(
             renew=manager.renew,
             may_build=may_build,
             announce=announce,
+            lost_gpus=lost_gpus,
         ),
     )

@@ -8,12 +8,12 @@ import mmap
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.tensorrt.cuda import Device
 from edge_server.core.engine import EngineOrder
 from edge_server.engines.box import Box
+from edge_server.records import dataclass
 
 _CHUNK = 1 << 20
 

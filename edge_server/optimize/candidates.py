@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib.util
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends import ONNX_ORDER, TENSORRT_LIBRARIES, backend_names, onnx_file
 from edge_server.backends.tensorrt.profiles import KEYS
 from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.records import dataclass
 from edge_server.repository.choice import candidates as runtimes_to_try
 from edge_server.repository.pbtxt import ConfigMessage
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import queue
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from edge_server.engines.child import available_bytes, resident_bytes
+from edge_server.engines.json_child import JsonChild, Silent
+from edge_server.records import dataclass
 
 MODULE = "edge_server.optimize.worker"
 
 _LOOK_S = 0.05
-_KEPT_LINES = 5
-_LONGEST_LINE = 300
 _END_PATIENCE_S = 5.0
 
 
@@ -52,20 +42,10 @@ class Child:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._complaints: deque[str] = deque(maxlen=_KEPT_LINES)
-        command = [sys.executable, "-m", MODULE]
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+            self._process = JsonChild(MODULE)
         except OSError as error:
             raise CandidateFailed(f"its process does not start: {error.strerror}") from error
-        self._readers = [
-            threading.Thread(target=read, daemon=True) for read in (self._read_lines, self._read_complaints)
-        ]
-        for reader in self._readers:
-            reader.start()
 
     @property
     def pid(self) -> int:
@@ -84,47 +64,30 @@ class Child:
 
     def resident_bytes(self) -> int:
         """Return what the process keeps in memory and in swap, 0 when that cannot be told."""
-        return resident_bytes(self._process.pid)
+        return self._process.resident_bytes()
 
     def end(self) -> None:
         """Make sure that it is gone."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            self.kill()
+        self._process.end(_END_PATIENCE_S)
 
     def kill(self) -> None:
         """End it at once."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for reader in self._readers:
-            reader.join()
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._process.kill()
 
     def _exchange(
         self, message: Mapping[str, object], limit_s: float, report: Callable[[str, float], None]
     ) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+        self._process.tell(message)
         end_s = time.monotonic() + limit_s
         while True:
             try:
-                said = self._said.get(timeout=_LOOK_S)
-            except queue.Empty:
+                said = self._process.hear(_LOOK_S)
+            except Silent:
                 self._look(end_s, limit_s)
                 continue
             if said is None:
-                raise self._gone()
+                self.kill()
+                raise CandidateFailed(f"its process {self._process.end_in_words()}")
             if "progress" in said:
                 report(str(said["progress"]), float(said["percent"]))
                 continue
@@ -136,49 +99,9 @@ class Child:
 
     def _look(self, end_s: float, limit_s: float) -> None:
         """End the process that takes too long, or too much."""
-        reason = self._too_much()
+        reason = self._process.too_much(self._limits.memory_bytes, self._limits.floor_bytes, "--memory-mb")
         if not reason and time.monotonic() > end_s:
             reason = f"it took longer than {limit_s:g} s (--timeout-secs)"
         if reason:
             self.kill()
             raise CandidateFailed(reason)
-
-    def _too_much(self) -> str:
-        limits = self._limits
-        taken = self.resident_bytes() if limits.memory_bytes else 0
-        if taken > limits.memory_bytes:
-            return (
-                f"it took {taken >> 20} MiB of memory, more than the {limits.memory_bytes >> 20} MiB that it may "
-                "(--memory-mb)"
-            )
-        if 0 < available_bytes() < limits.floor_bytes:
-            return f"the box had less than {limits.floor_bytes >> 20} MiB of memory left"
-        return ""
-
-    def _gone(self) -> CandidateFailed:
-        self.kill()
-        code = self._process.returncode
-        tail = f": {' | '.join(self._complaints)}" if self._complaints else ""
-        if code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            hint = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
-            return CandidateFailed(f"its process was ended by {name}{hint}{tail}")
-        return CandidateFailed(f"its process ended with code {code}{tail}")
-
-    def _read_lines(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    said = json.loads(line)
-                    if isinstance(said, dict):
-                        self._said.put(said)
-        self._said.put(None)
-
-    def _read_complaints(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
-            for line in lines:
-                text = line.decode(errors="replace").strip()
-                if text:
-                    self._complaints.append(text[:_LONGEST_LINE])

@@ -6,9 +6,9 @@ import enum
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from edge_server.optimize.contest import Outcome, Trial
+from edge_server.records import dataclass
 
 NOISE = 0.03
 """Part of the best figure within which another counts as equal; of equals the first candidate is taken, for it is the

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_server.backends.base import Array
 from edge_server.optimize.exchange import Tensors
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

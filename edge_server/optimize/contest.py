@@ -6,7 +6,7 @@ All that open stay open and take turns of a few runs each, so that another progr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from edge_server.optimize.candidates import Candidate
 from edge_server.optimize.child import CandidateFailed, Child, Limits
 from edge_server.optimize.compare import Difference, compare
 from edge_server.optimize.exchange import load
+from edge_server.records import dataclass
 
 ROUNDS = 10
 """Turns that each candidate has for each batch size."""

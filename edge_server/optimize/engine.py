@@ -6,15 +6,15 @@ that is started next finds it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from edge_server.backends.tensorrt import cuda
 from edge_server.backends.tensorrt.adapter import load_library
 from edge_server.backends.tensorrt.building import PLAN
-from edge_server.backends.tensorrt.order import order_of, order_to_json
+from edge_server.backends.tensorrt.order import order_of
 from edge_server.core.engine import EngineFile, EngineOrder
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.metric import MetricSource
@@ -22,8 +22,14 @@ from edge_server.core.model import ModelFile, ModelSpec
 from edge_server.engines.box import read_box
 from edge_server.engines.cache import CacheFault, EngineCache
 from edge_server.engines.child import Bounds, Orders, run_child
+from edge_server.engines.claim import Claim
+from edge_server.engines.jobs import build_job, facts_of
 from edge_server.engines.key import EngineKey, FileHashes, key_of
 from edge_server.errors import LoadError, Unsupported
+from edge_server.records import dataclass
+
+_CLAIM_LOOK_S = 0.5
+"""How often an engine that another process builds is looked at."""
 
 
 class BuiltNotRun(Exception):
@@ -53,6 +59,7 @@ class EngineDesk:
         self._timeout_s = float(job["build_timeout_s"])
         self._parent: int = job["parent"]
         self._built: _Kept | None = None
+        self._claim: Claim | None = None
 
     def ready(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
         """Return what gives the backend its engine. Raises LoadError; BuiltNotRun where there is nothing to run it."""
@@ -60,20 +67,31 @@ class EngineDesk:
         order = order_of(self._spec, self._file, device_id or 0, library.name, library.version, settings)
         missing = cuda.missing()
         if missing:
-            self._build(order, self._scratch, (0, 0), self._scratch / "timing.cache", 0)
+            self._build(order, build_job(order, self._scratch, self._scratch / "timing.cache", None))
             raise BuiltNotRun(f"built, not run: {missing}")
         try:
             return _EngineServer(self._find_or_build(order))
         except (CacheFault, OSError) as error:
             raise LoadError(f"model '{order.model}': {error}") from error
 
+    def opened(self) -> None:
+        """Take note that the engine was read, or is not going to be: a server may verify it and move it now."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
     def keep(self, difference: float, reference: str) -> bool:
-        """Put the engine into the server's cache; False when it was there, or there is none."""
+        """Put the engine into the server's cache; False when it was there, or there is none. Raises LoadError."""
         if self._built is None:
             return False
         built, self._built = self._built, None
         try:
-            built.cache.commit(built.key, {**built.facts, "difference": difference, "compared_with": reference})
+            with self._wait_for(built.cache, built.key):
+                if built.cache.find(built.key) is not None:
+                    return False
+                if built.cache.built(built.key) is None:
+                    raise CacheFault("a server that shares the cache has tried the engine, and thrown it away")
+                built.cache.commit(built.key, {**built.facts, "difference": difference, "compared_with": reference})
         except CacheFault as error:
             raise LoadError(str(error)) from error
         return True
@@ -84,44 +102,44 @@ class EngineDesk:
         device = cuda.devices()[order.device_id]
         key = key_of(order, device, read_box(), FileHashes())
         found = cache.find(key)
+        if found is None:
+            # Until it is opened: a server that has the claim may move what it finds built.
+            self._claim = self._wait_for(cache, key)
+            found = cache.find(key)
         if found is not None:
+            self.opened()
             return EngineFile(found.plan, key.digest, lambda reason: cache.drop(key))
         folder = cache.work_folder(key)
         facts = cache.built(key)
         if facts is None:
-            pool = device.total_bytes // 8 if device.is_integrated else 0
-            facts = self._build(order, folder, device.capability, cache.timing_file(key), pool)
+            facts = self._build(order, build_job(order, folder, cache.timing_file(key), device))
             cache.note_built(key, facts)
         self._built = _Kept(cache, key, {**facts, "tolerance": order.tolerance})
-        return EngineFile(folder / PLAN, key.digest, lambda reason: cache.drop(key))
+        return EngineFile(folder / PLAN, key.digest, lambda reason: cache.discard(key))
 
-    def _build(
-        self, order: EngineOrder, folder: Path, capability: tuple[int, int], timing: Path, pool: int
-    ) -> dict[str, object]:
+    def _wait_for(self, cache: EngineCache, key: EngineKey) -> Claim:
+        """Return the right to build an engine, once whoever has it is done. Raises CacheFault when that takes longer
+        than a build may."""
+        end_s = time.monotonic() + self._timeout_s
+        while True:
+            claim = cache.claim(key)
+            if claim is not None:
+                return claim
+            who = cache.holder(key)
+            if time.monotonic() > end_s:
+                raise CacheFault(f"{who} has been building the same engine for {self._timeout_s:g} s")
+            self._progress(f"waits: {who} builds the same engine", 0.0)
+            time.sleep(_CLAIM_LOOK_S)
+
+    def _build(self, order: EngineOrder, job: dict[str, object]) -> dict[str, object]:
         """Build the engine; return what the cache notes of it. Raises LoadError."""
-        job = {
-            "task": "build",
-            "order": order_to_json(order),
-            "folder": str(folder),
-            "capability": list(capability),
-            "timing_cache": str(timing),
-            "pool_bytes": pool,
-        }
         orders = Orders(
             should_cancel=lambda: "", should_pause=lambda: "", report=self._progress, paused=lambda why: None
         )
         outcome = run_child(job, Bounds(self._timeout_s), orders)
         if outcome.end != "built":
             raise LoadError(f"model '{order.model}': no engine was built: {outcome.reason}")
-        return {
-            "model": order.model,
-            "version": order.version,
-            "path": str(order.path),
-            "profiles": order.recipe()["profiles"],
-            "plan_sha256": outcome.facts["plan_sha256"],
-            "bytes": outcome.facts["bytes"],
-            "took_s": outcome.facts["seconds"],
-        }
+        return facts_of(order, outcome.facts)
 
 
 class _EngineServer:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.tensorrt import cuda
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
 from edge_server.optimize.candidates import Candidate, candidates_for, config_of
 from edge_server.optimize.contest import Trial
+from edge_server.records import dataclass
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
 from edge_server.repository.scan import ModelOnDisk, Scanner
 

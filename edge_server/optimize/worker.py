@@ -69,7 +69,10 @@ class Bench:
         server: ServerCalls | None = None
         if spec.backend in TENSORRT_LIBRARIES and resolved.file.path.suffix.lower() == ".onnx":
             server = self._desk.ready(device, settings)
-        session = load_backend(spec.backend).open(OpenJob(spec, resolved.file, name, device, settings, server))
+        try:
+            session = load_backend(spec.backend).open(OpenJob(spec, resolved.file, name, device, settings, server))
+        finally:
+            self._desk.opened()
         if not isinstance(session, Session):
             session.close()
             raise Unsupported(f"model '{spec.name}': backend '{spec.backend}' answers requests, not batches of rows")

@@ -121,6 +121,9 @@ class Loader:
                 raise
             except LoadError as error:
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
+                    if passed_over:
+                        # The last runtime's reason alone would hide why the better ones are out.
+                        raise type(error)("; ".join((error.message, *resolved.spec.notes))) from error
                     raise
                 passed_over[resolved.spec.backend] = error.message
             else:

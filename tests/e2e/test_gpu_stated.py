@@ -1,0 +1,67 @@
+"""ONNX models whose configuration insists on a GPU, on boxes that have none, or none that every runtime can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GPU = "max_batch_size: 4\ninstance_group { kind: KIND_GPU }\n"
+BODY = {
+    "inputs": [
+        {"name": name, "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16} for name in ("INPUT0", "INPUT1")
+    ]
+}
+
+
+@pytest.fixture
+def models(repository: Any) -> Path:
+    """One model that leaves its runtime open, and one that names it; and one that is content with a CPU."""
+    repository.add_sub("open", GPU)
+    repository.add_sub("named", f'backend: "onnxruntime"\n{GPU}')
+    repository.add_sub("content", "max_batch_size: 4\n")
+    return Path(repository.path)
+
+
+def reasons(server: Any) -> dict[str, str]:
+    """Return why models do not serve, "" for those that do."""
+    _, index = server.ask("/v2/repository/index", {})
+    return {item["name"]: "" if item["state"] == "READY" else item.get("reason", item["state"]) for item in index}
+
+
+def test_without_a_gpu_they_are_refused_and_told_what_to_write_and_their_neighbour_serves(
+    serve: Callable[..., Any], models: Path
+) -> None:
+    with serve(models) as server:
+        found = reasons(server)
+        for name in ("open", "named"):
+            assert found[name] == (
+                f"model '{name}': instance_group '{name}_0' has kind KIND_GPU but no GPU is available; use KIND_CPU, "
+                "or KIND_AUTO to take what there is"
+            )
+            status, answer = server.infer(name, BODY)
+            assert (status, answer["error"]) == (404, f"Request for unknown model: '{name}' has no available versions")
+        assert found["content"] == ""
+        assert server.infer("content", BODY)[0] == 200
+        assert server.ask("/edge/v1/engines")[1]["enabled"] is False
+        assert server.get("/v2/health/ready")[0] != 200
+
+
+def test_on_a_gpu_they_wait_for_their_engine_and_the_runtime_that_cannot_use_it_says_so(
+    serve: Callable[..., Any], models: Path, fake_gpu: Any, tmp_path: Path, eventually: Callable[..., bool]
+) -> None:
+    """The onnxruntime of the tests computes on the CPU only."""
+    there = fake_gpu.environment(tmp_path / "engines")
+    with serve(models, f"--engine-cache-dir={tmp_path / 'engines'}", environment=there) as server:
+        lacks = "is to run on GPU 0, but this onnxruntime has no CUDA: onnxruntime-gpu has; KIND_CPU runs it on the CPU"
+        assert reasons(server)["named"] == f"model 'named': instance 'named_0_0_0' {lacks}"
+        assert eventually(lambda: reasons(server)["open"] == "", 100.0), (reasons(server), server.log())
+        # Until then it was told of every runtime why that one does not serve it, the engine's among them.
+        told = next(line for line in server.log().splitlines() if "model 'open' version 1 failed to load" in line)
+        assert lacks in told
+        assert "there is no tensorrt_rtx engine yet that matches its file" in told
+        status, answer = server.infer("open", BODY)
+        assert (status, answer["outputs"][0]["data"]) == (200, [2.0] * 16)
+        assert server.ask("/v2/models/open/config")[1]["instance_group"][0]["kind"] == "KIND_GPU"

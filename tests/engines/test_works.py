@@ -1,0 +1,194 @@
+"""EngineWorks with a fake GPU behind real builders: GPUs that are lost, and caches that are shared."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge_server.core.engine import EngineOrder, Range
+from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.tensor import DType
+from edge_server.engines.box import Box
+from edge_server.engines.cache import EngineCache
+from edge_server.engines.child import Bounds
+from edge_server.engines.side import ServingSide
+from edge_server.engines.works import EngineWorks
+from edge_server.errors import DeviceLost
+from edge_server.serving.gpus import Gpus
+
+SPEC = ModelSpec(
+    "sums", "tensorrt_rtx", "", 4, (InputSpec("X", DType.FP32, (4,)),), (OutputSpec("Y", DType.FP32, (4,)),), ()
+)
+REASON = "GPU 0 is lost to this process: it has fallen off the bus"
+
+
+@dataclass
+class Server:
+    """What is around the works: nothing serves, all is settled."""
+
+    gpus: Gpus = field(default_factory=Gpus)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    renewed: list[str] = field(default_factory=list)
+    pause: str = ""
+
+    def side(self) -> ServingSide:
+        return ServingSide(
+            serving=lambda name, version: None,
+            is_settled=lambda name: True,
+            renew=lambda name, version, mark: not self.renewed.append(mark),
+            may_build=lambda: self.pause,
+            announce=lambda kind, /, **fields: self.events.append((kind, fields)),
+            lost_gpus=self.gpus.lost,
+        )
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events if kind != "engine.build_progress"]
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> EngineOrder:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["X", "X"], ["Y"])],
+        "sums",
+        [value("X", TensorProto.FLOAT, ["n", 4])],
+        [value("Y", TensorProto.FLOAT, ["n", 4])],
+    )
+    path = tmp_path / "models" / "sums" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    profile = {"X": Range((1, 4), (4, 4), (4, 4))}
+    return EngineOrder("sums", 1, path, "tensorrt_rtx", "1.7", 0, "fp32", (profile,), spec=SPEC)
+
+
+@pytest.fixture
+def works(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Server], EngineWorks]]:
+    """Return a function that makes works, each with a cache of its own on one folder; they are closed in the end."""
+    fake_gpu.install(monkeypatch)
+    for name, value in fake_gpu.environment(tmp_path / "engines").items():
+        monkeypatch.setenv(name, value)
+    made: list[EngineWorks] = []
+
+    def make(server: Server) -> EngineWorks:
+        cache = EngineCache(tmp_path / "engines")
+        cache.open()
+        made.append(EngineWorks(cache, Box(), Bounds(60.0), server.side()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s, "it never came to that"
+        time.sleep(0.01)
+
+
+def state(works: EngineWorks) -> str:
+    return works.report().engines[0].state
+
+
+def children() -> list[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    found = [int(number) for task in tasks for number in task.read_text().split()]
+    return [pid for pid in found if "edge_server.backends.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_no_engine_is_begun_for_a_gpu_that_is_lost_and_the_report_the_event_and_the_operator_are_told_why(
+    works: Callable[[Server], EngineWorks], order: EngineOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server()
+    server.gpus.lose(0, "it has fallen off the bus")
+    mine = works(server)
+    assert mine.find(order) is None
+    mine.start()
+    wait_for(lambda: state(mine) == "failed")
+    told = mine.report().engines[0]
+    assert (told.reason, told.retry_s, told.attempt_count) == (REASON, None, 0)
+    assert server.kinds() == ["engine.build_failed"]
+    assert server.events[0][1]["reason"] == REASON
+    assert f"engine for model 'sums' version 1 is not built: {REASON}" in caplog.text
+    with pytest.raises(DeviceLost, match=f"model 'sums': no engine is built: {REASON}"):
+        mine.order_again("sums")
+    assert mine.find(order) is None
+    assert state(mine) == "failed"
+
+
+def test_a_build_ends_when_its_gpu_is_lost_in_the_middle(
+    works: Callable[[Server], EngineWorks], order: EngineOrder
+) -> None:
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+    mine.start()
+    wait_for(children)
+    # It cannot be done before it was seen.
+    server.pause = "the box is HOT"
+    wait_for(lambda: state(mine) == "paused")
+    server.gpus.lose(0, "it has fallen off the bus")
+    wait_for(lambda: state(mine) == "cancelled")
+    assert mine.report().engines[0].reason == REASON
+    assert children() == []
+    assert server.kinds()[-1] == "engine.build_cancelled"
+    with pytest.raises(DeviceLost, match=REASON):
+        mine.order_again("sums")
+    server.pause = ""
+    assert state(mine) == "cancelled"
+    assert server.renewed == []
+
+
+def test_a_gpu_that_is_lost_is_no_reason_against_an_engine_for_another(
+    works: Callable[[Server], EngineWorks], order: EngineOrder
+) -> None:
+    server = Server()
+    server.gpus.lose(1, "it has fallen off the bus")
+    mine = works(server)
+    assert mine.find(order) is None
+    mine.start()
+    wait_for(lambda: server.renewed)
+    assert state(mine) == "ready"
+    assert mine.find(order) is not None
+
+
+def test_of_two_that_share_a_cache_one_builds_and_both_have_their_model_renewed(
+    works: Callable[[Server], EngineWorks], order: EngineOrder
+) -> None:
+    servers = Server(), Server()
+    both = [works(server) for server in servers]
+    for one in both:
+        assert one.find(order) is None
+    for one in both:
+        one.start()
+    wait_for(lambda: all(server.renewed for server in servers))
+    assert sorted(server.kinds() for server in servers) == [["engine.build_started", "engine.ready"], ["engine.ready"]]
+    assert [one.report().engines[0].state for one in both] == ["ready", "ready"]
+    assert servers[0].renewed == servers[1].renewed
+    # A reload by hand finds it as any other engine.
+    assert [one.find(order) is not None for one in both] == [True, True]
+
+
+def test_what_waits_for_another_can_be_taken_back(works: Callable[[Server], EngineWorks], order: EngineOrder) -> None:
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+    other = EngineCache(mine.cache._folder)
+    (build,) = mine._ledger.all()
+    claim = other.claim(build.key)
+    assert claim is not None
+    with claim:
+        mine.start()
+        wait_for(lambda: "builds it" in mine.report().engines[0].phase)
+        assert mine.cancel("sums") == 1
+        assert state(mine) == "cancelled"
+    assert server.kinds() == ["engine.build_cancelled"]
