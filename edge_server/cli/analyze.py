@@ -11,14 +11,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_server import __version__
+from edge_server.cli import options as kinds
+from edge_server.cli import perf_options as words
 from edge_server.cli.streaming.board import clip
 from edge_server.cli.streaming.screen import Screen
 from edge_server.cli.table import render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
-from edge_server.perf import options as words
 from edge_server.perf.candidates import Candidate, Space, apply, default_space
 from edge_server.perf.chart import COLORS, Bar, draw_bars
 from edge_server.perf.facts import Refusal
@@ -29,13 +31,15 @@ from edge_server.perf.report import to_json
 from edge_server.perf.search import Judged, Limits, Search
 from edge_server.perf.session import MOST_WORKERS, Target, has_bf16, usable_cores
 from edge_server.perf.trials import ModelFolder, Trials, loaded, private_server
+from edge_server.perf.windows import Point
 
 WINDOW_MS = 200
 MOST_DIFFERENCE = 0.01
 MOST_CANDIDATES = 200
 
 HEADS = (
-    "CONFIGURATION", "INFER/S", "AT", "P50 MS", "P99 MS", "MB", "WATTS", "DIFFERENCE", "PRECISION", "MEASURED", "",
+    "CONFIGURATION", "INFER/S", "AT", "P50 MS", "P99 MS", "MB", "WATTS", "DIFFERENCE", "PRECISION", "MEASURED",
+    "LIMITS",
 )  # fmt: skip
 
 
@@ -68,7 +72,10 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     if search is not None and search.latest:
         _tell(options, model, search, best)
     if is_cut or interrupts.is_due:
-        print("edge-server analyze: interrupted; nothing was written, and no server is left behind", file=sys.stderr)
+        print(
+            "edge-server analyze: interrupted; no configuration was written, and no server is left behind",
+            file=sys.stderr,
+        )
         return 128 + signal.SIGINT
     if best is None or search is None:
         print("no configuration keeps the limits")
@@ -123,7 +130,7 @@ def _plan(options: argparse.Namespace, model: ModelFolder, interrupts: Interrupt
     return trials, candidates
 
 
-def _chosen(given: list[float] | list[str] | None, otherwise: Sequence[object]) -> list:  # type: ignore[type-arg]
+def _chosen(given: list[float] | list[str] | None, otherwise: Sequence[object]) -> list[Any]:
     if given is None:
         return list(otherwise)
     return [int(item) if isinstance(item, float) else item for item in given]
@@ -167,13 +174,23 @@ def _ranked(search: Search) -> list[Judged]:
 
 
 def _table(search: Search) -> str:
-    return render(HEADS, [_row(item) for item in _ranked(search)])
+    """Return the figures, and below them why some have none: a reason is a sentence, and would make a column of it."""
+    ranked = _ranked(search)
+    reasons: dict[str, list[str]] = {}
+    for item in ranked:
+        if item.point is None:
+            reasons.setdefault("; ".join(item.broken), []).append(str(item.outcome.candidate))
+    measured = [_row(item, item.point) for item in ranked if item.point is not None]
+    has_notes = any(row[-1] for row in measured)
+    rows = measured if has_notes else [row[:-1] for row in measured]
+    lines = [render(HEADS if has_notes else HEADS[:-1], rows)] if rows else []
+    for reason, names in reasons.items():
+        lines += ["", f"not measured: {reason}", *(f"  {name}" for name in names)]
+    return "\n".join(lines)
 
 
-def _row(item: Judged) -> tuple[str, ...]:
-    point, outcome = item.point, item.outcome
-    if point is None:
-        return (str(outcome.candidate), *[""] * (len(HEADS) - 2), "; ".join(item.broken))
+def _row(item: Judged, point: Point) -> tuple[str, ...]:
+    outcome = item.outcome
     return (
         str(outcome.candidate),
         f"{point.throughput:.1f}",
@@ -241,17 +258,19 @@ def _one(item: Judged, cores: int) -> dict[str, object]:
 
 
 def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None) -> str:
-    bars = []
+    bars, unmeasured_count = [], 0
     for item in _ranked(search):
         point = item.point
-        color = COLORS[2] if item is best else COLORS[1] if item.is_allowed else COLORS[4]
         if point is None:
-            bars.append(Bar(str(item.outcome.candidate), 0.0, clip("; ".join(item.broken), 90), color))
+            unmeasured_count += 1
             continue
+        color = COLORS[2] if item is best else COLORS[1] if item.is_allowed else COLORS[4]
         says = f"{point.throughput:.1f}/s, p99 {point.percentiles_ms[99]:.1f} ms"
         says += "".join(f"; {text}" for text in item.broken)
         bars.append(Bar(str(item.outcome.candidate), point.throughput, says, color))
     facts = f"inferences a second; objective {options.objective}"
+    if unmeasured_count:
+        facts += f"; {unmeasured_count} more could not be measured"
     keys = [("recommended", COLORS[2]), ("within the limits", COLORS[1]), ("not", COLORS[4])]
     return draw_bars(f"Configurations of {model.name}", bars, facts, keys)
 
@@ -322,7 +341,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_space(parser.add_argument_group("what is tried"))
     inputs = parser.add_argument_group("requests")
     inputs.add_argument(
-        "--request-batch-size", type=words.whole(1, 1 << 20), default=1, metavar="N", help="rows a request; default: 1"
+        "--request-batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="rows a request; default: 1"
     )
     inputs.add_argument(
         "--concurrency",
@@ -333,7 +352,7 @@ def _parser() -> argparse.ArgumentParser:
     words.add_input_options(inputs)
     words.add_patience_options(parser.add_argument_group("measurement, first round"), WINDOW_MS)
     parser.add_argument(
-        "--start-timeout", type=words.number(1, 3600), default=120.0, metavar="S", help="for a server to be ready"
+        "--start-timeout", type=kinds.number(1, 3600), default=120.0, metavar="S", help="for a server to be ready"
     )
     results = parser.add_argument_group("results")
     results.add_argument("--write", type=_name, metavar="NAME", help="write the winner to configs/NAME.pbtxt")
@@ -345,12 +364,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_goal(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
-    group.add_argument("--latency-limit-ms", type=words.number(0.001), metavar="MS", help="p99 as a client sees it")
-    group.add_argument("--memory-limit-mb", type=words.number(1), metavar="MB", help="of the whole server")
-    group.add_argument("--power-limit-watts", type=words.number(0.1), metavar="W", help="of the box, where it tells")
+    group.add_argument("--latency-limit-ms", type=kinds.number(0.001), metavar="MS", help="p99 as a client sees it")
+    group.add_argument("--memory-limit-mb", type=kinds.number(1), metavar="MB", help="of the whole server")
+    group.add_argument("--power-limit-watts", type=kinds.number(0.1), metavar="W", help="of the box, where it tells")
     group.add_argument(
         "--difference-limit",
-        type=words.number(0),
+        type=kinds.number(0),
         default=MOST_DIFFERENCE,
         metavar="PART",
         help="of the outputs from those of the configuration as it is, as a part of the largest value; default: "

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from edge_server import __version__
 from edge_server.config import ConfigError
@@ -35,7 +39,45 @@ USAGE = "usage: edge-server COMMAND [OPTIONS]\n\n" + "\n".join(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the process's exit code."""
+    """Run one command and return the process's exit code.
+
+    Whoever reads the output may leave at any time, as `head` does: the command ends without a word then, with the code
+    that a shell gives a tool which SIGPIPE has ended.
+    """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            # What is buffered is written here and not by the interpreter's end, which would complain.
+            _flush()
+    except BrokenPipeError:
+        left = [stream for stream in (sys.stdout, sys.stderr) if _is_left(stream)]
+        if not left:
+            raise
+        for stream in left:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _flush() -> None:
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def _is_left(stream: TextIO | None) -> bool:
+    """Return whether this is a pipe or a socket that nobody reads any more."""
+    if stream is None:
+        return False
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(told & (select.POLLERR | select.POLLHUP) for _, told in poll.poll(0))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)

@@ -31,13 +31,14 @@ def run(arguments: Sequence[str]) -> int:
     query = "" if options.model is None else "?" + urllib.parse.urlencode({"model": options.model})
     try:
         answer = wire.ask(options, "/edge/v1/versions" + query)
-        print(json.dumps(answer, indent=1) if options.json else _table(answer["versions"]))
+        text = json.dumps(answer, indent=1) if options.json else _table(answer["versions"])
     except wire.Refused as error:
         print(f"edge-server models: {error}", file=sys.stderr)
         return 1
     except (*wire.NO_ANSWER, KeyError, TypeError) as error:
         print(f"edge-server models: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
         return 1
+    print(text)
     return 0
 
 

@@ -7,16 +7,18 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from edge_server import __version__
+from edge_server.cli import options as kinds
+from edge_server.cli import perf_options as words
 from edge_server.cli.streaming.board import clip
 from edge_server.cli.streaming.screen import Screen
 from edge_server.cli.table import render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
-from edge_server.perf import options as words
 from edge_server.perf.inputs import make_inputs
 from edge_server.perf.report import HEADS, MODES, cells, draw, notes, to_json
 from edge_server.perf.session import MOST_WORKERS, PROTOCOLS, Schedule, Session, Target, local_process, usable_cores
@@ -47,7 +49,7 @@ def _measure(options: argparse.Namespace) -> int:
         options.url,
         options.metrics_url,
         tuple(options.header),
-        words.tls_of(options),
+        kinds.tls_of(options),
         options.timeout,
     )
     session = _open(options, target)
@@ -99,14 +101,11 @@ def _levels(options: argparse.Namespace, session: Session) -> list[tuple[float, 
     chance = options.request_distribution == "poisson"
     if options.frames is not None:
         paces = [Schedule(rate, chance, seed=options.seed) for rate in options.frames]
-        return [
-            (pace.rate, lambda pace=pace: session.with_frames(pace, options.streams, options.frame_size))  # type: ignore[misc]
-            for pace in paces
-        ]
+        return [(pace.rate, partial(session.with_frames, pace, options.streams, options.frame_size)) for pace in paces]
     if options.request_rate is not None:
         rates = [Schedule(rate, chance, seed=options.seed) for rate in options.request_rate]
-        return [(pace.rate, lambda pace=pace: session.at_schedule(pace, options.max_threads)) for pace in rates]  # type: ignore[misc]
-    return [(level, lambda level=level: session.at_concurrency(int(level))) for level in options.concurrency]  # type: ignore[misc]
+        return [(pace.rate, partial(session.at_schedule, pace, options.max_threads)) for pace in rates]
+    return [(level, partial(session.at_concurrency, int(level))) for level in options.concurrency]
 
 
 class _Live:
@@ -210,12 +209,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", default="", metavar="N", help="its version; default: the server chooses")
     _add_load(parser.add_argument_group("load"))
     inputs = parser.add_argument_group("requests")
-    inputs.add_argument("-b", "--batch-size", type=words.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")
+    inputs.add_argument("-b", "--batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")
     words.add_input_options(inputs)
     inputs.add_argument("--shared-memory", action="store_true", help="tensors lie in system shared memory")
     inputs.add_argument(
         "--output-shared-memory-size",
-        type=words.whole(1),
+        type=kinds.whole(1),
         default=1 << 20,
         metavar="BYTES",
         help="room for an output whose size the model does not tell; default: 1 MiB",
@@ -264,13 +263,13 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-threads",
-        type=words.whole(1, MOST_WORKERS),
+        type=kinds.whole(1, MOST_WORKERS),
         default=16,
         metavar="N",
         help="requests under way at most at a rate; default: 16",
     )
-    group.add_argument("--streams", type=words.whole(1, 64), default=1, metavar="N", help="cameras, all alike")
-    group.add_argument("--frame-size", type=words.size, default=(640, 480), metavar="WxH", help="default: 640x480")
+    group.add_argument("--streams", type=kinds.whole(1, 64), default=1, metavar="N", help="cameras, all alike")
+    group.add_argument("--frame-size", type=kinds.size, default=(640, 480), metavar="WxH", help="default: 640x480")
 
 
 def _add_connection(group: argparse._ArgumentGroup) -> None:
@@ -285,5 +284,5 @@ def _add_connection(group: argparse._ArgumentGroup) -> None:
         metavar="URL",
         help="Prometheus page of a server elsewhere, for its processor time and memory: http://HOST:8002/metrics",
     )
-    group.add_argument("--timeout", type=words.number(0.01), default=30.0, metavar="S", help="for each answer")
-    words.add_tls_options(group)
+    group.add_argument("--timeout", type=kinds.number(0.01), default=30.0, metavar="S", help="for each answer")
+    kinds.add_tls_options(group)

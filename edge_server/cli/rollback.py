@@ -28,33 +28,36 @@ def run(arguments: Sequence[str]) -> int:
     base = f"/edge/v1/models/{urllib.parse.quote(options.model, safe='')}"
     try:
         if options.undo:
-            return _tell_undone(wire.ask(options, f"{base}/unpin", {}))
-        body = {} if options.to is None else {"version": options.to}
-        return _tell_pinned(wire.ask(options, f"{base}/rollback", body))
+            words, problem = _undone(wire.ask(options, f"{base}/unpin", {}))
+        else:
+            body = {} if options.to is None else {"version": options.to}
+            words, problem = _pinned(wire.ask(options, f"{base}/rollback", body)), ""
     except wire.Refused as error:
         print(f"edge-server rollback: {error}", file=sys.stderr)
+        return 1
     except (*wire.NO_ANSWER, KeyError, TypeError) as error:
         print(f"edge-server rollback: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
-    return 1
-
-
-def _tell_pinned(report: Mapping[str, Any]) -> int:
-    serves = report["serves"]
-    now = "it is not loaded" if serves is None else f"version {serves} serves"
-    print(f"{report['name']} is pinned to version {report['pin']}; {now}")
-    if not report["survives_restart"]:
-        print("the pin lasts until the server ends: it was started without --state-dir")
-    return 0
-
-
-def _tell_undone(report: Mapping[str, Any]) -> int:
-    serves = report["serves"]
-    now = "it is not loaded" if serves is None else f"version {serves} serves"
-    print(f"{report['name']} is not pinned to version {report['before']} any more; {now}")
-    if report["problem"]:
-        print(f"not all of it is served: {report['problem']}", file=sys.stderr)
         return 1
-    return 0
+    print(words)
+    if problem:
+        print(f"not all of it is served: {problem}", file=sys.stderr)
+    return 1 if problem else 0
+
+
+def _pinned(report: Mapping[str, Any]) -> str:
+    serves = report["serves"]
+    now = "it is not loaded" if serves is None else f"version {serves} serves"
+    words = f"{report['name']} is pinned to version {report['pin']}; {now}"
+    if not report["survives_restart"]:
+        words += "\nthe pin lasts until the server ends: it was started without --state-dir"
+    return words
+
+
+def _undone(report: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what came of it, and what is not served all the same."""
+    serves = report["serves"]
+    now = "it is not loaded" if serves is None else f"version {serves} serves"
+    return f"{report['name']} is not pinned to version {report['before']} any more; {now}", str(report["problem"] or "")
 
 
 def _version(text: str) -> int:

@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment, set_library_defaults
 from edge_server.config.text import describe, help_text
-from edge_server.server import serve
-from edge_server.supervision import Surroundings
-from edge_server.telemetry.log import setup_logging
+from edge_server.late import put_off
+from edge_server.telemetry.log import LogSettings, setup_logging
 from edge_server.telemetry.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,21 @@ def run(arguments: Sequence[str]) -> int:
     if manager.is_present:
         # The stacks of all threads, for the journal, when the watchdog bites with SIGABRT.
         faulthandler.enable()
-    code = serve(
-        parsed.config, settings, Surroundings(manager, lambda: parse_serve(arguments, process_environment()).config)
-    )
+    code = _serve(parsed.config, settings, manager, lambda: parse_serve(arguments, process_environment()).config)
     _end_if_held_up(code)
     return code
+
+
+def _serve(
+    config: ServerConfig, settings: LogSettings, manager: ServiceManager, read_again: Callable[[], ServerConfig]
+) -> int:
+    # numpy comes with the first model; of aiohttp the parts that serve are taken, not the client it would bring.
+    put_off("numpy")
+    put_off("aiohttp", has_free_parts=True)
+    from edge_server.server import serve
+    from edge_server.supervision import Surroundings
+
+    return serve(config, settings, Surroundings(manager, read_again))
 
 
 def _end_if_held_up(code: int) -> None:

@@ -36,14 +36,18 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for each answer")
     options = parser.parse_args(arguments)
     try:
-        return _report(options.url.rstrip("/"), options.timeout)
+        is_ready, lines = _report(options.url.rstrip("/"), options.timeout)
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         print(f"edge-server status: no answer from {options.url}: {reason}", file=sys.stderr)
         return 1
+    # Not before all is known: an output that nobody reads is not a server that does not answer.
+    print("\n".join(lines))
+    return 0 if is_ready else 1
 
 
-def _report(url: str, timeout_s: float) -> int:
+def _report(url: str, timeout_s: float) -> tuple[bool, list[str]]:
+    """Return whether it is ready, and the lines to print. Raises OSError or ValueError when it does not answer."""
     server = _get(f"{url}/v2", timeout_s)
     is_ready = _is_ready(url, timeout_s)
     index = cast("list[dict[str, str]]", _post(f"{url}/v2/repository/index", timeout_s))
@@ -51,26 +55,23 @@ def _report(url: str, timeout_s: float) -> int:
         (item["name"], str(item["version"])): item for item in _get(f"{url}/edge/v1/models", timeout_s)["models"]
     }
     rows = [_row(url, timeout_s, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
-    print(f"{server['name']} {server['version']} at {url} is {'ready' if is_ready else 'NOT ready'}")
+    lines = [f"{server['name']} {server['version']} at {url} is {'ready' if is_ready else 'NOT ready'}"]
     if rows:
-        print(render(HEADS, rows))
-    for report in reports.values():
-        if words := _sequences(report):
-            print(words)
+        lines.append(render(HEADS, rows))
+    lines += [words for report in reports.values() if (words := _sequences(report))]
     streams = _get_if_told(f"{url}/edge/v1/streams", timeout_s)
     if streams is not None and streams["streams"]:
-        print()
-        print(render(STREAM_HEADS, [_stream_row(stream) for stream in streams["streams"]]))
+        lines += ["", render(STREAM_HEADS, [_stream_row(stream) for stream in streams["streams"]])]
     governor = _get_if_told(f"{url}/edge/v1/governor", timeout_s)
     if governor is not None:
-        print(box_lines(governor))
+        lines.append(box_lines(governor))
     engines = _get_if_told(f"{url}/edge/v1/engines", timeout_s)
     if engines is not None and engines["enabled"]:
-        print(engine_lines(engines))
+        lines.append(engine_lines(engines))
     for entry in index:
         if entry.get("reason"):
-            print(f"{entry['name']} version {entry.get('version', '-')}: {entry['reason']}")
-    return 0 if is_ready else 1
+            lines.append(f"{entry['name']} version {entry.get('version', '-')}: {entry['reason']}")
+    return is_ready, lines
 
 
 def _get_if_told(url: str, timeout_s: float) -> dict[str, Any] | None:

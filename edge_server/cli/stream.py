@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from edge_server.cli.options import add_tls_options, number, size, tls_of
 from edge_server.cli.sources.choose import open_source
 from edge_server.cli.sources.pack import FILES, RAW
 from edge_server.cli.sources.source import Source
@@ -20,8 +20,8 @@ from edge_server.cli.streaming.lines import JsonLines
 from edge_server.cli.streaming.output import WritingThread, open_writer
 from edge_server.cli.streaming.run import Run, Setting
 from edge_server.cli.streaming.screen import Screen
-from edge_server.client import Delivery, Returns, Tls
-from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.client import Delivery, Returns
+from edge_server.errors import EdgeServerError
 
 DEFAULT_FPS = 30.0
 DEFAULT_TOP_K = 5
@@ -45,8 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     # A stream that opens under the id of another one ends that: two runs are two cameras unless told otherwise.
     unique = "" if options.name else f"-{secrets.token_hex(4)}"
     cameras = []
-    for number, writer in enumerate(writers):
-        name = base if options.streams == 1 else f"{base}-{number}"
+    for place, writer in enumerate(writers):
+        name = base if options.streams == 1 else f"{base}-{place}"
         cameras.append(Camera(name, name + unique, wish, writer, lines))
     feeding = Feeding(fps, options.encoding, options.frames, options.seconds, options.loop)
     setting = Setting(options.model, options.address, source, feeding)
@@ -103,19 +103,8 @@ def _wish(options: argparse.Namespace, *, keeps_all: bool) -> Wish:
         weight=options.weight,
         priority=options.priority,
     )
-    headers = tuple(options.header)
-    return Wish(options.address, options.model, options.version, returns, delivery, keeps_all, _tls(options), headers)
-
-
-def _tls(options: argparse.Namespace) -> Tls | None:
-    if not (options.tls or options.tls_root or options.tls_cert):
-        return None
-    tls = Tls(options.tls_root or "", options.tls_cert or "", options.tls_key or "")
-    try:
-        tls.credentials()
-    except OSError as error:
-        raise InvalidRequest(f"{error.filename}: cannot be read: {error.strerror}") from None
-    return tls
+    headers = tuple((key.lower(), value) for key, value in options.header)
+    return Wish(options.address, options.model, options.version, returns, delivery, keeps_all, tls_of(options), headers)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_source(parser.add_argument_group("source"))
     _add_results(parser.add_argument_group("results"))
     _add_delivery(parser.add_argument_group("delivery"))
-    _add_connection(parser.add_argument_group("connection"))
+    add_tls_options(parser.add_argument_group("connection"))
     return parser
 
 
@@ -147,14 +136,14 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--fps",
-        type=_number(0, 1000),
+        type=number(0, 1000),
         help="pictures a second; default: the rate of the video or the camera, else 30. 0: as fast as the server takes "
         "them, none dropped for want of room",
     )
-    group.add_argument("--size", type=_size, metavar="WxH", help="size of the pattern (640x480), wish to a camera")
+    group.add_argument("--size", type=size, metavar="WxH", help="size of the pattern (640x480), wish to a camera")
     group.add_argument("--loop", action="store_true", help="begin again at the end")
     group.add_argument("--frames", type=_count, default=0, metavar="N", help="end after N pictures")
-    group.add_argument("--seconds", type=_number(0), default=0.0, metavar="S", help="end after S seconds")
+    group.add_argument("--seconds", type=number(0), default=0.0, metavar="S", help="end after S seconds")
     group.add_argument(
         "--encoding",
         choices=[*RAW, *FILES],
@@ -193,24 +182,9 @@ def _add_delivery(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--depth", type=_count, default=1, metavar="N", help="pictures that wait at most; default: 1")
     group.add_argument("--max-age-ms", type=_count, default=0, metavar="MS", help="drop what waited longer")
     group.add_argument("--deadline-ms", type=_count, default=0, metavar="MS", help="drop what cannot be ready by then")
-    group.add_argument("--max-fps", type=_number(0), default=0.0, metavar="FPS", help="take no more than that")
+    group.add_argument("--max-fps", type=number(0), default=0.0, metavar="FPS", help="take no more than that")
     group.add_argument("--priority", type=_count, default=0, metavar="N", help="1 goes before 2, the normal one")
-    group.add_argument("--weight", type=_number(0), default=1.0, metavar="W", help="share beside streams alike")
-
-
-def _add_connection(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--header",
-        action="append",
-        default=[],
-        type=_header,
-        metavar="KEY=VALUE",
-        help="metadata to send along: the key of a restricted API. Repeatable.",
-    )
-    group.add_argument("--tls", action="store_true", help="encrypt, and trust whom this machine trusts")
-    group.add_argument("--tls-root", type=Path, metavar="FILE", help="encrypt, and trust this certificate (PEM)")
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of this client (PEM)")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
+    group.add_argument("--weight", type=number(0), default=1.0, metavar="W", help="share beside streams alike")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -231,30 +205,3 @@ def _number_of_streams(text: str) -> int:
     if not 1 <= (number := _count(text)) <= MOST_STREAMS:
         raise argparse.ArgumentTypeError(f"expected 1 to {MOST_STREAMS}, got '{text}'")
     return number
-
-
-def _number(least: float, most: float = math.inf) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and least <= number <= most):
-            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got '{text}'")
-        return number
-
-    return read
-
-
-def _size(text: str) -> tuple[int, int]:
-    width, separator, height = text.lower().partition("x")
-    if not separator or not (1 <= _count(width) <= 16384 and 1 <= _count(height) <= 16384):
-        raise argparse.ArgumentTypeError(f"expected a size such as 640x480, got '{text}'")
-    return int(width), int(height)
-
-
-def _header(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not key or not separator:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
-    return key.lower(), value

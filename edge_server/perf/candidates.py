@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from edge_server.records import dataclass
 
 AS_CONFIGURED = "as configured"
 

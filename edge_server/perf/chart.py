@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
+
+from edge_server.records import dataclass
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _FOOT, _RIGHT = 620.0, 190.0, 70.0, 62.0, 64.0, 52.0, 24.0
 _INK, _FAINT, _GRID = "#2b2d33", "#6b7280", "#e5e7eb"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import EdgeServerError
+from edge_server.records import dataclass
 
 
 class Unreachable(EdgeServerError):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from edge_server.client import Frame, FrameHeader, FrameStream
 from edge_server.core.frame import Buffer
 from edge_server.errors import EdgeServerError
+from edge_server.perf.load import Working
 from edge_server.perf.windows import Answer
 
 PICTURES = 4
@@ -24,7 +24,7 @@ def made_up_pictures(width: int, height: int, seed: int = 0) -> list[bytes]:
     return [generator.integers(0, 256, (height, width, 3), np.uint8).tobytes() for _ in range(PICTURES)]
 
 
-class FrameLoad:
+class FrameLoad(Working):
     """Streams that each send pictures at the same intervals. The time of a frame is from sending it to its result."""
 
     def __init__(
@@ -34,40 +34,16 @@ class FrameLoad:
         size: tuple[int, int],
         intervals_s: Sequence[Iterator[float]],
     ) -> None:
+        super().__init__(len(streams), self._feed, self._read)
         self._streams = streams
         self._pictures = pictures
         self._size = size
         self._intervals_s = intervals_s
-        self._is_over = threading.Event()
-        self._answers: deque[Answer] = deque()
-        self._broken: EdgeServerError | None = None
-        self._threads = [
-            threading.Thread(target=work, args=(index,), name=f"perf-frames-{index}", daemon=True)
-            for index in range(len(streams))
-            for work in (self._feed, self._read)
-        ]
         self._sent_s: list[dict[int, tuple[float, float]]] = [{} for _ in streams]
 
-    def __enter__(self) -> FrameLoad:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
+    def _close(self) -> None:
         for stream in self._streams:
             stream.close()
-        for thread in self._threads:
-            thread.join()
-
-    def take(self) -> list[Answer]:
-        """Return what was answered since the last call. Raises StreamError when a stream cannot go on."""
-        if self._broken is not None:
-            raise self._broken
-        taken = []
-        while self._answers:
-            taken.append(self._answers.popleft())
-        return taken
 
     def dropped(self) -> dict[str, int]:
         """Return the frames that got no result since the load began, by reason; `here`: never sent, as a newer came."""
@@ -110,6 +86,7 @@ class FrameLoad:
                 for number in [number for number in list(sent_s) if number < result.header.seq]:
                     del sent_s[number]
                 self._answers.append(Answer(start_s, now, result.error_code, result.error, lag_s))
-        except EdgeServerError as error:
+        except EdgeServerError:
+            # A stream that ends because it is closed has nothing to tell.
             if not self._is_over.is_set():
-                self._broken = error
+                raise

@@ -128,7 +128,8 @@ def write_grpc(request: Request) -> bytes:
         _place(message.outputs.add(name=wanted.name).parameters, wanted.place)
     if request.model.is_decoupled:
         message.parameters["triton_enable_empty_final_response"].bool_param = True
-    return message.SerializeToString()  # type: ignore[no-any-return]
+    data: bytes = message.SerializeToString()
+    return data
 
 
 def _place(parameters: Any, place: Placement) -> None:

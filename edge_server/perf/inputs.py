@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.perf.facts import ModelFacts, TensorFacts
 from edge_server.protocol.raw import tensor_from_raw
+from edge_server.records import dataclass
 
 Array = npt.NDArray[Any]
 

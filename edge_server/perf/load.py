@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import itertools
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from edge_server.perf.facts import Sender, SendFailed
 from edge_server.perf.windows import Answer
@@ -16,32 +17,37 @@ _PAUSE_S = 0.02
 """After a failure: a server that refuses at once shall not be asked ten thousand times a second."""
 
 
-class Load:
-    """Workers that run from `with` to its end. `requests` are one sequence for each worker, sent in turns."""
+class Working(abc.ABC):
+    """Threads that ask from `with` to its end, and what they were answered meanwhile.
 
-    def __init__(self, senders: Sequence[Sender], requests: Sequence[Sequence[bytes]]) -> None:
-        self._senders = senders
-        self._requests = requests
+    Each thread runs one of `works` with one of the numbers below `count`, until `_is_over`.
+    """
+
+    def __init__(self, count: int, *works: Callable[[int], None]) -> None:
         self._is_over = threading.Event()
         self._answers: deque[Answer] = deque()
         self._broken: BaseException | None = None
         self._threads = [
-            threading.Thread(target=self._guarded, args=(index,), name=f"perf-{index}", daemon=True)
-            for index in range(len(senders))
+            threading.Thread(target=self._guarded, args=(work, index), name=f"perf-{index}", daemon=True)
+            for index in range(count)
+            for work in works
         ]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Working:
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        # What is under way ends with its channel or socket, not with the server's answer.
-        for sender in self._senders:
-            sender.close()
+        # What is under way ends with its channel, socket or stream, not with the server's answer.
+        self._close()
         for thread in self._threads:
             thread.join()
+
+    @abc.abstractmethod
+    def _close(self) -> None:
+        """End what is under way."""
 
     def take(self) -> list[Answer]:
         """Return what was answered since the last call. Raises what stopped a worker that ought not to stop."""
@@ -56,11 +62,27 @@ class Load:
         """Return what was dropped since the load began, by reason: of frames only."""
         return {}
 
-    def _guarded(self, index: int) -> None:
+    def _guarded(self, work: Callable[[int], None], index: int) -> None:
         try:
-            self._work(self._senders[index], itertools.cycle(self._requests[index]))
+            work(index)
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: `take` raises it on the caller's
             self._broken = error
+
+
+class Load(Working):
+    """Workers with a sender each. `requests` are one sequence for each worker, sent in turns."""
+
+    def __init__(self, senders: Sequence[Sender], requests: Sequence[Sequence[bytes]]) -> None:
+        super().__init__(len(senders), self._run)
+        self._senders = senders
+        self._requests = requests
+
+    def _close(self) -> None:
+        for sender in self._senders:
+            sender.close()
+
+    def _run(self, index: int) -> None:
+        self._work(self._senders[index], itertools.cycle(self._requests[index]))
 
     def _work(self, sender: Sender, requests: Iterator[bytes]) -> None:
         """Send until it is over."""
@@ -94,7 +116,7 @@ class ScheduledLoad(Load):
         self._turn = threading.Lock()
         self._due_s = 0.0
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Working:
         self._due_s = time.perf_counter()
         return super().__enter__()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.perf.facts import Refusal, ServerCounts
 from edge_server.perf.usage import Usage
 from edge_server.perf.windows import STEADY_WINDOWS, Answer, Point, Window, are_steady, joined
+from edge_server.records import dataclass
 
 _LOOK_S = 0.1
 _LONGEST = 10

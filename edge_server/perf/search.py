@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.perf.candidates import Candidate
 from edge_server.perf.windows import Point
+from edge_server.records import dataclass
 
 LEFT_AT_THE_END = 3
 GAIN = 0.05

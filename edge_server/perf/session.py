@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from edge_server.perf.facts import Control, ModelFacts, Request
 from edge_server.perf.frames import FrameLoad, made_up_pictures
 from edge_server.perf.grpc_wire import GrpcControl, GrpcSenders, write_grpc
 from edge_server.perf.http_wire import HttpControl, HttpSenders, HttpWriter, read_process_metrics, split_url
-from edge_server.perf.load import Load, ScheduledLoad, constant, poisson
+from edge_server.perf.load import Load, ScheduledLoad, Working, constant, poisson
 from edge_server.perf.measure import Measurement, Patience, Probes
 from edge_server.perf.shared import in_bodies, in_shared_memory
 from edge_server.perf.usage import Usage, is_local, listener_of, usage_of
 from edge_server.perf.windows import Point, Window
+from edge_server.records import dataclass
 
 PROTOCOLS = ("grpc", "stream", "http")
 MOST_WORKERS = 1024
@@ -165,7 +166,7 @@ class Session:
         makers = GrpcSenders(endpoint, self.target.timeout_s, streams=streams, is_decoupled=self.model.is_decoupled)
         return makers(count)
 
-    def _measurement(self, load: Load | FrameLoad) -> Measurement:
+    def _measurement(self, load: Working) -> Measurement:
         name, version = self.model.name, self.model.version
         probes = Probes(lambda: self.control.counts(name, version), self._usage, self.power_w)
         return Measurement(load, probes, self.patience, self.on_window)

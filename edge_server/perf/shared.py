@@ -7,13 +7,13 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.perf.facts import Control, ModelFacts, Placement, Request, Wanted
 from edge_server.protocol.raw import raw_from_tensor, raw_size
+from edge_server.records import dataclass
 
 _FOLDER = Path("/dev/shm")
 _ALIGN = 64

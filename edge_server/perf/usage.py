@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from edge_server.records import dataclass
 
 _PROC = Path("/proc")
 _LISTEN = "0A"

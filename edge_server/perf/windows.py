@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from edge_server.perf.facts import ServerCounts
+from edge_server.records import dataclass
 
 PERCENTILES = (50, 90, 95, 99)
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.cli.perf_options import levels, read_intervals, shape
 from edge_server.errors import InvalidRequest
 from edge_server.perf.facts import ServerCounts
 from edge_server.perf.load import constant, poisson
-from edge_server.perf.options import levels, read_intervals, shape
 from edge_server.perf.report import draw, to_json
 from edge_server.perf.windows import Answer, Point, Split, Window, are_steady, doubts, joined, percentile
 

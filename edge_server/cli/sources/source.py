@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import InvalidRequest
+from edge_server.records import dataclass
 from edge_server.vision import decode
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from edge_server.cli.streaming.tally import Figures
 from edge_server.cli.streaming.words import drops_in_words
+from edge_server.records import dataclass
 
 _GAP = "  "
 _CUT = "…"

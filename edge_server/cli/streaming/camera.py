@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from edge_server.cli.streaming.lines import JsonLines
 from edge_server.cli.streaming.output import WritingThread
@@ -12,6 +12,7 @@ from edge_server.cli.streaming.tally import Tally
 from edge_server.cli.streaming.words import drop_as_json, result_as_json, result_in_words
 from edge_server.client import Delivery, FrameStream, StreamError, Tls
 from edge_server.core.frame import Frame, FrameDropped, FrameResult, Returns, StreamOpened
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge_server.cli.sources.pace import Pace
 from edge_server.cli.sources.pack import pack
@@ -13,6 +13,7 @@ from edge_server.cli.sources.source import Source
 from edge_server.cli.streaming.camera import Camera
 from edge_server.core.frame import FrameHeader
 from edge_server.errors import EdgeServerError
+from edge_server.records import dataclass
 
 _LOOK_S = 0.1
 

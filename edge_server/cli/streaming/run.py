@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from edge_server.cli.sources.source import Source
@@ -17,6 +16,7 @@ from edge_server.cli.streaming.lines import JsonLines
 from edge_server.cli.streaming.screen import Screen
 from edge_server.cli.streaming.tally import Figures, Tally
 from edge_server.cli.streaming.words import REASONS, result_in_words
+from edge_server.records import dataclass
 
 _REDRAW_S = 0.2
 _PLAIN_S = 2.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.cli.streaming.percentiles import Recent, Spread, percentile
 from edge_server.core.frame import DropReason, FrameResult, StreamCounts
+from edge_server.records import dataclass
 
 RECENT_S = 5.0
 """Live rates and ages are those of this many seconds."""

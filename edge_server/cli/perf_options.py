@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_server.client import Tls
+from edge_server.cli.options import number, whole
 from edge_server.errors import InvalidRequest
 from edge_server.perf.inputs import InputWish
 from edge_server.perf.measure import Patience
@@ -81,33 +81,6 @@ def patience_of(options: argparse.Namespace) -> Patience:
     )
 
 
-def add_tls_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--header",
-        action="append",
-        default=[],
-        type=header,
-        metavar="KEY=VALUE",
-        help="header or metadata to send along: the key of a restricted API. Repeatable.",
-    )
-    group.add_argument("--tls", action="store_true", help="gRPC: encrypt, and trust whom this machine trusts")
-    group.add_argument("--tls-root", type=Path, metavar="FILE", help="gRPC: encrypt, trust this certificate (PEM)")
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate of this client (PEM)")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
-
-
-def tls_of(options: argparse.Namespace) -> Tls | None:
-    """Raises InvalidRequest when a file cannot be read."""
-    if not (options.tls or options.tls_root or options.tls_cert):
-        return None
-    tls = Tls(options.tls_root or "", options.tls_cert or "", options.tls_key or "")
-    try:
-        tls.credentials()
-    except OSError as error:
-        raise InvalidRequest(f"{error.filename}: cannot be read: {error.strerror}") from None
-    return tls
-
-
 def levels(least: float, most: float, *, is_whole: bool) -> Callable[[str], list[float]]:
     """Return a reader of START[:END[:STEP]] and lists a,b,c. STEP may be xN: each level is N times the one before."""
 
@@ -153,42 +126,6 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not separator or not name or not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
         raise argparse.ArgumentTypeError(f"expected NAME:N,N,N, got '{text}'")
     return name, tuple(int(word) for word in words)
-
-
-def whole(least: int, most: int = 10**9) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got '{text}'")
-        return int(text)
-
-    return read
-
-
-def number(least: float, most: float = math.inf) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            found = float(text)
-        except ValueError:
-            found = math.nan
-        if not (math.isfinite(found) and least <= found <= most):
-            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got '{text}'")
-        return found
-
-    return read
-
-
-def size(text: str) -> tuple[int, int]:
-    words = text.lower().split("x")
-    if len(words) != 2 or not all(word.isascii() and word.isdigit() and 1 <= int(word[:6]) <= 16384 for word in words):
-        raise argparse.ArgumentTypeError(f"expected a size such as 640x480, got '{text}'")
-    return int(words[0]), int(words[1])
-
-
-def header(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not key or not separator or "\n" in text or "\r" in text:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
-    return key, value
 
 
 def read_intervals(path: Path) -> tuple[float, ...]:

@@ -1,0 +1,120 @@
+"""Whoever reads a command's output may leave, as `head` does: real pipes that nobody reads any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from edge_server.cli import main as command_line
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+ENDED_BY_SIGPIPE = 128 + signal.SIGPIPE
+
+ANSWERS = {
+    "/v2": {"name": "triton", "version": "1"},
+    "/v2/health/ready": {},
+    "/v2/repository/index": [],
+    "/edge/v1/models": {"models": []},
+    "/edge/v1/versions": {"versions": []},
+    "/edge/v1/models/one/rollback": {"name": "one", "pin": 1, "serves": 1, "survives_restart": False},
+    "/edge/v1/models/one/unpin": {"name": "one", "before": 1, "serves": 2, "problem": ""},
+}
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers as a server without models does."""
+
+    def do_GET(self) -> None:
+        found = ANSWERS.get(self.path)
+        body = json.dumps(found).encode()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def run_unread(*arguments: str, is_said_unread: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command whose standard output is a pipe that nobody reads; with `is_said_unread` also its errors."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            [str(COMMAND), *arguments],
+            stdout=writing, stderr=writing if is_said_unread else subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--help",),
+        ("--version",),
+        ("status",),
+        ("models",),
+        ("models", "--json"),
+        ("rollback", "one"),
+        ("rollback", "one", "--undo"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_nobody_reads_ends_without_a_word(url: str, arguments: tuple[str, ...]) -> None:
+    asks = bool(arguments) and arguments[0] in ("status", "models", "rollback")
+    done = run_unread(*arguments, *(("--url", url) if asks else ()))
+    assert (done.returncode, done.stderr) == (ENDED_BY_SIGPIPE, "")
+
+
+def test_nor_does_the_help_of_a_command_say_a_word() -> None:
+    done = run_unread("perf", "--help")
+    # argparse keeps to itself that a long help could not be written.
+    assert done.returncode in (0, ENDED_BY_SIGPIPE)
+    assert done.stderr == ""
+
+
+def test_neither_does_it_complain_where_errors_go_the_same_way() -> None:
+    done = run_unread("status", "--url=http://127.0.0.1:1", "--timeout=2", is_said_unread=True)
+    assert done.returncode == ENDED_BY_SIGPIPE
+
+
+def test_status_through_head_shows_its_first_line_and_nothing_else(url: str) -> None:
+    done = subprocess.run(
+        f"'{COMMAND}' status --url '{url}' | head -n 1", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"triton 1 at {url} is ready\n"
+    assert done.stderr == ""
+
+
+def test_a_pipe_that_breaks_elsewhere_is_still_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> int:
+        raise BrokenPipeError("a connection broke")
+
+    monkeypatch.setattr("edge_server.cli.status.run", fail)
+    with pytest.raises(BrokenPipeError, match="a connection broke"):
+        command_line.main(["status"])
