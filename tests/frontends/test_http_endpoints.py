@@ -9,6 +9,7 @@ import subprocess
 import uuid
 from multiprocessing import shared_memory
 
+import numpy as np
 import pytest
 
 
@@ -256,7 +257,18 @@ def test_tls_is_on_when_certificate_and_key_are_named(open_site, certificate):
     trusting.check_hostname = False
     connection = http.client.HTTPSConnection("127.0.0.1", site.port, context=trusting, timeout=10)
     connection.request("GET", "/v2/health/live")
-    assert connection.getresponse().status == 200
+    reply = connection.getresponse()
+    assert (reply.status, reply.read()) == (200, b"")
+    # A body that comes in many records, between two that come in one.
+    for count in (2, 300_000, 3):
+        raw = np.arange(count, dtype="<f4").tobytes()
+        connection.request("POST", "/v2/models/raw/infer", raw, {"Inference-Header-Content-Length": "0"})
+        reply = connection.getresponse()
+        if count % 2:
+            assert reply.status == 400
+            reply.read()
+        else:
+            assert reply.read()[int(reply.headers["Inference-Header-Content-Length"]) :] == raw
     connection.close()
 
 

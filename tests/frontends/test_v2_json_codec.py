@@ -19,6 +19,8 @@ from edge_server.protocol.raw import raw_from_tensor
 
 
 class StubPin:
+    device = None
+
     def __init__(self, regions, view):
         self._regions = regions
         self.view = view

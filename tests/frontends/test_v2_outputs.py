@@ -65,6 +65,8 @@ def test_types_without_scores_are_refused(dtype):
 
 
 class StubPin:
+    device = None
+
     def __init__(self, view):
         self.view = view
         self.releases = 0

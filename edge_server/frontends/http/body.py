@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from concurrent.futures import Executor
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
-from aiohttp import StreamReader, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import StreamReader
 
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.compression import inflate, request_encoding
 
 Body: TypeAlias = bytes | memoryview
+Read = TypeVar("Read")
 
 MAX_CHUNKS = 65536
 """Most chunks of a chunked body, as Triton: each costs bookkeeping that its bytes do not pay for."""
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
+
+STALL_S = 60.0
+"""How long a client may send nothing of a body that it began."""
 
 
 class ClosingRefusal(InvalidRequest):
     """A refusal after which the connection is of no further use: an unread or unreadable body is on it."""
+
+
+class StalledBody(ClosingRefusal):
+    """The client stopped sending in the middle: 408."""
 
 
 async def read_body(request: web.BaseRequest, limit: int, executor: Executor, *, aligned_at: int = 0) -> Body:
@@ -65,27 +75,39 @@ def _send_continue(request: web.BaseRequest) -> None:
 async def _read_sized(content: StreamReader, size: int, aligned_at: int) -> Body:
     if size == 0:
         return b""
-    data = await content.readany()
+    data = await _moving(content.readany(), 0, size)
     if len(data) == size:
         return data
-    pad = -aligned_at % _ALIGNMENT
+    pad = -aligned_at % ALIGNMENT
     # Left uninitialised: pages of a body that never comes are never touched.
     body = np.empty(size + pad, np.uint8).data[pad:]
     filled = 0
     while data:
         body[filled : filled + len(data)] = data
         filled += len(data)
-        data = await content.readany() if filled < size else b""
+        data = await _moving(content.readany(), filled, size) if filled < size else b""
     if filled != size:
         raise ClosingRefusal(f"request body has {filled} bytes where Content-Length says {size}")
     return body.toreadonly()
+
+
+async def _moving(read: Coroutine[object, object, Read], filled: int, size: int | None) -> Read:
+    try:
+        return await asyncio.wait_for(read, STALL_S)
+    except asyncio.TimeoutError:
+        raise StalledBody(stalled_text(filled, size)) from None
+
+
+def stalled_text(filled: int, size: int | None) -> str:
+    of = "" if size is None else f" of {size}"
+    return f"request body stalled after {filled}{of} bytes: none came for {STALL_S:g} s"
 
 
 async def _read_chunks(content: StreamReader, limit: int) -> Body:
     body = bytearray()
     chunks = 0
     while not content.at_eof():
-        data, is_chunk_end = await content.readchunk()
+        data, is_chunk_end = await _moving(content.readchunk(), len(body), None)
         body += data
         chunks += is_chunk_end
         if len(body) > limit:

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
+from aiohttp.http_parser import RawRequestMessage
 
 from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.core.view import FrameStreamReport
-from edge_server.errors import EdgeServerError, ServingFault
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.control import ControlEndpoints
 from edge_server.frontends.http.events import EventEndpoints
+from edge_server.frontends.http.fast_infer import FastInfer, infer_target
+from edge_server.frontends.http.head import HeadReader, InferTarget
 from edge_server.frontends.http.homecoming import Homecoming
 from edge_server.frontends.http.inference import InferenceEndpoints
-from edge_server.frontends.http.listener import Listener, server_tls
+from edge_server.frontends.http.listener import FastLane, Listener, server_tls
 from edge_server.frontends.http.operator import EngineView, GovernorView, OperatorEndpoints
-from edge_server.frontends.http.reply import error_reply, plain_error
+from edge_server.frontends.http.reply import failure_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
+from edge_server.frontends.v2.brevity import Brevity
 from edge_server.service import InferenceService
-
-_LOG = logging.getLogger(__name__)
 
 # Orders wait for model loads; a few must not keep each other, nor status questions, from being heard.
 _BLOCKING_THREADS = 8
@@ -65,13 +66,14 @@ class HttpFrontend:
         config = self._config
         if config.tls_cert and config.tls_key:
             self._tls = server_tls(config.tls_cert, config.tls_key)
-        homecoming = Homecoming(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        homecoming, brevity = Homecoming(loop), Brevity()
         limit = config.max_input_size_bytes
         is_guarded = "model-repository" in self._restricted
         self._events.open()
         self._router = build_router(
             ControlEndpoints(self._service, limit, self._blocking, self._governor),
-            InferenceEndpoints(self._service, config, homecoming, self._workers),
+            InferenceEndpoints(self._service, config, homecoming, self._workers, brevity),
             self._events,
             OperatorEndpoints(
                 self._service,
@@ -83,7 +85,10 @@ class HttpFrontend:
                 engines=self._engines,
             ),
         )
-        return await self._listener.open(config.address, config.port, reuses_port=config.reuses_port, tls=self._tls)
+        fast = FastLane(HeadReader(loop, self._find_target), FastInfer(self._service, homecoming, brevity))
+        return await self._listener.open(
+            config.address, config.port, reuses_port=config.reuses_port, tls=self._tls, fast=fast
+        )
 
     def renew_tls(self, cert: str, key: str) -> None:
         """Use these files for connections from now on. Raises ServingFault, and changes nothing then."""
@@ -111,17 +116,26 @@ class HttpFrontend:
             reply = plain_error("Method Not Allowed", 405)
             reply.headers["Allow"] = str(error)
             return reply
-        except EdgeServerError as error:
-            self._raise_if_begun(request)
-            return error_reply(error)
         except ConnectionError:
             raise  # the client left; aiohttp closes what is left of the connection
         except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
-            _LOG.exception("request %s %s failed", request.method, request.raw_path)
+            reply = failure_reply(error, f"request {request.method} {request.raw_path}")
             self._raise_if_begun(request)
-            return error_reply(ServingFault(f"internal error: {type(error).__name__}: {error}"))
+            return reply
 
-    def _refusal(self, request: web.BaseRequest, category: str) -> web.Response | None:
+    def _find_target(self, message: RawRequestMessage, size: int) -> InferTarget | None:
+        """Return what a message with a body of `size` bytes asks for if it is a plain inference that may pass."""
+        if size > self._config.max_input_size_bytes:
+            return None
+        try:
+            endpoint, names = self._router.find(message.method, message.path)
+        except (NoSuchPath, NoSuchMethod, InvalidRequest):
+            return None
+        if not endpoint.is_infer or self._refusal(message, endpoint.category) is not None:
+            return None
+        return infer_target(message, names, self._config.header_pattern)
+
+    def _refusal(self, request: web.BaseRequest | RawRequestMessage, category: str) -> web.Response | None:
         group = self._restricted.get(category)
         if group is None:
             return None

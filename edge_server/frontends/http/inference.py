@@ -16,11 +16,12 @@ from edge_server.core.message import Parameter, Request, Response
 from edge_server.core.model import ModelSpec
 from edge_server.errors import ServingFault, Unsupported
 from edge_server.frontends.http.body import read_body
+from edge_server.frontends.http.fast_infer import DECOUPLED, HEADER_LENGTH
 from edge_server.frontends.http.generation import send_responses
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
 from edge_server.frontends.http.images import ImageBodies
 from edge_server.frontends.http.reply import BINARY_TYPE, JSON_TYPE, json_reply, send_chunks
-from edge_server.frontends.v2.brevity import COMPUTES_ONLY, Brevity
+from edge_server.frontends.v2.brevity import Brevity, computes_only
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.generate import decode_generate, encode_generate
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer, parse_header_length
@@ -29,8 +30,6 @@ from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
-
-HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
@@ -48,7 +47,7 @@ class InferenceEndpoints:
     """Answers requests for inference. Lives on one event loop; `workers` take what would hold the loop up."""
 
     def __init__(
-        self, service: InferenceService, config: HttpConfig, homecoming: Homecoming, workers: Executor
+        self, service: InferenceService, config: HttpConfig, homecoming: Homecoming, workers: Executor, brevity: Brevity
     ) -> None:
         self._service = service
         self._traces = service.traces
@@ -57,7 +56,7 @@ class InferenceEndpoints:
         self._homecoming = homecoming
         self._workers = workers
         self._images = ImageBodies()
-        self._brevity = Brevity()
+        self._brevity = brevity
 
     async def infer(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
         if not self._traces.is_on:
@@ -88,10 +87,10 @@ class InferenceEndpoints:
         version = parse_version(names.get("version", ""))
         spec = self._service.model_spec(names["model"], version)
         if spec.is_decoupled:
-            raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+            raise Unsupported(DECOUPLED)
         decoded = await self._decode(request, spec, version, trace)
         try:
-            may_run = spec.backend in COMPUTES_ONLY and self._brevity.is_brief(spec.name)
+            may_run = computes_only(spec) and self._brevity.is_brief(spec.name)
             response = await self._answer(decoded.request, may_run=may_run)
             # The wait for this loop counts too: while it has much else to do, handing over costs less than running.
             self._brevity.note(spec.name, response.started_ns)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from edge_server.errors import ServingFault
+from edge_server.frontends.http.body import STALL_S
+from edge_server.frontends.http.connection import TICKS, Connection
+from edge_server.frontends.http.head import MAX_LINE_BYTES, HeadReader
+from edge_server.frontends.http.lanes import FastInference, OrdinaryHandler
+from edge_server.records import dataclass
 
 # Larger than aiohttp's 64 KiB: a camera image then comes in fewer turns of the loop.
 _READ_BUFFER_BYTES = 1 << 20
 _BACKLOG = 1024
-# Longest header line, for keys of restricted endpoints and forwarded headers; aiohttp's default, stated.
-_MAX_HEADER_BYTES = 8190
+# An idle connection lives longer than any proxy in front keeps its own; aiohttp's default, stated.
+_KEEP_ALIVE_S = 3630.0
+# aiohttp knows nothing of the inferences that pass it by: its own clock for idle connections must not end them.
+_NEVER_S = 10.0 * 365 * 86400
+_LEAST_S = 0.01
 
 
 class _WithoutClientErrors(logging.Filter):
@@ -29,29 +40,117 @@ _LOG = logging.getLogger(__name__)
 _LOG.addFilter(_WithoutClientErrors())
 
 
+@dataclass(frozen=True, slots=True)
+class FastLane:
+    """What answers plain inferences without aiohttp, and how they are told from the rest."""
+
+    heads: HeadReader
+    fast: FastInference
+
+
+Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def _noting(handler: Handler) -> Handler:
+    """Return the handler, whose connection knows while it is at work."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        protocol = request.protocol
+        if isinstance(protocol, OrdinaryHandler):
+            protocol.is_answering = True
+        return await handler(request)
+
+    return handle
+
+
+class Connections(web.Server):
+    """The connections of one listener; makes those that asyncio asks for. Lives on one event loop."""
+
+    def __init__(self, handler: Handler, lane: FastLane | None) -> None:
+        # aiohttp's own inflating knows no bound, and a handler has to learn that its client left.
+        self._options: dict[str, Any] = {
+            "auto_decompress": False,
+            "access_log": None,
+            "logger": _LOG,
+            "read_bufsize": _READ_BUFFER_BYTES,
+            "max_field_size": MAX_LINE_BYTES,
+            "max_line_size": MAX_LINE_BYTES,
+            "keepalive_timeout": _KEEP_ALIVE_S if lane is None else _NEVER_S,
+        }
+        super().__init__(handler if lane is None else _noting(handler), handler_cancellation=True, **self._options)
+        self._serving_loop = asyncio.get_running_loop()
+        self._lane = lane
+        self._open: dict[Connection, asyncio.Transport] = {}
+        self._moved = asyncio.Event()
+        self._tick_s = STALL_S / TICKS
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def __call__(self) -> web.RequestHandler:
+        if self._lane is None:
+            return super().__call__()
+        # asyncio takes any protocol; only aiohttp's signature asks for its own.
+        return Connection(self, self._lane.heads, self._lane.fast)  # type: ignore[return-value]
+
+    def ordinary_handler(self) -> OrdinaryHandler:
+        return OrdinaryHandler(self, loop=self._serving_loop, **self._options)
+
+    def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._open[connection] = transport
+        if self._ticker is None:
+            self._ticker = self._serving_loop.call_later(self._tick_s, self._tick)
+
+    def lost(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+        self._moved.set()
+
+    def _tick(self) -> None:
+        self._ticker = None
+        if not self._open:
+            return
+        for connection in list(self._open):
+            connection.tick(int(_KEEP_ALIVE_S / self._tick_s))
+        self._ticker = self._serving_loop.call_later(self._tick_s, self._tick)
+
+    async def finish(self, grace_s: float) -> None:
+        """Take no new request, wait `grace_s` for those under way, then cut what is left."""
+        limit_s = time.monotonic() + grace_s
+        self.pre_shutdown()
+        for connection in list(self._open):
+            connection.begin_closing()
+        while any(connection.is_under_way for connection in self._open):
+            self._moved.clear()
+            left_s = limit_s - time.monotonic()
+            try:
+                await asyncio.wait_for(self._moved.wait(), max(left_s, _LEAST_S))
+            except asyncio.TimeoutError:
+                break
+        # aiohttp takes 0 for no limit.
+        await self.shutdown(max(limit_s - time.monotonic(), _LEAST_S))
+        for connection in list(self._open):
+            connection.abort()
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+
 class Listener:
     """Serves `handler` on one address from `open` to `close`, on the event loop that called `open`."""
 
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+    def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._runner: web.ServerRunner | None = None
-        self._server: web.Server | None = None
+        self._server: Connections | None = None
 
     async def open(
-        self, address: str, port: int, *, reuses_port: bool = False, tls: ssl.SSLContext | None = None
+        self,
+        address: str,
+        port: int,
+        *,
+        reuses_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+        fast: FastLane | None = None,
     ) -> int:
         """Listen and return the bound port. Raises ServingFault when the address cannot be had."""
-        # aiohttp's own inflating knows no bound, and a handler has to learn that its client left.
-        self._server = web.Server(
-            self._handler,
-            handler_cancellation=True,
-            auto_decompress=False,
-            access_log=None,
-            logger=_LOG,
-            read_bufsize=_READ_BUFFER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-            max_line_size=_MAX_HEADER_BYTES,
-        )
+        self._server = Connections(self._handler, fast)
         self._runner = web.ServerRunner(self._server)
         await self._runner.setup()
         site = web.TCPSite(
@@ -71,8 +170,7 @@ class Listener:
             return
         for site in list(runner.sites):
             await site.stop()
-        self._server.pre_shutdown()
-        await self._server.shutdown(grace_s)
+        await self._server.finish(grace_s)
         await runner.cleanup()
 
 

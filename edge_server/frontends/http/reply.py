@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 
 from aiohttp import web
 
-from edge_server.errors import EdgeServerError, Throttled
-from edge_server.frontends.http.body import ClosingRefusal
+from edge_server.errors import EdgeServerError, ServingFault, Throttled
+from edge_server.frontends.http.body import ClosingRefusal, StalledBody
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding, accepted_encoding, compress
 from edge_server.frontends.status import http_status, retry_after
 from edge_server.frontends.v2.json_text import to_json
+
+_LOG = logging.getLogger(__name__)
 
 JSON_TYPE = "application/json"
 BINARY_TYPE = "application/octet-stream"
@@ -21,9 +24,9 @@ GOVERNOR_HEADER = "Edge-Governor"
 """Tells the state of the box, NORMAL to CRITICAL, with refusals and with the answer to whether the server is ready."""
 
 # Below, one joined write is cheaper than several system calls; above, the copy costs more than they do.
-_JOIN_BELOW_BYTES = 256 * 1024
+JOIN_BELOW_BYTES = 256 * 1024
 # What the socket does not take at once is copied by the transport (before Python 3.12): keep that piece small.
-_WRITE_BYTES = 512 * 1024
+WRITE_BYTES = 512 * 1024
 _COMPRESS_ON_LOOP_BYTES = 16 * 1024
 
 
@@ -41,7 +44,8 @@ def plain_error(message: str, status: int) -> web.Response:
 
 def error_reply(error: EdgeServerError) -> web.Response:
     """Return the answer to a failed request: the one place where an error becomes a status and headers."""
-    reply = plain_error(error.message, http_status(error))
+    status = 408 if isinstance(error, StalledBody) else http_status(error)
+    reply = plain_error(error.message, status)
     wait = retry_after(error)
     if wait is not None:
         reply.headers["Retry-After"] = wait
@@ -52,6 +56,14 @@ def error_reply(error: EdgeServerError) -> web.Response:
     if isinstance(error, ClosingRefusal):
         reply.force_close()
     return reply
+
+
+def failure_reply(error: Exception, what: str) -> web.Response:
+    """Return the answer to whatever went wrong with `what`; to be called where the error is handled. Logs a fault."""
+    if isinstance(error, EdgeServerError):
+        return error_reply(error)
+    _LOG.exception("%s failed", what)
+    return error_reply(ServingFault(f"internal error: {type(error).__name__}: {error}"))
 
 
 async def send_chunks(
@@ -70,12 +82,12 @@ async def send_chunks(
             else await asyncio.get_running_loop().run_in_executor(executor, compress, chunks, encoding)
         )
         return web.Response(body=body, headers={**headers, "Content-Encoding": encoding})
-    if size < _JOIN_BELOW_BYTES:
+    if size < JOIN_BELOW_BYTES:
         return web.Response(body=b"".join(chunks), headers=headers)
     reply = web.StreamResponse(headers={**headers, "Content-Length": str(size)})
     await reply.prepare(request)
     for chunk in chunks:
         view = memoryview(chunk)
-        for start in range(0, len(view), _WRITE_BYTES):
-            await reply.write(view[start : start + _WRITE_BYTES])
+        for start in range(0, len(view), WRITE_BYTES):
+            await reply.write(view[start : start + WRITE_BYTES])
     return reply

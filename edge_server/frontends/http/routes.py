@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from aiohttp import web
@@ -13,16 +12,19 @@ from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.inference import InferenceEndpoints
 from edge_server.frontends.http.operator import OperatorEndpoints
 from edge_server.frontends.http.router import Router
+from edge_server.records import dataclass
 
 Handler: TypeAlias = Callable[[web.BaseRequest, Mapping[str, str]], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What answers a path and verb; `category` is one of `config.CATEGORIES`."""
+    """What answers a path and verb; `category` is one of `config.CATEGORIES`. `is_infer`: a plain request
+    need not come here (see `connection`)."""
 
     category: str
     handler: Handler
+    is_infer: bool = False
 
 
 def build_router(
@@ -35,7 +37,8 @@ def build_router(
             router.add(pattern, {verb: Endpoint(category, handler) for verb, handler in handlers.items()})
 
     # Inference first: the patterns are tried in this order.
-    add("inference", _of_model("/infer"), POST=inference.infer)
+    for pattern in _of_model("/infer"):
+        router.add(pattern, {"POST": Endpoint("inference", inference.infer, is_infer=True)})
     add("inference", _of_model("/generate"), POST=inference.generate)
     add("inference", _of_model("/generate_stream"), POST=inference.generate_stream)
     add("health", ("/v2/health/live",), GET=control.live)

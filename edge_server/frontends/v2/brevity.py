@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from edge_server.core.model import ModelSpec
+
 BRIEF_NS = 300_000
 """A run below this costs the requests behind it less than handing it to another thread costs everybody."""
 
@@ -13,8 +15,22 @@ COMPUTES_ONLY = frozenset(
 """Backends that never wait for an answer of this server, as a program of a user's may: they cannot lock up the one
 event loop that would have to bring it."""
 
+_PROGRAMS = "python"
+
 _WEIGHT = 0.2
 _MOST_MODELS = 4096
+
+
+def computes_only(spec: ModelSpec) -> bool:
+    """Return whether the event loop's own thread may run the model, should it be brief.
+
+    Of models in Python, too: those that may call this server, or wait, say that they keep their thread, and are not run
+    on another whatever is asked for (see `execution_thread` in backends.python). In a process of its own a model may do
+    as it likes, and this thread would wait for it.
+    """
+    if spec.backend == _PROGRAMS:
+        return spec.parameters.get("isolation", "none").strip().lower() == "none"
+    return spec.backend in COMPUTES_ONLY
 
 
 class Brevity:

@@ -5,20 +5,22 @@ Formats: KServe v2 REST with Triton's extensions binary_tensor_data, classificat
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 import numpy as np
 
+from edge_server.core.device import DevicePiece
 from edge_server.core.message import Parameter, Request, Response
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.json_data import json_from_tensor, tensor_from_json
-from edge_server.frontends.v2.json_text import json_type, parse_object, to_json
+from edge_server.frontends.v2.json_data import json_text_from_tensor, tensor_from_json
+from edge_server.frontends.v2.json_text import json_string, json_type, parse_object, to_json
 from edge_server.frontends.v2.outputs import RequestedOutput, classify, place_in_pin
 from edge_server.frontends.v2.parameters import (
     binary_data_size,
@@ -28,6 +30,7 @@ from edge_server.frontends.v2.parameters import (
 )
 from edge_server.frontends.v2.regions import Pin, Pins, Regions
 from edge_server.protocol.raw import Buffer, raw_from_tensor, tensor_from_raw
+from edge_server.records import dataclass
 
 Json: TypeAlias = dict[str, object]
 
@@ -94,6 +97,15 @@ def decode_infer(
         raise
 
 
+def _targets(
+    outputs: Mapping[str, RequestedOutput], places: Mapping[str, Pin], pins: Pins
+) -> Mapping[str, DevicePiece] | None:
+    """Return the GPU memory for outputs, held with the inputs; None without any."""
+    regions = {name: outputs[name].region for name, place in places.items() if place.device is not None}
+    found = {name: pins.target(region) for name, region in regions.items() if region is not None}
+    return {name: piece for name, piece in found.items() if piece is not None} or None
+
+
 class _InferBody:
     """The JSON members of one inference body, read on demand with the sentences that their absence deserves."""
 
@@ -123,6 +135,7 @@ class _InferBody:
             timeout_us=parameters.timeout_us,
             deadline_ns=parameters.deadline_ns,
             sequence=parameters.sequence,
+            targets=_targets(outputs, places, input_pins) if places else None,
             release=input_pins.release if input_pins else None,
         )
         return DecodedRequest(request, outputs, parameters.binary_output, output_pins, places)
@@ -160,7 +173,7 @@ class _InferBody:
             raise InvalidRequest(f"{_ONE_SOURCE} Got input '{name}' for model '{self._spec.name}'")
         model = self._spec.name
         if region is not None:
-            return tensor_from_raw(name, dtype, shape, pins.pin(region), model=model), 0
+            return pins.tensor(name, dtype, shape, region, model=model), 0
         if size is None:
             return tensor_from_json(name, dtype, shape, item["data"], model=model), 0
         if size > len(rest):
@@ -283,16 +296,26 @@ def encode_infer(
     Raises InvalidRequest for an output that cannot be had in the asked form.
     """
     chunks: list[bytes | memoryview] = []
-    members: Json = {"model_name": response.model, "model_version": str(response.version)}
-    if response.request_id:
-        members = {"id": response.request_id, **members}
-    if response.parameters:
-        members["parameters"] = dict(response.parameters)
-    members["outputs"] = [
+    parts = [
         _encode_output(tensor, decoded, spec, chunks) for tensor in ordered_outputs(response, spec, decoded.outputs)
     ]
-    text = to_json(members)
-    return text, chunks, len(text) if any(len(chunk) for chunk in chunks) else None
+    head = _encoded_model(response.model, response.version)
+    if response.request_id:
+        head = f'"id":{json_string(response.request_id)},{head}'
+    if response.parameters:
+        head = f'{head},"parameters":{to_json(dict(response.parameters)).decode("ascii")}'
+    text = f'{{{head},"outputs":[{",".join(parts)}]}}'.encode("ascii")
+    return text, chunks, len(text) if any(map(len, chunks)) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _encoded_model(model: str, version: int) -> str:
+    return f'"model_name":{json_string(model)},"model_version":"{version}"'
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoded_tensor(name: str, dtype: DType, shape: tuple[int, ...]) -> str:
+    return f'"name":{json_string(name)},"datatype":"{dtype.value}","shape":[{",".join(map(str, shape))}]'
 
 
 def ordered_outputs(response: Response, spec: ModelSpec, wanted: Mapping[str, RequestedOutput]) -> list[Tensor]:
@@ -302,20 +325,19 @@ def ordered_outputs(response: Response, spec: ModelSpec, wanted: Mapping[str, Re
     return [*known, *by_name.values()]
 
 
-def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chunks: list[bytes | memoryview]) -> Json:
+def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chunks: list[bytes | memoryview]) -> str:
     asked = decoded.outputs.get(tensor.name) or RequestedOutput(tensor.name)
     if asked.classification > 0:
         declared = spec.output(tensor.name)
         labels = declared.labels if declared is not None else ()
         tensor = classify(tensor, asked.classification, labels, spec.max_batch_size > 0)
-    output: Json = {"name": tensor.name, "datatype": tensor.dtype.value, "shape": list(tensor.shape)}
+    output = _encoded_tensor(tensor.name, tensor.dtype, tensor.shape)
     if asked.region is not None:
         # Nothing more is said of it, as with Triton: its C++ client takes `parameters` to hold a binary_data_size.
         place_in_pin(tensor, asked.region, decoded.output_places[tensor.name])
-    elif decoded.binary_output if asked.binary is None else asked.binary:
+        return f"{{{output}}}"
+    if decoded.binary_output if asked.binary is None else asked.binary:
         raw = raw_from_tensor(tensor)
         chunks.append(raw)
-        output["parameters"] = {"binary_data_size": len(raw)}
-    else:
-        output["data"] = json_from_tensor(tensor)
-    return output
+        return f'{{{output},"parameters":{{"binary_data_size":{len(raw)}}}}}'
+    return f'{{{output},"data":{json_text_from_tensor(tensor)}}}'

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.json_text import json_type
+from edge_server.frontends.v2.json_text import json_type, to_json
 from edge_server.protocol.raw import element_count
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 _FLOATS = (DType.FP32, DType.FP64)
+_LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
+# So many that a library for matrices would not wake threads for them.
+_FEW = 4096
 _WITHOUT_JSON = (DType.FP16, DType.BF16)
 
 
@@ -57,6 +62,16 @@ def json_from_tensor(tensor: Tensor) -> list[object]:
             f"output '{tensor.name}' holds bytes that are not UTF-8 and cannot be sent via JSON. "
             f"Please use the binary data format for output {tensor.name}"
         ) from None
+
+
+def json_text_from_tensor(tensor: Tensor) -> str:
+    """Return what `json_from_tensor` does as JSON text. Raises as that does."""
+    elements = json_from_tensor(tensor)
+    if tensor.dtype in (DType.BOOL, DType.BYTES):
+        return to_json(elements).decode("ascii")
+    # Python writes numbers as JSON does, but for NaN and the infinities; and a list of them in a third of the time.
+    text = repr(elements)
+    return to_json(elements).decode("ascii") if "n" in text else text.replace(" ", "")
 
 
 def _flatten(name: str, data: object, model: str) -> list[object]:
@@ -117,6 +132,9 @@ def _floats(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDAr
         raise _out_of_range(name, dtype, model) from None
     if dtype is DType.FP64:
         return wide
+    # One number tells that all are within range; neither an infinity nor NaN lets it be small.
+    if len(flat) <= _FEW and wide.dot(wide) < _LARGEST_FP32**2:
+        return wide.astype(np.float32)
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
     # An infinity may be asked for by name; a finite number must not become one.

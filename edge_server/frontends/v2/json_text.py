@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from json.encoder import encode_basestring_ascii
 
 import numpy as np
 
@@ -68,6 +69,11 @@ def parse_object(text: bytes | bytearray | memoryview) -> dict[str, object]:
 def to_json(value: object) -> bytes:
     """Return the value as compact JSON in ASCII; NaN and infinities are written bare, as Triton does."""
     return _ENCODER.encode(value).encode("ascii")
+
+
+def json_string(text: str) -> str:
+    """Return the text as a JSON string in ASCII, with its quotes."""
+    return encode_basestring_ascii(text)
 
 
 def json_type(value: object) -> str:

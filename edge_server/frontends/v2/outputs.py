@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from edge_server.core.device import DeviceTensor
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.regions import Pin, RegionRef, Regions
 from edge_server.protocol.raw import raw_from_tensor, raw_size
+from edge_server.records import dataclass
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,17 @@ def place_in_pin(tensor: Tensor, region: RegionRef, pin: Pin) -> int:
             f"shared memory size specified with the request for output '{tensor.name}' ({region.byte_size} bytes) "
             f"should be at least {size} bytes to hold the results"
         )
-    pin.write(raw_from_tensor(tensor))
+    if not _lies_there(tensor, pin):
+        pin.write(raw_from_tensor(tensor))
     return size
+
+
+def _lies_there(tensor: Tensor, pin: Pin) -> bool:
+    """Return whether the backend has written the tensor to the region itself."""
+    if pin.device is None or not isinstance(tensor, DeviceTensor):
+        return False
+    piece = tensor.elements.piece
+    return piece is not None and pin.device.is_at(piece)
 
 
 def place_in_region(tensor: Tensor, region: RegionRef, registry: Regions) -> int:

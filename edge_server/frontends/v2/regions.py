@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
+
+from edge_server.core.device import DeviceArray, DevicePiece, DeviceTensor
+from edge_server.core.tensor import DType, Tensor
+from edge_server.protocol.raw import byte_size_mismatch, element_count, tensor_from_raw
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +22,13 @@ class RegionRef:
 
 
 class Pin(Protocol):
-    """A piece of a region kept mapped; `view` is valid until `release`."""
+    """A piece of a region kept mapped; `view` is valid until `release`. `device` is the piece where it is a GPU's."""
 
-    view: memoryview
+    @property
+    def view(self) -> memoryview: ...
+
+    @property
+    def device(self) -> DevicePiece | None: ...
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Copy `data` to the start of the piece, which was pinned for writing; device memory has no view."""
@@ -53,6 +62,34 @@ class Pins:
         pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=writable)
         self._held.append(pin)
         return pin
+
+    def tensor(self, name: str, dtype: DType, shape: Sequence[int], region: RegionRef, *, model: str) -> Tensor:
+        """Return the tensor that a piece holds; one on a GPU stays there. Raises what the registry raises, and
+        InvalidRequest where shape and byte count do not fit each other.
+
+        Strings, and booleans, whose bytes a client may set to anything, are looked through: those come to the host.
+        """
+        pin = self.place(region, writable=False)
+        if pin.device is None or dtype in (DType.BYTES, DType.BOOL):
+            return tensor_from_raw(name, dtype, shape, pin.view, model=model)
+        count = element_count(name, shape, model=model)
+        if region.byte_size != count * dtype.itemsize:
+            raise byte_size_mismatch(name, model, count * dtype.itemsize, region.byte_size)
+        if count == 0:
+            return tensor_from_raw(name, dtype, shape, b"", model=model)
+        return DeviceTensor(name, dtype, DeviceArray(dtype.numpy, shape, (pin.device,)))
+
+    def target(self, region: RegionRef) -> DevicePiece | None:
+        """Return the piece of GPU memory for an output; None where the region is none. Raises what the registry raises.
+
+        Held with the inputs: a backend may still write there when nobody waits for the answer any more.
+        """
+        pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=True)
+        if pin.device is None:
+            pin.release()
+        else:
+            self._held.append(pin)
+        return pin.device
 
     def release(self) -> None:
         with self._lock:

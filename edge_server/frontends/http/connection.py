@@ -1,0 +1,373 @@
+"""One client's connection: plain inferences are answered here, everything else by aiohttp behind it.
+
+aiohttp makes a task, a request, a stream and a response object of each request, which for a small inference costs as
+much as the rest of it. So the connection looks at each head itself (`head`). A plain inference goes straight to the
+service; any other request is passed on to an aiohttp handler, byte for byte and up to its end, and the connection looks
+again at what comes after its answer. What cannot be told apart in the plainest way, such as chunks or a malformed head,
+hands the connection over to aiohttp for good. One request of a connection is under way at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import re
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from aiohttp.tcp_helpers import tcp_keepalive
+
+from edge_server.frontends.http.body import ALIGNMENT, Body, StalledBody, stalled_text
+from edge_server.frontends.http.head import MAX_HEAD_BYTES, Head, HeadReader, InferTarget
+from edge_server.frontends.http.lanes import Call, FastInference, OrdinaryHandler
+from edge_server.frontends.http.reply import error_reply
+from edge_server.frontends.http.wire import wire_reply
+
+if TYPE_CHECKING:
+    from edge_server.frontends.http.listener import Connections
+
+TICKS = 4
+"""A connection that does not move for as many ticks of its listener is stalled."""
+
+_HELD_BYTES = 64 * 1024
+"""What may wait behind the request under way before the client's next bytes are left in the socket."""
+
+_END = b"\r\n\r\n"
+
+_METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
+"""How a request begins: what is none is refused before its end comes, if it has one."""
+
+
+class _Phase(enum.Enum):
+    HEAD = enum.auto()
+    """Between requests, or within a head."""
+    BODY = enum.auto()
+    """An inference's body is being received."""
+    BUSY = enum.auto()
+    """An inference is under way, or its answer being sent."""
+    ORDINARY = enum.auto()
+    """aiohttp has one request."""
+    HANDED = enum.auto()
+    """aiohttp has the connection for good."""
+    CLOSED = enum.auto()
+
+
+class Connection(asyncio.Protocol):
+    """See the module's text. Lives on one event loop."""
+
+    __slots__ = (
+        "_answered",
+        "_call",
+        "_collector",
+        "_connections",
+        "_fast",
+        "_heads",
+        "_held",
+        "_held_at",
+        "_idle_ticks",
+        "_inner",
+        "_is_closing",
+        "_is_full",
+        "_is_reading_paused",
+        "_left",
+        "_loop",
+        "_outgoing",
+        "_phase",
+        "_transport",
+        "_will_stay",
+        "has_moved",
+    )
+
+    def __init__(self, connections: Connections, heads: HeadReader, fast: FastInference) -> None:
+        self._connections = connections
+        self._heads = heads
+        self._fast = fast
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._inner: OrdinaryHandler | None = None
+        self._phase = _Phase.HEAD
+        self._call: Call | None = None
+        self._collector: _Collector | None = None
+        self._held = b""
+        self._held_at = 0
+        self._left = 0
+        """Bytes of an ordinary request's body that are still to come."""
+        self._answered = False
+        self._outgoing: deque[bytes | memoryview] = deque()
+        self._will_stay = True
+        self._is_full = False
+        self._is_reading_paused = False
+        self._is_closing = False
+        self._idle_ticks = 0
+        self.has_moved = False
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        tcp_keepalive(self._transport)
+        self._connections.opened(self, self._transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._phase = _Phase.CLOSED
+        self._held = b""
+        self._outgoing.clear()
+        call, self._call = self._call, None
+        self._transport = self._collector = None
+        if call is not None:
+            call.cancel()
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+            self._inner = None
+        self._connections.lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_moved = True
+        phase = self._phase
+        if phase is _Phase.HEAD and not self._is_full:
+            if self._held:
+                data = self._held[self._held_at :] + data
+                self._held = b""
+            self._take(data, 0)
+        elif phase is _Phase.HANDED:
+            assert self._inner is not None
+            self._inner.data_received(data)
+        elif phase is _Phase.ORDINARY and self._left:
+            self._pass_on(data, 0)
+        elif phase is not _Phase.CLOSED:
+            self._hold(data)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if self._inner is not None:
+            self._inner.resume_writing()
+        if self._outgoing:
+            self._send()
+        elif self._phase is _Phase.HEAD and self._held:
+            self._loop.call_soon(self._go_on)
+
+    # -- requests
+
+    def _take(self, data: bytes, start: int) -> None:
+        """Begin the request at byte `start` of `data`; what is behind it is held."""
+        end = data.find(_END, start, start + MAX_HEAD_BYTES)
+        if end < 0:
+            if len(data) - start >= MAX_HEAD_BYTES or _METHOD.match(data, start) is None:
+                self._hand_over(data[start:])
+            else:
+                self._held, self._held_at = data, start
+            return
+        end += len(_END)
+        head = self._heads.read(data[start:end])
+        if head is None:
+            self._hand_over(data[start:])
+        elif head.target is None or not self._fast.is_open():
+            self._begin_ordinary(head, data, start, end)
+        else:
+            self._begin_infer(head.target, head.body_size, data, end)
+
+    def _begin_infer(self, target: InferTarget, size: int, data: bytes, start: int) -> None:
+        end = start + size
+        if len(data) < end:
+            self._phase = _Phase.BODY
+            self._collector = collector = _Collector(self, target, size, data[start:])
+            assert self._transport is not None
+            self._transport.set_protocol(collector)
+            return
+        if len(data) > end:
+            self._held, self._held_at = data, end
+        self._begin(target, memoryview(data)[start:end])
+
+    def collected(self, target: InferTarget, body: Body) -> None:
+        """Take an inference's body that has come in pieces."""
+        assert self._transport is not None
+        self._collector = None
+        self._transport.set_protocol(self)
+        self._begin(target, body)
+
+    def _begin(self, target: InferTarget, body: Body) -> None:
+        self._phase = _Phase.BUSY
+        call = self._fast.begin(target, body, self._answer)
+        if self._phase is _Phase.BUSY and not self._outgoing:
+            self._call = call
+
+    def _answer(self, pieces: list[bytes | memoryview], will_stay: bool) -> None:
+        self._call = None
+        if self._transport is None:
+            return
+        self._will_stay = will_stay
+        self._outgoing.extend(pieces)
+        self._send()
+
+    def _send(self) -> None:
+        outgoing = self._outgoing
+        assert self._transport is not None
+        while outgoing:
+            if self._is_full:
+                return
+            self._transport.write(outgoing.popleft())
+        if self._phase is not _Phase.BUSY:
+            return
+        self._end_request(self._will_stay)
+
+    def _end_request(self, will_stay: bool) -> None:
+        self._phase = _Phase.HEAD
+        if not will_stay or self._is_closing:
+            self._close()
+        elif self._held:
+            # In another turn: whoever sends many requests at once must not keep others from theirs.
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._phase is not _Phase.HEAD or self._is_full or not self._held:
+            return
+        data, start = self._held, self._held_at
+        self._held = b""
+        self._take(data, start)
+        if self._is_reading_paused and len(self._held) - self._held_at < _HELD_BYTES and self._transport is not None:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    def _hold(self, data: bytes) -> None:
+        self._held = self._held[self._held_at :] + data if self._held else data
+        self._held_at = 0
+        if len(self._held) >= _HELD_BYTES and self._transport is not None:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    # -- requests for aiohttp
+
+    def _ordinary(self) -> OrdinaryHandler:
+        if self._inner is None:
+            assert self._transport is not None
+            self._inner = self._connections.ordinary_handler()
+            self._inner.answered = self._ordinary_answered
+            self._inner.is_answering = False
+            self._inner.connection_made(self._transport)
+            if self._is_full:
+                self._inner.pause_writing()
+        return self._inner
+
+    def _hand_over(self, data: bytes) -> None:
+        self._phase = _Phase.HANDED
+        self._ordinary().data_received(data)
+        if self._is_reading_paused and self._transport is not None:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    def _begin_ordinary(self, head: Head, data: bytes, start: int, end: int) -> None:
+        self._phase = _Phase.ORDINARY
+        self._answered = False
+        self._left = head.body_size + end - start
+        self._ordinary()
+        self._pass_on(data, start)
+
+    def _pass_on(self, data: bytes, start: int) -> None:
+        end = min(len(data), start + self._left)
+        self._left -= end - start
+        assert self._inner is not None
+        if end < len(data):
+            self._hold(data[end:])
+        self._inner.data_received(data[start:end])
+        self._end_ordinary()
+
+    def _ordinary_answered(self, will_stay: bool) -> None:
+        if self._phase is _Phase.ORDINARY:
+            self._answered = True
+            self._will_stay = will_stay
+            self._end_ordinary()
+
+    def _end_ordinary(self) -> None:
+        # Answered before the body was there: aiohttp reads and forgets the rest, or gives up and closes.
+        if self._phase is not _Phase.ORDINARY or not self._answered or self._left:
+            return
+        if self._will_stay:
+            self._end_request(True)
+        else:
+            self._phase = _Phase.CLOSED  # by aiohttp, in a moment
+
+    # -- life
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an inference is being received, computed or sent here, rather than by aiohttp."""
+        return self._phase in (_Phase.BODY, _Phase.BUSY)
+
+    def begin_closing(self) -> None:
+        """Take no new request; close when the one under way is answered."""
+        self._is_closing = True
+        if self._phase is _Phase.HEAD:
+            self._close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def tick(self, idle_limit: int) -> None:
+        """Note that time passed; refuse a head or body that did not move for long, close what idles."""
+        if self.has_moved:
+            self.has_moved = False
+            self._idle_ticks = 0
+            return
+        self._idle_ticks += 1
+        if self._phase is _Phase.BODY:
+            if self._idle_ticks >= TICKS and self._collector is not None:
+                self._refuse_stalled(stalled_text(self._collector.filled, self._collector.size))
+        elif self._phase is _Phase.HEAD and not self._is_full:
+            if self._held and self._idle_ticks >= TICKS:
+                self._refuse_stalled("the request's head stalled")
+            elif self._idle_ticks >= idle_limit:
+                self._close()
+        elif self._phase is not _Phase.HANDED or self._inner is None or self._inner.is_answering:
+            self._idle_ticks = 0
+        elif self._idle_ticks >= idle_limit:
+            self._close()
+
+    def _refuse_stalled(self, message: str) -> None:
+        assert self._transport is not None
+        self._transport.write(wire_reply(error_reply(StalledBody(message)), will_stay=False))
+        self._close()
+
+    def _close(self) -> None:
+        self._phase = _Phase.CLOSED
+        self._held = b""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Collector(asyncio.BufferedProtocol):
+    """Receives one body in place, without a copy, up to its last byte and no further."""
+
+    def __init__(self, connection: Connection, target: InferTarget, size: int, begun: bytes) -> None:
+        self._connection = connection
+        self._target = target
+        pad = -max(0, target.json_size or 0) % ALIGNMENT
+        # Left uninitialised: pages of a body that never comes are never touched.
+        self._body = np.empty(size + pad, np.uint8).data[pad:]
+        self.size = size
+        self.filled = len(begun)
+        self._body[: self.filled] = begun
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._body[self.filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.has_moved = True
+        self.filled += nbytes
+        if self.filled == self.size:
+            self._connection.collected(self._target, self._body.toreadonly())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

@@ -1,0 +1,370 @@
+"""Connections as bytes: whatever a client sends, and however it cuts it, is answered as by aiohttp alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.frontends.http import body as bodies
+from edge_server.frontends.http.fast_infer import FastInfer
+
+PATH = "/v2/models/float/infer"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def message(body: bytes, *lines: str, path: str = PATH, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    head = [f"POST {path} HTTP/1.1", "Host: x", *lines, f"Content-Length: {size}"]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def infer(values: list[float], request_id: str = "", **more: Any) -> bytes:
+    tensor = {"name": "IN", "shape": [len(values)], "datatype": "FP32", "data": values}
+    return message(json.dumps({"id": request_id, "inputs": [tensor]}).encode(), **more)
+
+
+def binary(values: list[float], request_id: str = "", *lines: str) -> bytes:
+    raw = np.array(values, "<f4").tobytes()
+    tensor = {"name": "IN", "shape": [len(values)], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
+    members = {"id": request_id, "parameters": {"binary_data_output": True}, "inputs": [tensor]}
+    text = json.dumps(members, separators=(",", ":")).encode()
+    return message(text + raw, f"Inference-Header-Content-Length: {len(text)}", *lines)
+
+
+class Client:
+    """A socket, and the answers that come on it."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.unread = b""
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def receive(self) -> bool:
+        data = self.socket.recv(1 << 20)
+        self.unread += data
+        return bool(data)
+
+    def answer(self) -> tuple[int, str, bytes]:
+        """Return status, head and body of the next answer."""
+        while b"\r\n\r\n" not in self.unread:
+            assert self.receive(), "the connection ended before an answer"
+        head, _, rest = self.unread.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        size = int(length[1]) if length else 0
+        while len(rest) < size:
+            assert self.receive(), "the connection ended within an answer"
+            rest = self.unread.partition(b"\r\n\r\n")[2]
+        self.unread = rest[size:]
+        return int(head.split()[1]), head.decode(), rest[:size]
+
+    def data(self) -> list[float]:
+        status, _, body = self.answer()
+        assert status == 200, body
+        return json.loads(body)["outputs"][0]["data"]
+
+    def error(self) -> tuple[int, str]:
+        status, _, body = self.answer()
+        return status, json.loads(body)["error"]
+
+    def is_ended(self) -> bool:
+        """Wait for the server to close; return whether nothing came before."""
+        try:
+            return not self.receive()
+        except ConnectionResetError:
+            return True
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Any], Client]]:
+    with contextlib.ExitStack() as opened:
+        yield lambda site: opened.enter_context(contextlib.closing(Client(site.port)))
+
+
+@pytest.fixture
+def client(site: Any, connect: Callable[[Any], Client]) -> Client:
+    return connect(site)
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models of the inferences that aiohttp did not see."""
+    seen: list[str] = []
+    begin = FastInfer.begin
+
+    def noting(self: FastInfer, target: Any, *rest: Any) -> Any:
+        seen.append(target.model)
+        return begin(self, target, *rest)
+
+    monkeypatch.setattr(FastInfer, "begin", noting)
+    return seen
+
+
+def test_plain_inferences_do_not_pass_aiohttp_and_others_do(site, client, fast, connect):
+    for _ in range(3):
+        client.send(infer([1.5]))
+        assert client.data() == [1.5]
+    assert fast == ["float"] * 3
+    for line in ("Accept-Encoding: gzip", "Expect: 100-continue", "Content-Encoding: identity", "Connection: close"):
+        other = connect(site)
+        other.send(infer([1.5])[:-1].replace(b"Host: x", b"Host: x\r\n" + line.encode()) + b"}")
+        status, head, _ = other.answer()
+        assert (status, "100 Continue" in head or "200 OK" in head) == (100 if "Expect" in line else 200, True)
+    assert len(fast) == 3
+
+
+def test_both_paths_answer_with_the_same_head_and_body(client):
+    unknown = infer([0.5], path="/v2/models/no/infer")
+    for made in (infer([1.0, 2.0], "a"), binary([1.0, 2.0], "a"), binary([], "b"), unknown):
+        answers = []
+        for data in (made, made.replace(b"Host: x", b"Host: x\r\nContent-Encoding: identity")):
+            client.send(data)
+            status, head, body = client.answer()
+            lines = sorted(line for line in head.lower().split("\r\n") if not line.startswith("date:"))
+            assert "date: " in head.lower()
+            answers.append((status, lines, body))
+        assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("make", [infer, binary])
+def test_a_request_may_be_cut_at_every_byte(client, fast, make):
+    data = make([1.0, -2.5], "cut")
+    for place in range(1, len(data)):
+        client.send(data[:place])
+        client.send(data[place:])
+    for _ in range(1, len(data)):
+        status, _, body = client.answer()
+        assert status == 200
+        assert b'"id":"cut"' in body
+    assert len(fast) == len(data) - 1
+
+
+def test_a_request_may_come_byte_by_byte(client):
+    for octet in LIVE + infer([3.0]):
+        client.send(bytes([octet]))
+    assert client.answer()[0] == 200
+    assert client.data() == [3.0]
+
+
+def test_pipelined_requests_are_answered_in_order_whoever_answers_them(client):
+    count = 150
+    sent = b"".join(infer([float(i)]) + (LIVE if i % 3 == 0 else b"") for i in range(count))
+    threading.Thread(target=client.send, args=(sent,)).start()
+    for i in range(count):
+        assert client.data() == [float(i)]
+        if i % 3 == 0:
+            status, _, body = client.answer()
+            assert (status, body) == (200, b"")
+
+
+def test_a_request_behind_one_that_hands_the_connection_over_is_answered(client):
+    chunked = LIVE.replace(b"GET", b"POST").replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    client.send(infer([1.0]) + chunked + infer([2.0]) + LIVE)
+    assert client.data() == [1.0]
+    assert client.error() == (405, "Method Not Allowed")
+    assert client.data() == [2.0]
+    assert client.answer()[0] == 200
+
+
+def test_an_ordinary_request_with_a_body_ends_where_its_length_says(client, fast):
+    index = message(b'{"ready":true}', path="/v2/repository/index")
+    for place in range(1, len(index), 7):
+        client.send(index[:place])
+        client.send(index[place:] + infer([7.0]))
+        assert [entry["name"] for entry in json.loads(client.answer()[2])] == ["add"]
+        assert client.data() == [7.0]
+    assert len(fast) == len(range(1, len(index), 7))
+
+
+def test_a_body_that_nobody_reads_is_passed_over(client):
+    client.send(message(bytes(300_000), path="/v2/nothing/here") + infer([1.0]))
+    assert client.error() == (404, "Not Found")
+    assert client.data() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Content-Length: 5\r\nContent-Length: 5",
+        b"Content-Length: 5\r\nContent-Length: 6",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+        b"Content-Length: -5",
+        b"Content-Length: +5",
+        b"Content-Length: 0x5",
+        b"Content-Length: 5, 5",
+        b"Content-Length : 5",
+        b"Content-Length: 5\n",
+        b"Content-Length: 5\rX: y",
+        b" Content-Length: 5",
+        b"Content-Length: 5\r\nNo colon",
+        b"Content-Length: 5\r\nX: a\0b",
+        b"Content-Length: 99999999999999999999999",
+        b"X: " + b"y" * 9000 + b"\r\nContent-Length: 5",
+        b"\r\n".join(b"X%d: y" % i for i in range(3000)) + b"\r\nContent-Length: 5",
+    ],
+)
+def test_heads_with_two_meanings_are_refused_and_nothing_behind_them_is_served(site, client, fast, line):
+    smuggled = infer([6.0])
+    client.send(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode() + line + b"\r\n\r\n{}   " + smuggled)
+    status, _, _ = client.answer()
+    assert status == 400
+    assert client.is_ended()
+    assert site.service.requests == []
+    assert fast == []
+
+
+def test_a_length_that_is_too_short_leaves_bytes_that_are_no_request(site, client):
+    good = infer([1.0])
+    client.send(good.replace(b"Content-Length: ", b"Content-Length: 1\r\nX-Was: "))
+    status, text = client.error()
+    assert status == 400
+    assert "failed to parse the request JSON buffer" in text
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+    assert site.service.requests == []
+
+
+@pytest.mark.parametrize("size", [100, 500_000])
+def test_a_client_that_leaves_within_a_body_leaves_nothing_behind(site, client, size):
+    client.send(message(bytes(size // 2), length=size))
+    client.socket.shutdown(socket.SHUT_WR)
+    assert client.is_ended()
+    assert site.service.requests == []
+    assert site.post(PATH, infer([1.0]).partition(b"\r\n\r\n")[2]).status == 200
+
+
+def test_a_client_that_leaves_takes_its_request_back(site, client, fast):
+    one = {"shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}
+    body = json.dumps({"inputs": [{"name": name, **one} for name in ("INPUT0", "INPUT1")]}).encode()
+    client.send(message(body, path="/v2/models/never/infer"))
+    assert site.service.submitted.wait(20)
+    client.close()
+    assert site.service.tickets[0].was_cancelled.wait(20)
+    assert fast == ["never"]
+
+
+@pytest.mark.parametrize("count", [1, 60_000, 150_528, 700_000])
+def test_large_tensors_go_both_ways_unchanged(client, fast, count):
+    values = np.random.default_rng(count).random(count, np.float32)
+    client.send(binary(values.tolist(), "big") + LIVE)
+    status, head, body = client.answer()
+    assert status == 200
+    json_size = int(head.lower().partition("inference-header-content-length: ")[2].split()[0])
+    assert json.loads(body[:json_size])["id"] == "big"
+    assert body[json_size:] == values.tobytes()
+    assert client.answer()[0] == 200
+    assert len(fast) == 1
+
+
+def test_a_client_that_does_not_read_is_not_served_further(site, client):
+    data = binary([0.5] * 500_000)
+    sender = threading.Thread(target=client.send, args=(data * 20,))
+    sender.start()
+    assert site.service.submitted.wait(20)
+    for _ in range(20):
+        status, _, body = client.answer()
+        assert (status, body[-4:]) == (200, np.float32(0.5).tobytes())
+    sender.join()
+    assert len(site.service.requests) == 20
+
+
+def test_refusals_stay_the_same_on_the_short_way(open_site, fast, connect):
+    from edge_server.config import RestrictedGroup
+
+    site = open_site(max_input_size_bytes=1000, restricted=(RestrictedGroup(("inference",), "key", "secret"),))
+    client = connect(site)
+    client.send(infer([1.0]))
+    assert client.error() == (403, "This API is restricted, expecting header 'key'")
+    client.send(infer([1.0]).replace(b"Host: x", b"Host: x\r\nkey: secret"))
+    assert client.data() == [1.0]
+    assert len(fast) == 1
+    client.send(infer([1.0] * 500).replace(b"Host: x", b"Host: x\r\nkey: secret"))
+    status, text = client.error()
+    assert status == 400
+    assert text.endswith("bytes is larger than the limit of 1000 bytes")
+    assert client.is_ended()
+
+
+def test_forwarded_headers_reach_the_model_on_the_short_way(open_site, fast, connect):
+    site = open_site(header_pattern=re.compile("stamp.*"))
+    client = connect(site)
+    for value in ("1", "2"):
+        client.send(infer([1.0]).replace(b"Host: x", f"Host: x\r\nstamp-ns: {value}".encode()))
+        assert json.loads(client.answer()[2])["parameters"] == {"stamp-ns": value}
+    assert len(fast) == 2
+
+
+@pytest.fixture
+def stalling(monkeypatch: pytest.MonkeyPatch, open_site: Any) -> Any:
+    """A front end whose clients may stall for a moment only."""
+    from edge_server.frontends.http import listener
+
+    monkeypatch.setattr(bodies, "STALL_S", 0.2)
+    monkeypatch.setattr(listener, "STALL_S", 0.2)
+    return open_site()
+
+
+@pytest.mark.parametrize("lines", [(), ("Content-Encoding: gzip",)])
+def test_a_body_that_stalls_is_answered_408_and_the_connection_closed(stalling, lines, connect):
+    client = connect(stalling)
+    client.send(message(bytes(10), *lines, length=400))
+    status, head, body = client.answer()
+    assert status == 408
+    assert "connection: close" in head.lower()
+    assert json.loads(body)["error"] == "request body stalled after 10 of 400 bytes: none came for 0.2 s"
+    # aiohttp reads on for some seconds before it closes.
+    assert lines or client.is_ended()
+    assert stalling.service.requests == []
+
+
+def test_a_head_that_stalls_is_answered_408_but_a_connection_may_be_silent_between_requests(stalling, connect):
+    idle, client = connect(stalling), connect(stalling)
+    idle.send(infer([1.0]))
+    assert idle.data() == [1.0]
+    client.send(infer([1.0])[:30])
+    assert client.error()[0] == 408
+    assert client.is_ended()
+    idle.send(infer([2.0]))
+    assert idle.data() == [2.0]
+
+
+def test_a_slow_body_is_waited_for_while_it_moves_also_by_a_server_that_drains(site, connect):
+    client = connect(site)
+    data = infer([4.0])
+    client.send(data[:-5])
+    idle = connect(site)
+    idle.send(LIVE)
+    assert idle.answer()[0] == 200
+    stopping = asyncio.run_coroutine_threadsafe(site.frontend.stop(20.0), site.loop)
+    assert idle.is_ended()
+    client.send(data[-5:-1])
+    client.send(data[-1:])
+    assert client.data() == [4.0]
+    assert client.is_ended()
+    stopping.result(20)
+
+
+def test_a_server_that_drains_cuts_what_does_not_end(site, connect):
+    clients = [connect(site), connect(site)]
+    clients[0].send(infer([4.0])[:-1])
+    one = {"shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}
+    body = json.dumps({"inputs": [{"name": name, **one} for name in ("INPUT0", "INPUT1")]}).encode()
+    clients[1].send(message(body, path="/v2/models/never/infer"))
+    assert site.service.submitted.wait(20)
+    asyncio.run_coroutine_threadsafe(site.frontend.stop(0.1), site.loop).result(20)
+    assert all(client.is_ended() for client in clients)
+    assert site.service.tickets[0].was_cancelled.wait(20)

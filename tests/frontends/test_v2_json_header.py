@@ -1,0 +1,184 @@
+"""Headers that are remembered decode to what they decode to at first sight, and what must not be remembered is not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.model import ModelSpec
+from edge_server.core.tensor import DType
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2 import json_header
+from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer
+from edge_server.frontends.v2.json_header import MAX_KEPT, InferDecoder
+from edge_server.memory.shared_memory import SharedMemoryRegistry
+
+REGIONS = SharedMemoryRegistry(is_allowed=True)
+
+
+@pytest.fixture
+def spec(make_spec: Callable[..., ModelSpec]) -> ModelSpec:
+    return make_spec("m", DType.FP32)
+
+
+@pytest.fixture
+def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each header that was read in full."""
+    made: list[int] = []
+
+    def counting(*args: Any, **options: Any) -> DecodedRequest:
+        made.append(1)
+        return decode_infer(*args, **options)
+
+    monkeypatch.setattr(json_header, "decode_infer", counting)
+    return made
+
+
+def text_of(members: dict[str, Any]) -> bytes:
+    return json.dumps(members, separators=(",", ":")).encode()
+
+
+def tensor(name: str = "IN", dtype: str = "FP32", shape: list[int] | None = None, size: int = 8) -> dict[str, Any]:
+    return {"name": name, "datatype": dtype, "shape": shape or [2], "parameters": {"binary_data_size": size}}
+
+
+def shown(decoded: DecodedRequest) -> Any:
+    request = decoded.request
+    inputs = {
+        name: (item.name, item.dtype, item.shape, item.array.dtype, item.array.tolist(), item.array.flags.writeable)
+        for name, item in request.inputs.items()
+    }
+    rest = (request.model, request.version, request.id, request.outputs, dict(request.parameters), request.priority)
+    more = (request.timeout_us, request.deadline_ns, request.sequence, request.release)
+    return inputs, rest, more, decoded.outputs, decoded.binary_output, decoded.output_places, bool(decoded.output_pins)
+
+
+SAMES: dict[str, tuple[dict[str, Any], bytes]] = {
+    "one": ({"inputs": [tensor()]}, np.array([1, 2], "<f4").tobytes()),
+    "id": ({"id": "a-1", "inputs": [tensor()]}, np.array([1, 2], "<f4").tobytes()),
+    "two": ({"inputs": [tensor(), tensor("B", "INT8", [1, 3], 3)]}, np.array([1, 2], "<f4").tobytes() + b"\1\2\3"),
+    "odd address": ({"inputs": [tensor("B", "INT8", [3], 3), tensor()]}, b"\1\2\3" + np.array([1, 2], "<f4").tobytes()),
+    "strings": ({"inputs": [tensor("S", "BYTES", [2], 10)]}, b"\1\0\0\0a\1\0\0\0b"),
+    "booleans": ({"inputs": [tensor("S", "BOOL", [3], 3)]}, b"\0\1\2"),
+    "empty": ({"inputs": [tensor(shape=[0], size=0)]}, b""),
+    "outputs": (
+        {
+            "inputs": [tensor()],
+            "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}, {"name": "X"}],
+            "parameters": {
+                "binary_data_output": True, "mine": 7, "priority": 2, "timeout": 9,
+                "sequence_id": 5, "sequence_start": True,
+            },
+        },
+        bytes(8),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAMES)
+def test_a_header_decodes_the_same_the_third_time(spec, decodings, case):
+    members, payload = SAMES[case]
+    text = text_of(members)
+    expected = shown(decode_infer(text + payload, len(text), spec, REGIONS, version=3))
+    decoder = InferDecoder(REGIONS)
+    for _ in range(5):
+        assert shown(decoder.decode(text + payload, len(text), spec, version=3)) == expected
+    assert len(decodings) == 2
+
+
+@pytest.mark.parametrize("extra", [{"from": "head"}, {"mine": "head"}])
+def test_forwarded_headers_join_the_parameters_of_a_known_header_too(spec, extra):
+    text = text_of({"inputs": [tensor()], "parameters": {"mine": 1}})
+    decoder = InferDecoder(REGIONS)
+    for _ in range(4):
+        decoder.decode(text + bytes(8), len(text), spec)
+        found = decoder.decode(text + bytes(8), len(text), spec, extra=extra).request.parameters
+        assert found == {**extra, "mine": 1}
+
+
+def test_ids_in_front_may_change_and_tensors_do(spec, decodings):
+    decoder = InferDecoder(REGIONS)
+    for i in range(9):
+        text = text_of({"id": f"r{i}", "inputs": [tensor()]})
+        payload = np.array([i, -i], "<f4").tobytes()
+        request = decoder.decode(text + payload, len(text), spec).request
+        assert (request.id, request.inputs["IN"].array.tolist()) == (f"r{i}", [i, -i])
+    assert len(decodings) == 2
+
+
+def test_one_request_cannot_change_the_parameters_of_the_next(spec):
+    decoder = InferDecoder(REGIONS)
+    text = text_of({"inputs": [tensor()], "parameters": {"mine": 1}})
+    for _ in range(4):
+        parameters = decoder.decode(text + bytes(8), len(text), spec).request.parameters
+        assert parameters == {"mine": 1}
+        parameters["mine"] = 2
+
+
+def test_known_headers_with_wrong_payloads_are_refused_in_the_same_words(spec):
+    decoder = InferDecoder(REGIONS)
+    text = text_of({"inputs": [tensor()]})
+    for _ in range(3):
+        decoder.decode(text + bytes(8), len(text), spec)
+    for payload in (bytes(7), bytes(9), b""):
+        with pytest.raises(InvalidRequest) as known:
+            decoder.decode(text + payload, len(text), spec)
+        with pytest.raises(InvalidRequest) as fresh:
+            decode_infer(text + payload, len(text), spec, REGIONS)
+        assert known.value.message == fresh.value.message
+    text = text_of({"inputs": [tensor("S", "BYTES", [1], 5)]})
+    for _ in range(3):
+        decoder.decode(text + b"\1\0\0\0a", len(text), spec)
+    with pytest.raises(InvalidRequest, match="incomplete string data"):
+        decoder.decode(text + b"\2\0\0\0a", len(text), spec)
+
+
+def test_a_deadline_counts_from_each_request(spec):
+    decoder = InferDecoder(REGIONS)
+    text = text_of({"inputs": [tensor()], "parameters": {"edge_deadline_ms": 1000}})
+    for _ in range(4):
+        before = time.monotonic_ns()
+        assert decoder.decode(text + bytes(8), len(text), spec).request.deadline_ns >= before + 10**9
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"id":"x","inputs":[],"id":"y"}',
+        b'{"id":"x",}',
+        b'{"id":"x",,"inputs":[]}',
+        b'{"id":"x","inputs":[{"name":"IN"}]}',
+    ],
+)
+def test_what_is_wrong_stays_wrong(spec, text):
+    decoder = InferDecoder(REGIONS)
+    for _ in range(4):
+        with pytest.raises(InvalidRequest):
+            decoder.decode(text, len(text), spec)
+
+
+def test_an_id_within_the_header_is_each_request_s_own(spec):
+    decoder = InferDecoder(REGIONS)
+    for i in range(4):
+        for name in ("a", "b"):
+            text = text_of({"inputs": [tensor()], "id": name})
+            assert decoder.decode(text + bytes(8), len(text), spec).request.id == name, i
+
+
+def test_a_client_that_never_repeats_itself_fills_no_memory(spec):
+    decoder = InferDecoder(REGIONS)
+    for i in range(5 * MAX_KEPT):
+        text = text_of({"inputs": [tensor(f"IN{i}")]})
+        for _ in range(2):
+            decoder.decode(text + bytes(8), len(text), spec)
+    assert len(decoder._known) == MAX_KEPT
+    assert len(decoder._seen) <= 4 * MAX_KEPT
+    long = text_of({"inputs": [tensor("x" * 3000)]})
+    for _ in range(3):
+        decoder.decode(long + bytes(8), len(long), spec)
+    assert long not in decoder._known
