@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from edge_server.memory.allocator import trim
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.memory.pressure import MemoryFloor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.records import dataclass
 from edge_server.repository.pins import Pins
 from edge_server.repository.remote.mirrors import Mirrors
 from edge_server.repository.resolve import ResolveOptions
@@ -141,7 +142,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     )
     manager.let_models_call(service)
     manager.use_gpus(gpus)
-    engines = None if chance is None else _engines(config, manager, events, governor)
+    engines = None if chance is None else _engines(config, manager, events, governor, gpus)
     service.engines = engines
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
@@ -205,7 +206,9 @@ def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
     mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
 
 
-def _engines(config: ServerConfig, manager: Manager, events: EventBus, governor: Governor | None) -> EngineWorks | None:
+def _engines(
+    config: ServerConfig, manager: Manager, events: EventBus, governor: Governor | None, gpus: Gpus
+) -> EngineWorks | None:
     from edge_server.engines.compose import make_works
 
     def may_build() -> str:
@@ -220,6 +223,7 @@ def _engines(config: ServerConfig, manager: Manager, events: EventBus, governor:
         manager,
         events.publish,
         may_build,
+        gpus.lost,
         floor_mb=config.memory.floor_mb,
         root=Path(config.governor.sysfs_root),
     )

@@ -24,6 +24,7 @@ from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
 from edge_server.memory.allocator import keep_big_blocks
+from edge_server.records import compile_initializers
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.watch import Watcher
 from edge_server.supervision import EndRequest, HungRuns, Supervision, Surroundings, summary
@@ -49,13 +50,22 @@ _CLOSING_S = 15.0
 _TRACES_S = 3.0
 """How long writing the last traces may take, and telling a collector of them."""
 
+_SWITCH_S = 0.0005
+"""How long a thread that computes in Python, as a model may, keeps the interpreter when others want it. Python's own
+5 ms are waited for at every step of everybody else's request: a small one took 11 ms beside such a model, now 1.2."""
+
 _FRONT_END_GRACE_S = 2.0
 """How long a front end may take to write the last answers once nothing is in flight any more."""
+
+
+_PACKAGES_OF_REQUESTS = ("edge_server.core", "edge_server.serving", "edge_server.frontends", "edge_server.governor")
+"""Where the classes are whose instances requests make."""
 
 
 def serve(config: ServerConfig, log_settings: LogSettings, surroundings: Surroundings | None = None) -> int:
     """Serve until told to stop; return the exit code. Raises EdgeServerError when it cannot start as asked."""
     keep_big_blocks()
+    sys.setswitchinterval(_SWITCH_S)
     core = build(config, log_settings)
     return asyncio.run(Server(config, core, surroundings or Surroundings(), log_settings).run())
 
@@ -218,10 +228,14 @@ class Server:
         await self._state_first_wish()
         if not await self._until_stopped(core.manager.wait_settled):
             return True
+        if core.service.instance_reports():
+            await _compile_initializers()
         core.service.started()
         if core.engines is not None:
             core.engines.start()
         self._say_what_is_served()
+        # Without a model there is no hurry: it need not hold up the start.
+        await _compile_initializers()
         if self._config.lifecycle.exits_on_error and core.manager.has_failures():
             return False
         self._supervision.started()
@@ -293,6 +307,10 @@ class Server:
         await self._supervision.end()
         if self._stop.is_set():
             log.info("stopped")
+
+
+async def _compile_initializers() -> None:
+    await asyncio.to_thread(compile_initializers, *_PACKAGES_OF_REQUESTS)
 
 
 def _problem_of_governor(idle_s: float) -> str:

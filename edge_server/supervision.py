@@ -12,12 +12,12 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from edge_server.config import ConfigError, ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.core.view import IndexEntry
 from edge_server.errors import EdgeServerError
+from edge_server.records import dataclass
 from edge_server.serving.hang import HangWatch
 from edge_server.serving.served import ServedVersion
 from edge_server.telemetry.service_manager import Check, Feeder, ServiceManager

@@ -14,6 +14,7 @@ import threading
 from edge_server.backends.base import Backend
 from edge_server.backends.runtime import words
 from edge_server.errors import BackendMissing
+from edge_server.late import use
 
 _MODULES = {
     "c_abi": "edge_server.backends.c_library",
@@ -61,6 +62,7 @@ def load_backend(name: str) -> Backend:
     Raises BackendMissing for an unknown name, or when the runtime does not import, with what to install. A failed
     import is tried again on the next call: the runtime may have been installed meanwhile.
     """
+    use("numpy")
     with _lock:
         if name in _made:
             return _made[name]

@@ -27,20 +27,24 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from edge_server.core.device import DeviceArray, DevicePiece, on_host
 from edge_server.core.engine import EngineFile, EngineOrder
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request, ResponseSink
 from edge_server.core.metric import MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model import ModelFile as ModelFile
 from edge_server.errors import EdgeServerError
+from edge_server.records import dataclass
 
-Array: TypeAlias = npt.NDArray[np.generic]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[np.generic]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,9 @@ class Session(abc.ABC):
 
     info: SessionInfo
 
+    takes_device_memory: bool = False
+    """Whether `run_on_device` does more than `run`: tensors in a GPU's memory are then handed over where they lie."""
+
     @abc.abstractmethod
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         """Run one batch and return the named outputs.
@@ -88,6 +95,17 @@ class Session(abc.ABC):
         Returned arrays belong to the caller: the session neither reuses nor frees them.
         Raises BackendError.
         """
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], outputs: Sequence[str], targets: Mapping[str, DevicePiece]
+    ) -> Mapping[str, Array | DeviceArray]:
+        """Run one batch as `run` does, of which some inputs lie on a GPU, or some outputs are wanted there.
+
+        What an input or a target cannot be used for as it lies (another GPU, another element type, too small) goes by
+        way of the host. An output that was written to its target is a DeviceArray of it; a target is written only by a
+        run that succeeds, and nothing of inputs or targets is touched after the return, whether by an error or not.
+        """
+        return self.run({name: on_host(array) for name, array in inputs.items()}, outputs)
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 Goes through the driver as `tensorrt.cuda` reaches it, in the primary contexts that the runtimes share. What that lacks,
 handles between processes, is called by ctypes (cuda.h: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemGetAddressRange,
-cuMemcpyDtoH, cuMemcpyHtoD, cuDeviceGetUuid).
+cuMemcpyDtoH, cuMemcpyHtoD, cuMemcpyDtoD, cuDeviceGetUuid).
 """
 
 from __future__ import annotations
@@ -144,6 +144,14 @@ class CudaDevices:
                 self._calls.call(
                     "cuMemcpyHtoD_v2", _ADDRESS(address), ctypes.c_void_p(source.ctypes.data), _SIZE(source.size)
                 )
+
+    def copy(self, device_id: int, target: int, source: int, byte_size: int) -> None:
+        """Copy bytes from one place of the device's memory to another, and wait until they are there."""
+        if byte_size:
+            with self._current(device_id):
+                self._calls.call("cuMemcpyDtoD_v2", _ADDRESS(target), _ADDRESS(source), _SIZE(byte_size))
+                # Of copies on the device alone the driver does not wait for the end; this is the stream they run in.
+                self._calls.call("cuStreamSynchronize", None)
 
     def end(self) -> None:
         """Give the contexts back. Nothing may be used after it."""

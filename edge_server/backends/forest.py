@@ -27,7 +27,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -52,6 +51,7 @@ from edge_server.backends.runtime import (
 from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, LoadError
+from edge_server.records import dataclass
 
 INPUT, OUTPUT = "input__0", "output__0"
 

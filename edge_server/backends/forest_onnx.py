@@ -8,11 +8,12 @@ follows the sum is `finish`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from edge_server.records import dataclass
 
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.floating[Any]]

@@ -10,8 +10,9 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from edge_server.records import dataclass
 
 _QUANTISED_OPERATORS = frozenset(
     (

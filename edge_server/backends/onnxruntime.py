@@ -20,7 +20,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,11 @@ from edge_server.backends.runtime import (
     yes_or_no,
 )
 from edge_server.backends.tensorrt import cuda
+from edge_server.core.device import DeviceArray, DevicePiece, on_host
 from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
+from edge_server.records import dataclass
 
 _TYPES = {
     "tensor(bfloat16)": DType.BF16,
@@ -267,6 +269,7 @@ class OnnxSession(Session):
     ) -> None:
         """`bound` runs a session on a GPU that is this instance's alone."""
         self.info = info
+        self.takes_device_memory = bound is not None
         self._bound = bound
         self._backend = backend
         self._failures = backend.failures
@@ -277,6 +280,23 @@ class OnnxSession(Session):
         types = {node.name: _TYPES.get(node.type) for node in (*session.get_inputs(), *session.get_outputs())}
         self._strings = frozenset(name for name, dtype in types.items() if dtype is DType.BYTES)
         self._bf16 = frozenset(name for name, dtype in types.items() if dtype is DType.BF16)
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], outputs: Sequence[str], targets: Mapping[str, DevicePiece]
+    ) -> Mapping[str, Array | DeviceArray]:
+        bound = self._bound
+        if bound is None:
+            return super().run_on_device(inputs, outputs, targets)
+        names = list(outputs)
+        feeds = {
+            name: array if isinstance(array, DeviceArray) and bound.can_take(array) else readable(on_host(array))
+            for name, array in inputs.items()
+        }
+        try:
+            return dict(zip(names, bound.run(names, feeds, targets), strict=True))
+        except self._failures as error:
+            said = words(error)
+        raise BackendError(f"model '{self._model}': onnxruntime failed: {said}")
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         names = list(outputs)
@@ -296,7 +316,8 @@ class OnnxSession(Session):
 
     def _run(self, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
         if self._bound is not None:
-            return self._bound.run(names, feeds)
+            # Without targets nothing lies anywhere else.
+            return self._bound.run(names, feeds)  # type: ignore[return-value]
         if self._bf16:
             return self._run_bf16(names, feeds)
         arrays: list[Array] = self._session.run(names, feeds, self._run_options)

@@ -26,7 +26,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ from edge_server.backends.runtime import (
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
+from edge_server.records import dataclass
 
 _TYPES = {
     "bf16": DType.BF16,

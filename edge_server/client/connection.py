@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import grpc
+
+from edge_server.records import dataclass
 
 KEEPALIVE_S = 10.0
 """A peer that is silent that long while a frame is under way is asked whether it lives."""

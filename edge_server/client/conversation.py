@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from edge_server import __version__
@@ -27,6 +27,7 @@ from edge_server.core.frame import (
 )
 from edge_server.errors import InvalidRequest
 from edge_server.protocol.frame_codec import decode_server_message, encode_client_message
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from edge_server.core.frame import DropReason, Frame
+from edge_server.records import dataclass
 
 _MOST_AGE_US = (1 << 32) - 1
 

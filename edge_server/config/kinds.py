@@ -6,10 +6,10 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from edge_server.config.slices import CATEGORIES, RestrictedGroup
 from edge_server.config.trace import check_trace_setting
+from edge_server.records import dataclass
 
 
 class ConfigError(Exception):

@@ -11,12 +11,13 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
 from edge_server.config.kinds import ConfigError, nearest
 from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, VARIABLE_PREFIX, Setting
 from edge_server.config.table import DEPRECATED, IGNORED, SETTINGS, TRACE_FLAGS
+from edge_server.records import dataclass
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from edge_server.records import dataclass
 
 OTLP_URL = "http://localhost:4318/v1/traces"
 """Where OpenTelemetry collectors listen for OTLP over HTTP."""

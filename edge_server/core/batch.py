@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edge_server.core.device import DeviceArray, DevicePiece, DeviceTensor, join_rows
 from edge_server.core.message import Request
 from edge_server.core.model import ModelSpec, OutputSpec
 from edge_server.core.ragged import concatenate, cut, make_batch_input, output_shape
@@ -31,6 +32,8 @@ class BatchPlan:
         }
         self._cut_by = {name: item.sources[0] for item in spec.batch_outputs for name in item.target_names}
         self._joins_rows_only = not self._ragged and not spec.batch_inputs
+        self._passes_inputs = self._joins_rows_only and not self._reshaped_inputs
+        """Whether a lone request's arrays are the model's inputs as they are."""
         self._may_leave_out = any(item.is_optional for item in spec.inputs)
 
     def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
@@ -46,6 +49,31 @@ class BatchPlan:
             if name in batch and spec.reshape is not None:
                 batch[name] = self._reshape(batch[name], spec.dims, spec.reshape)
         return batch
+
+    def uses_device(self, requests: Sequence[Request]) -> bool:
+        """Return whether any of the requests has inputs, or asks for outputs, in memory of a GPU."""
+        return any(
+            request.targets is not None or any(isinstance(tensor, DeviceTensor) for tensor in request.inputs.values())
+            for request in requests
+        )
+
+    def gather_on_device(self, requests: Sequence[Request]) -> Mapping[str, Array | DeviceArray]:
+        """Return the inputs as `gather` does, those on a GPU left there, unless the model takes ragged ones."""
+        if not self._joins_rows_only:
+            return self.gather(requests)
+        batch = {name: join_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
+        for name, spec in self._reshaped_inputs.items():
+            if name in batch and spec.reshape is not None:
+                # Both kinds of array have what this takes: a shape, and a way to another.
+                batch[name] = self._reshape(batch[name], spec.dims, spec.reshape)  # type: ignore[arg-type]
+        return batch
+
+    def targets(self, requests: Sequence[Request]) -> Mapping[str, DevicePiece]:
+        """Return where on GPUs outputs are wanted, by name. Those of a lone request: a batch's rows are not dealt out
+        there. None where answers are kept, which may be done when the memory was given back."""
+        if len(requests) > 1 or self._cut_by or self.spec.is_cached:
+            return {}
+        return requests[0].targets or {}
 
     def _gather_ragged(self, requests: Sequence[Request]) -> dict[str, Array]:
         """Return the batch's inputs with ragged ones flat, and those that are made from the batch."""
@@ -64,6 +92,16 @@ class BatchPlan:
     @staticmethod
     def _shapes(requests: Sequence[Request], name: str) -> list[tuple[int, ...]]:
         return [request.inputs[name].array.shape for request in requests]
+
+    def gather_one(self, request: Request) -> dict[str, Array]:
+        """Return what `gather` does for a lone request."""
+        if not self._passes_inputs:
+            return self.gather([request])
+        return {name: tensor.array for name, tensor in request.inputs.items()}
+
+    def wanted_by(self, request: Request) -> Sequence[str]:
+        """Return what `wanted` does for a lone request."""
+        return self.wanted([request]) if request.outputs else self._output_names
 
     def wanted(self, requests: Sequence[Request]) -> Sequence[str]:
         """Return the outputs to compute, in model order: all, or the union of what each request asked for."""
@@ -94,6 +132,18 @@ class BatchPlan:
             answers.append(self._pick(whole, request, slice(start, start + count)))
             start += count
         return answers
+
+    def scatter_one(self, outputs: Mapping[str, Array], request: Request, rows: int) -> tuple[Tensor, ...]:
+        """Return what `scatter` does for a lone request of so many rows."""
+        if self._cut_by or request.outputs or len(outputs) != len(self._output_names):
+            return self.scatter(outputs, [request], [rows])[0]
+        # As many names as are promised, none among them that is not: all are there.
+        whole = [(name, self._checked(name, array, rows)) for name, array in outputs.items()]
+        specs = self._output_specs
+        if len(whole) > 1:
+            order = dict(whole)
+            whole = [(name, order[name]) for name in self._output_names]
+        return tuple([Tensor(name, specs[name].dtype, array) for name, array in whole])
 
     def _scatter_ragged(
         self, outputs: Mapping[str, Array], requests: Sequence[Request], rows: Sequence[int]

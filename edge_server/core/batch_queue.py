@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import QueueFull
+from edge_server.records import dataclass
 
 Item = TypeVar("Item")
 
@@ -78,6 +78,16 @@ class BatchQueue(Generic[Item]):
         self.size = 0
         self.row_limit = max_rows
         """No batch of several requests gets larger than this: `max_rows`, or less while less than all is allowed."""
+
+    @property
+    def passes_lone(self) -> bool:
+        """Whether an entry without a time of its own that meets an empty queue would be taken at once as a batch, if an
+        instance is free: nobody then needs to ask."""
+        batching = self._batching
+        if batching is None:
+            return True
+        policies = (batching.default_queue_policy, *batching.queue_policies.values())
+        return not batching.max_queue_delay_us and not any(policy.default_timeout_us for policy in policies)
 
     def offer(self, entry: Entry[Item], item: Item) -> None:
         """Put an item at the end of its level's line. Raises QueueFull, and then it is not in the queue."""

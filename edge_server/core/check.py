@@ -63,14 +63,14 @@ class RequestCheck:
         inputs = request.inputs
         if self._ragged:
             return tuple(
-                (name, () if name in self._ragged else inputs[name].array.shape[1:])
+                (name, () if name in self._ragged else inputs[name].shape[1:])
                 for name in self._inputs
                 if name in inputs
             )
-        return tuple((name, inputs[name].array.shape[1:]) for name in self._inputs if name in inputs)
+        return tuple((name, inputs[name].shape[1:]) for name in self._inputs if name in inputs)
 
     def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, rows: int) -> int:
-        shape = tensor.array.shape
+        shape = tensor.shape
         limit = self._spec.max_batch_size
         item_shape = shape[1:] if limit else shape
         if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):

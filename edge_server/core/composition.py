@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from edge_server.core.tensor import DType
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeAlias
 
 from edge_server.core.model import ModelSpec
+from edge_server.records import dataclass
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeAlias, TypeVar
+
+from edge_server.records import dataclass
 
 Origin: TypeAlias = tuple[int, ...]
 """The decoupled steps, by index, whose responses a tensor or a step belongs to; empty in most ensembles."""

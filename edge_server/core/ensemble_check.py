@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge_server.core.composition import EnsembleStep
 from edge_server.core.ensemble import Feed, Origin, Step, StepGraph, longest
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import BadModelConfig
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ that was away is put where the others stand now: it gains nothing by having wait
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from edge_server.records import dataclass
 
 Member = TypeVar("Member", bound=Hashable)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from edge_server.core.model import ModelFile, ModelSpec
+from edge_server.records import dataclass
 
 
 class VersionState(enum.Enum):

@@ -7,10 +7,11 @@ any monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from edge_server.core.frame import Delivery, DropReason, StreamCounts
+from edge_server.records import dataclass
 
 Item = TypeVar("Item")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from edge_server.core.device import DevicePiece
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.core.trace import RequestTrace
 from edge_server.errors import EdgeServerError
+from edge_server.records import dataclass
 
 Parameter: TypeAlias = str | int | float | bool
 """Value of a request or response parameter (Triton's extension_parameters)."""
@@ -35,7 +37,8 @@ class Request:
     `release` is called exactly once, from any thread, when no part of the server holds the inputs any more; it gives
     back what they are views of (a pinned shared-memory region). `deadline_ns` is when an answer is of no use any more
     (time.monotonic_ns; 0: never): what cannot be finished until then is not begun. `trace` takes note of its way, if it
-    is one of the few that are traced.
+    is one of the few that are traced. `targets` are pieces of GPU memory for outputs, by name, kept until `release`: an
+    output may be written there, which its tensor then tells (see core.device). Large enough or not is not checked yet.
     """
 
     model: str
@@ -50,6 +53,7 @@ class Request:
     release: Callable[[], None] | None = None
     deadline_ns: int = 0
     trace: RequestTrace | None = None
+    targets: Mapping[str, DevicePiece] | None = None
 
 
 @dataclass(slots=True)

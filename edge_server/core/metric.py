@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from edge_server.records import dataclass
 
 MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from edge_server.core.composition import BatchInput, BatchOutput, Ensemble, SequenceBatching
 from edge_server.core.tensor import DType
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

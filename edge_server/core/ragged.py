@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_server.core.composition import BatchInputKind
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 
-Array: TypeAlias = npt.NDArray[np.generic]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[np.generic]"
 Shape: TypeAlias = tuple[int, ...]
 
 BATCH_INPUT_DTYPES = (DType.INT32, DType.FP32)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from edge_server.core.sequence_limits import WaitingLimits
 from edge_server.core.sequence_line import DirectLine, Line, OldestLine
 from edge_server.core.sequence_slots import Slot, Slots
 from edge_server.errors import SequenceNotBegun
+from edge_server.records import dataclass
 
 Item = TypeVar("Item")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from edge_server.core.batch_queue import BatchQueue, Entry
 from edge_server.core.composition import DirectStrategy, OldestStrategy
 from edge_server.core.model import DynamicBatching
+from edge_server.records import dataclass
 
 Step = TypeVar("Step")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

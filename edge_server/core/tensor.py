@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from dataclasses import dataclass
+import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from edge_server.records import dataclass
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class _NumpyTypes:
+    """Gives all data types their numpy type when the first is asked for one, and goes: numpy may not be loaded yet."""
+
+    def __get__(self, member: DType | None, owner: type[DType]) -> np.dtype[np.generic]:
+        for other in owner:
+            vars(other)["numpy"] = np.dtype(other.numpy_name)
+        with contextlib.suppress(AttributeError):  # another thread was here too
+            del owner.numpy
+        if member is None:
+            raise AttributeError("a type is a member's")
+        found: np.dtype[np.generic] = vars(member)["numpy"]
+        return found
 
 
 class DType(enum.Enum):
@@ -19,15 +39,19 @@ class DType(enum.Enum):
     """
 
     itemsize: int
-    numpy: np.dtype[np.generic]
     number: int
+    numpy_name: str
+    if TYPE_CHECKING:
+        numpy: np.dtype[np.generic]
+    else:
+        numpy = _NumpyTypes()
 
     def __new__(cls, name: str, number: int, itemsize: int, numpy_name: str) -> DType:
         member = object.__new__(cls)
         member._value_ = name
         member.number = number
         member.itemsize = itemsize
-        member.numpy = np.dtype(numpy_name)
+        member.numpy_name = numpy_name
         return member
 
     BOOL = ("BOOL", 1, 1, "bool")
@@ -56,14 +80,16 @@ class DType(enum.Enum):
         found = np.dtype(dtype)
         if found.kind in "OSU":
             return cls.BYTES
-        return _BY_NUMPY[found.newbyteorder("<")]
+        return _by_numpy()[found.newbyteorder("<")]
 
 
 BY_NAME: dict[str, DType] = {member.value: member for member in DType}
 BY_CONFIG_NAME: dict[str, DType] = {member.config_name: member for member in DType}
-_BY_NUMPY: dict[np.dtype[np.generic], DType] = {
-    member.numpy: member for member in DType if member not in (DType.BYTES, DType.BF16)
-}
+
+
+@functools.cache
+def _by_numpy() -> dict[np.dtype[np.generic], DType]:
+    return {member.numpy: member for member in DType if member not in (DType.BYTES, DType.BF16)}
 
 
 @dataclass(slots=True)
@@ -81,3 +107,7 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.array.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes

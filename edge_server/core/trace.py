@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from edge_server.core.tensor import Tensor
 from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.records import dataclass
 
 OFF = "OFF"
 TIMESTAMPS = "TIMESTAMPS"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from edge_server.records import dataclass
 
 
 class Level(enum.Enum):

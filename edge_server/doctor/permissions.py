@@ -7,11 +7,11 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.doctor.finding import Finding, Level
 from edge_server.governor.sensors.files import Files
+from edge_server.records import dataclass
 
 _SECTION = "permissions"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
+
+from edge_server.records import dataclass
 
 WIDTH, HEIGHT = 300.0, 120.0
 """Of a panel, in the picture's own units; a column may ask for another width."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from edge_server.governor.policy import Decision, Level
+from edge_server.records import dataclass
 
 _log = logging.getLogger(__name__)
 

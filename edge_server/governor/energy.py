@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.governor.readings import BoxReading
+from edge_server.records import dataclass
 
 HALF_LIFE_S = 600.0
 """Measurements count half as much after ten minutes: clocks, heat and leakage change what an inference costs."""

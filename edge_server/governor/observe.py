@@ -6,10 +6,11 @@ sensor ever spoke.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge_server.governor.policy import Cause, Observation
 from edge_server.governor.readings import BoxReading, Cooler, EventCounter, Heat, Slowdown, Zone
+from edge_server.records import dataclass
 
 BURSTS_PER_S = 20.0
 """Momentary over-current is told above this rate over a minute. Below it is how some boards work all day, at idle too:

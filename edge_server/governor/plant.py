@@ -12,7 +12,9 @@ needs; leakage grows with temperature. Work gets done in proportion to busy * f.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
+
+from edge_server.records import dataclass
 
 LONGEST_STEP_S = 0.1
 """Heat is computed in steps of at most this."""

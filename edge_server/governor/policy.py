@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge_server.governor import words
 from edge_server.governor.controllers import MIN_SHARE, HeatModel, PiController, PowerBudget, clip
 from edge_server.governor.presence import Presence
+from edge_server.records import dataclass
 
 _LONGEST_STRIDE_S = 5.0
 """A step after a longer time (a suspend, a stall) counts as one of this: the controllers would take a giant stride."""

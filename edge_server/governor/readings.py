@@ -10,8 +10,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
+
+from edge_server.records import dataclass
 
 
 class Slowdown(enum.Enum):

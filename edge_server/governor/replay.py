@@ -6,10 +6,11 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.errors import InvalidRequest
 from edge_server.governor.policy import Decision, Law, Level, Observation, Tuning
+from edge_server.records import dataclass
 
 COLUMNS = ("time_s", "temperature_c", "power_w", "trip_c")
 """Of a recording; the last two may be absent, and any others are passed over."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from edge_server.core.statistics import VersionStatistics
@@ -19,6 +19,7 @@ from edge_server.governor.policy import Decision, Law
 from edge_server.governor.readings import BoxReading, Gpu
 from edge_server.governor.standins import Chosen, StandIns
 from edge_server.governor.work import Capacity, WorkDone, WorkWatch
+from edge_server.records import dataclass
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,14 @@ import enum
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.core.priority import PriorityClass
 from edge_server.governor.plant import Plant, PlantConstants
 from edge_server.governor.policy import Cause, Law, Level, Observation, Tuning
 from edge_server.governor.rates import WorkMeter
 from edge_server.governor.variants import VariantRule
+from edge_server.records import dataclass
 
 _TICK_S = 0.01
 _MOST_WAITING = 100

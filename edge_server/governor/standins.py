@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.governor.controllers import part
 from edge_server.governor.policy import Decision
 from edge_server.governor.variants import VariantRule
 from edge_server.governor.work import ModelWork, WorkDone
+from edge_server.records import dataclass
 
 _SMOOTHING_S = 3.0
 

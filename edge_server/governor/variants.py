@@ -8,7 +8,7 @@ of its envelope changes ever more rarely, and what it does meanwhile is answer, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ Pure: statistics go in, differences come out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.core.statistics import BatchStatistics, VersionStatistics
 from edge_server.governor.controllers import part
 from edge_server.governor.energy import Work
+from edge_server.records import dataclass
 
 _SMOOTHING_S = 3.0
 _DECAY_S = 300.0

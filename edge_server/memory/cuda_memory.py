@@ -3,8 +3,11 @@
 A client allocates on the GPU, exports a handle (cudaIpcGetMemHandle, 64 bytes), registers it once, and then names the
 region in place of tensor bytes, as with system shared memory. The same pins hold a region open while a request runs.
 
-Runtimes here take their inputs from the host, so an input is copied out of the region when its request is decoded, and
-an output straight into it when it is answered: one copy each, by the driver, and counted. Tensors never cross the wire.
+Runtimes that take device memory (backends.base.Session.takes_device_memory) read an input where it lies, and have their
+output copied on the device. For all others an input is copied to the host when its elements are first needed, and an
+output straight into the region when it is answered: one copy each, by the driver, and counted.
+
+A client must leave a region alone from its request to the answer: nothing is copied when a request arrives.
 
 Handles do not exist on GPUs that share the machine's memory (every Jetson before CUDA 13's): there the registration is
 refused, and system shared memory is the way without a copy.
@@ -12,16 +15,15 @@ refused, and system shared memory is the way without a copy.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from edge_server.core.view import CudaRegion
 from edge_server.errors import (
     AlreadyExists,
-    EdgeServerError,
     InvalidRequest,
     NotFound,
     ServingFault,
@@ -29,6 +31,7 @@ from edge_server.errors import (
     Unsupported,
 )
 from edge_server.memory.bounds import check_inside
+from edge_server.records import dataclass
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ class DeviceMemory(Protocol):
 
     def write(self, device_id: int, address: int, data: bytes | bytearray | memoryview) -> None: ...
 
+    def copy(self, device_id: int, target: int, source: int, byte_size: int) -> None: ...
+
 
 @dataclass(slots=True)
 class CudaCopies:
@@ -77,27 +82,56 @@ class _Region:
 
 
 class CudaPin:
-    """A piece of a region, kept open. `view` is a copy of it where it was pinned for reading, empty otherwise."""
+    """A piece of a region, kept open until it is released. A core.device.DevicePiece."""
 
-    __slots__ = ("_offset", "_region", "_registry", "view")
+    __slots__ = ("_copy", "_copying", "_is_released", "_offset", "_region", "_registry", "byte_size")
 
-    def __init__(self, registry: CudaMemoryRegistry, region: _Region, offset: int) -> None:
+    def __init__(self, registry: CudaMemoryRegistry, region: _Region, offset: int, byte_size: int) -> None:
         self._registry = registry
-        self._region: _Region | None = region
+        self._region = region
         self._offset = offset
-        self.view = memoryview(b"")
+        self._is_released = False
+        self._copy: memoryview | None = None
+        self._copying = threading.Lock()
+        self.byte_size = byte_size
+
+    @property
+    def device(self) -> CudaPin:
+        """Itself: the piece lies on a GPU."""
+        return self
+
+    @property
+    def device_id(self) -> int:
+        return self._region.report.device_id
+
+    @property
+    def address(self) -> int:
+        """Where the piece begins, in the device's primary context. Valid until `release`."""
+        return self._region.address + self._offset
+
+    @property
+    def view(self) -> memoryview:
+        """A copy of the piece in the host's memory, made when it is first asked for, and kept. Raises ServingFault."""
+        with self._copying:
+            if self._copy is None:
+                self._copy = self._registry._read(self)
+            return self._copy
+
+    def is_at(self, other: object) -> bool:
+        """Return whether another pin begins at the same place of the same region."""
+        return isinstance(other, CudaPin) and other._region is self._region and other._offset == self._offset
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Copy `data` to the start of the piece. Raises ServingFault."""
-        region = self._region
-        assert region is not None, "a pin was written to after it was released"
-        self._registry._write(region, self._offset, data)
+        self._registry._write(self, data)
+
+    def copy_from(self, device_id: int, address: int, byte_count: int) -> None:
+        """Copy memory of a GPU of the same number to the start of the piece, and wait for it. Raises ServingFault."""
+        self._registry._copy(self, device_id, address, byte_count)
 
     def release(self) -> None:
         """Give the piece back. May be called from any thread, and again: then it does nothing."""
-        region, self._region = self._region, None
-        if region is not None:
-            self._registry._release(region)
+        self._registry._release(self)
 
 
 class CudaMemoryRegistry:
@@ -200,7 +234,7 @@ class CudaMemoryRegistry:
     def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> CudaPin | None:
         """Keep `byte_size` bytes from `offset` open until the pin is released; None when there is no such region.
 
-        For reading, the bytes are copied to the host here. Raises InvalidRequest (outside the region), ServingFault.
+        Nothing is copied until the pin's `view` is read. Raises InvalidRequest (outside the region).
         """
         with self._lock:
             region = self._regions.get(name)
@@ -208,37 +242,54 @@ class CudaMemoryRegistry:
                 return None
             check_inside(region.report.name, region.report.byte_size, offset, byte_size)
             region.pins += 1
-        pin = CudaPin(self, region, offset)
-        if not writable:
-            try:
-                pin.view = self._read(region, offset, byte_size)
-            except EdgeServerError:
-                pin.release()
-                raise
-        return pin
+        return CudaPin(self, region, offset, byte_size)
 
     # -- for pins -----------------------------------------------------------------------------------------------------
 
-    def _read(self, region: _Region, offset: int, byte_size: int) -> memoryview:
-        report = region.report
-        try:
-            view = self._devices().read(report.device_id, region.address + offset, byte_size)
-        except OSError as error:
-            raise ServingFault(f"failed to read CUDA shared memory region '{report.name}': {error}") from error
+    def _read(self, pin: CudaPin) -> memoryview:
+        with self._held(pin, "read") as devices:
+            view = devices.read(pin.device_id, pin.address, pin.byte_size)
         with self._lock:
-            self.copies.read_bytes += byte_size
+            self.copies.read_bytes += pin.byte_size
         return view
 
-    def _write(self, region: _Region, offset: int, data: bytes | bytearray | memoryview) -> None:
-        report = region.report
-        try:
-            self._devices().write(report.device_id, region.address + offset, data)
-        except OSError as error:
-            raise ServingFault(f"failed to write CUDA shared memory region '{report.name}': {error}") from error
+    def _write(self, pin: CudaPin, data: bytes | bytearray | memoryview) -> None:
+        size = memoryview(data).nbytes
+        assert size <= pin.byte_size, f"{size} bytes do not fit a piece of {pin.byte_size}"
+        with self._held(pin, "write") as devices:
+            devices.write(pin.device_id, pin.address, data)
         with self._lock:
-            self.copies.written_bytes += memoryview(data).nbytes
+            self.copies.written_bytes += size
 
-    def _release(self, region: _Region) -> None:
+    def _copy(self, pin: CudaPin, device_id: int, address: int, byte_count: int) -> None:
+        assert device_id == pin.device_id, f"the piece is on GPU {pin.device_id}, what is copied on {device_id}"
+        assert byte_count <= pin.byte_size, f"{byte_count} bytes do not fit a piece of {pin.byte_size}"
+        with self._held(pin, "write") as devices:
+            devices.copy(device_id, pin.address, address, byte_count)
+
+    @contextlib.contextmanager
+    def _held(self, pin: CudaPin, doing: str) -> Iterator[DeviceMemory]:
+        """Keep a pin's region open for a block even if the pin is released meanwhile. OSError becomes ServingFault."""
+        region, name = pin._region, pin._region.report.name
+        with self._lock:
+            if pin._is_released:
+                raise ServingFault(f"failed to {doing} CUDA shared memory region '{name}': its request is over")
+            region.pins += 1
+        try:
+            yield self._devices()
+        except OSError as error:
+            raise ServingFault(f"failed to {doing} CUDA shared memory region '{name}': {error}") from error
+        finally:
+            self._unpin(region)
+
+    def _release(self, pin: CudaPin) -> None:
+        with self._lock:
+            if pin._is_released:
+                return
+            pin._is_released = True
+        self._unpin(pin._region)
+
+    def _unpin(self, region: _Region) -> None:
         with self._lock:
             region.pins -= 1
             is_last = region.is_retired and region.pins == 0

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.core.model import ModelFile
+from edge_server.records import dataclass
 
 _MIB = 1 << 20
 

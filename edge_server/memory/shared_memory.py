@@ -68,6 +68,8 @@ class Pin:
     """A piece of a region, kept mapped. `view` may be read (or written, if asked for) until `release()`."""
 
     __slots__ = ("_region", "_registry", "view")
+    device = None
+    """It does not lie on a GPU."""
 
     def __init__(self, registry: SharedMemoryRegistry, region: _Region, view: memoryview) -> None:
         self._registry = registry

@@ -11,13 +11,13 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter, index
 from typing import Any, TypeAlias
 
 from edge_server.errors import InvalidRequest
 from edge_server.protocol.wire import DELIMITED, FIXED32, VARINT, read_varint, skip, text, varint
+from edge_server.records import dataclass
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 _Part: TypeAlias = "bytes | memoryview"

@@ -7,9 +7,10 @@ Safe from any thread; one class for one message, always the same.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from edge_server.records import dataclass
 
 MessageClass: TypeAlias = Any
 """A generated class. Its attributes come from the .proto files, which type checkers do not see."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

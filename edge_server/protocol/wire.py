@@ -12,7 +12,7 @@ _MAX_VARINT_BYTES = 10
 _SHORT = tuple(bytes((number,)) for number in range(0x80))
 
 
-def read_varint(view: memoryview, position: int) -> tuple[int, int]:
+def read_varint(view: memoryview | bytes, position: int) -> tuple[int, int]:
     """Return the number at `position` and where it ends. Raises IndexError beyond the end, ValueError over 64 bits."""
     octet = view[position]
     if octet < 0x80:

@@ -8,11 +8,12 @@ versions, and would have the right ones unloaded; nor a file that is being overw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edge_server.core.lifecycle import Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError
+from edge_server.records import dataclass
 from edge_server.repository.fingerprint import children, digest, lines
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import ModelOnDisk, read_entries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +11,7 @@ from edge_server.backends.base import Backend, ModelFile, Signature
 from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
+from edge_server.records import dataclass
 from edge_server.repository.choice import Candidate, candidates
 from edge_server.repository.paths import check_relative
 from edge_server.repository.pbtxt import ConfigMessage

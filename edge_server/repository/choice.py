@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends import ONNX_ORDER, backend_names
 from edge_server.errors import BadModelConfig
+from edge_server.records import dataclass
 from edge_server.repository.paths import check_relative
 from edge_server.repository.pbtxt import ConfigMessage
 

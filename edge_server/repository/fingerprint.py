@@ -7,8 +7,10 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from edge_server.records import dataclass
 
 MAX_FILES = 65_536
 """Files looked at below one folder; more is a mistake, such as a link to the root of the disk."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.errors import BadModelConfig
+from edge_server.records import dataclass
 from edge_server.repository.choice import PLATFORM_OF_BACKEND
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.validate_ensemble import PLATFORM, is_ensemble

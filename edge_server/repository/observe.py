@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import watchdog.events
@@ -19,6 +18,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers.api import BaseObserver, ObservedWatch
 from watchdog.observers.polling import PollingObserver
 
+from edge_server.records import dataclass
 from edge_server.repository.mounts import is_layered, is_remote, read_mounts, root_file_system
 from edge_server.repository.open_files import is_open_for_writing
 from edge_server.repository.writers import Writers

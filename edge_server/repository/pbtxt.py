@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from edge_server.errors import BadModelConfig
 from edge_server.protocol import messages
+
+if TYPE_CHECKING:
+    from google.protobuf import text_format
 
 ConfigMessage: TypeAlias = Any
 """An inference.ModelConfig, or a message inside one."""
@@ -40,6 +42,8 @@ def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> Conf
 
     Raises BadModelConfig with line and column for a syntax error, an unknown field, or a value of the wrong type.
     """
+    from google.protobuf import text_format
+
     _check_size(len(content), model, source)
     config = new_config()
     try:
@@ -76,6 +80,8 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
 
     Raises BadModelConfig.
     """
+    from google.protobuf import json_format
+
     _check_size(len(text), model, source)
     config = new_config()
     try:
@@ -91,6 +97,8 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
 
 def write_json(config: ConfigMessage) -> str:
     """Return Triton's JSON form: proto field names, unset fields printed, 64-bit integers as numbers."""
+    from google.protobuf import json_format
+
     document = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.backends import ONNX_ORDER
 from edge_server.core.lifecycle import Resolved
 from edge_server.core.model import ModelFile, ModelSpec
 from edge_server.errors import LoadError
+from edge_server.records import dataclass
 from edge_server.repository.autocomplete import Inspected, check_against_file, complete, inspect_model
 from edge_server.repository.choice import ENGINE_BACKENDS, PLATFORM_OF_BACKEND, STAND_IN_PRECISIONS
 from edge_server.repository.labels import read_labels

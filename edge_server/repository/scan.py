@@ -9,12 +9,13 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from edge_server.core.lifecycle import Member
 from edge_server.core.model import VersionPolicy
 from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.records import dataclass
 from edge_server.repository.composition import members
 from edge_server.repository.fingerprint import Fence, Trace, children, folder_trace, is_folder, is_ignored, trace
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeAlias
 
+from edge_server.records import dataclass
 from edge_server.repository.fingerprint import Trace
 from edge_server.repository.scan import ModelOnDisk, with_versions
 

@@ -11,11 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edge_server.core.lifecycle import ModelWish
 from edge_server.errors import EdgeServerError
+from edge_server.records import dataclass
 from edge_server.repository.observe import Folder, Observation
 from edge_server.repository.scan import Snapshot
 from edge_server.repository.settle import NOTHING, Look, PartKey, Root, Settled, changes, settle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from edge_server.records import dataclass
 
 PATIENCE_S = 60.0
 """How long a file counts as being written without an event of it: the event of its closing may have been lost."""

@@ -12,12 +12,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from edge_server.client import Counters, FrameStream, StreamError
 from edge_server.core.frame import Delivery, Frame, FrameResult, Returns, StreamOpened
 from edge_server.errors import ErrorCode, InvalidRequest
+from edge_server.records import dataclass
 from edge_server.ros.messages import (
     MessageKind,
     OutgoingMessage,

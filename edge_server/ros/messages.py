@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from edge_server.core.frame import Buffer, Detection, Frame, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest
+from edge_server.records import dataclass
 
 
 class MessageKind(enum.Enum):

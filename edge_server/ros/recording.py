@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from edge_server.core.frame import Frame
 from edge_server.errors import InvalidRequest, NotFound
+from edge_server.records import dataclass
 from edge_server.ros.messages import MessageKind, OutgoingMessage, frame_of, kind_of
 from edge_server.ros.types import MessageTypes, import_library
 

@@ -10,11 +10,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.client import FrameStream, StreamError
 from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameResult, Returns
 from edge_server.errors import InvalidRequest
+from edge_server.records import dataclass
 from edge_server.ros.messages import (
     OutgoingMessage,
     annotated_message,

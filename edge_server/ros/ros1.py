@@ -18,11 +18,11 @@ import logging
 import threading
 import xmlrpc.client
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from edge_server.core.frame import FrameHeader
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault, Unsupported
+from edge_server.records import dataclass
 from edge_server.ros.bridge import Qos
 from edge_server.ros.messages import (
     Box,

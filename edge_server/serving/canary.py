@@ -8,11 +8,11 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import BadModelConfig
+from edge_server.records import dataclass
 
 _WINDOW = 1024
 """How many of its latest requests a version is judged by."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from edge_server.core.statistics import LAST_POSITION, BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.errors import Cancelled, EdgeServerError, Refusal, Throttled
+from edge_server.records import dataclass
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Triton's label values of nv_inference_request_failure."""
@@ -71,25 +71,25 @@ class Counters:
         `rows` is what these requests brought; it is less than `batch_size` when others of the batch were cancelled
         meanwhile, or are answered later. `executions` is 0 when the execution was counted before.
         """
-        count = len(arrivals_ns)
-        input_ns = times.input_end_ns - times.start_ns
-        infer_ns = times.infer_end_ns - times.input_end_ns
-        output_ns = times.end_ns - times.infer_end_ns
-        arrived = sum(arrivals_ns)
+        count, arrived = len(arrivals_ns), sum(arrivals_ns)
+        start_ns, input_end_ns, infer_end_ns, end_ns = (
+            times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns
+        )  # fmt: skip
+        run_ns = end_ns - start_ns
+        input_ns, infer_ns, output_ns = input_end_ns - start_ns, infer_end_ns - input_end_ns, end_ns - infer_end_ns
         now_ms = time.time_ns() // 1_000_000
-        self.last_used_ns = times.end_ns
+        self.last_used_ns = end_ns
         with self._lock:
             values = self._values
             values.last_inference_ms = now_ms
             values.inference_count += rows
             self._success_count += count
-            self._success_ns += count * times.end_ns - arrived
-            self._queue_ns += count * times.start_ns - arrived
+            self._success_ns += count * end_ns - arrived
+            self._queue_ns += count * start_ns - arrived
             self._input_ns += count * input_ns
             self._infer_ns += count * infer_ns
             self._output_ns += count * output_ns
             if executions:
-                run_ns = times.end_ns - times.start_ns
                 row_ns = run_ns / batch_size
                 if not self.run_ns:
                     self.run_ns, self.row_ns = run_ns, row_ns
@@ -100,12 +100,15 @@ class Counters:
                 batch = values.batches.get(batch_size)
                 if batch is None:
                     batch = values.batches[batch_size] = BatchStatistics(batch_size)
-                batch.compute_input.add(input_ns)
-                batch.compute_infer.add(infer_ns)
-                batch.compute_output.add(output_ns)
+                (duration := batch.compute_input).count += 1
+                duration.ns += input_ns
+                (duration := batch.compute_infer).count += 1
+                duration.ns += infer_ns
+                (duration := batch.compute_output).count += 1
+                duration.ns += output_ns
         if (observer := self._observer) is not None:
             for arrived_ns in arrivals_ns:
-                observer(times.end_ns - arrived_ns)
+                observer(end_ns - arrived_ns)
 
     def record_composed(self, arrived_ns: int, rows: int, now_ns: int, queue_ns: int, infer_ns: int) -> None:
         """Count a request that other models answered: `queue_ns` and `infer_ns` are sums over its steps."""

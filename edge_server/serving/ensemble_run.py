@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edge_server.core.ensemble import Flow, Launch, Plan, Step
@@ -23,6 +22,7 @@ from edge_server.core.message import (
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, Cancelled, EdgeServerError, ServingFault
+from edge_server.records import dataclass
 from edge_server.serving.counters import Counters
 from edge_server.serving.parked import Cancellable
 from edge_server.serving.ticket import Ticket

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from edge_server.backends.base import NOT_ITERATIVE, Array, Execution, RequestSession, Session
 from edge_server.core.batch import BatchPlan
+from edge_server.core.device import placed
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
@@ -70,7 +71,18 @@ class BatchExecutor:
 
     def _compute(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
         plan = self._plan
+        if len(batch) == 1 and not session.takes_device_memory:
+            request, rows = batch[0].request, batch[0].entry.rows
+            inputs = plan.gather_one(request)
+            times.input_end_ns = time.monotonic_ns()
+            outputs = session.run(inputs, plan.wanted_by(request))
+            times.infer_end_ns = time.monotonic_ns()
+            answer = plan.scatter_one(outputs, request, rows)
+            times.end_ns = time.monotonic_ns()
+            return [answer]
         requests = [ticket.request for ticket in batch]
+        if session.takes_device_memory and plan.uses_device(requests):
+            return self._compute_on_device(session, batch, times)
         inputs = plan.gather(requests)
         times.input_end_ns = time.monotonic_ns()
         outputs = session.run(inputs, plan.wanted(requests))
@@ -79,7 +91,44 @@ class BatchExecutor:
         times.end_ns = time.monotonic_ns()
         return answers
 
+    def _answer_one(self, ticket: Ticket, outputs: tuple[Tensor, ...], times: BatchTimes) -> None:
+        """As `_answer`, for the batch of one request, which most are on a small box."""
+        entry, request = ticket.entry, ticket.request
+        rows = entry.rows
+        if (trace := request.trace) is not None:
+            trace.computed(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
+            trace.outputs(outputs)
+        if ticket.charged_s:
+            ticket.took_s = (times.end_ns - times.start_ns) / 1e9
+        if not ticket.claim():
+            self._counters.record_batch((), 0, rows, times)
+            return
+        self._counters.record_batch((entry.arrived_ns,), rows, rows, times)
+        self._outlet.send_final(
+            ticket,
+            Response(
+                request.model, ticket.version, request.id, outputs, NO_PARAMETERS, None, True,
+                self._plan.spec, times.start_ns, rows,
+            ),
+        )  # fmt: skip
+
+    def _compute_on_device(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
+        """As `_compute`, with tensors in the memory of GPUs left there."""
+        plan = self._plan
+        requests = [ticket.request for ticket in batch]
+        inputs = plan.gather_on_device(requests)
+        times.input_end_ns = time.monotonic_ns()
+        outputs = session.run_on_device(inputs, plan.wanted(requests), plan.targets(requests))
+        times.infer_end_ns = time.monotonic_ns()
+        # Of arrays, scattering looks at types and shapes, which both kinds have; a DeviceArray is one request's alone.
+        answers = plan.scatter(outputs, requests, [ticket.entry.rows for ticket in batch])  # type: ignore[arg-type]
+        times.end_ns = time.monotonic_ns()
+        return [placed(tensors) for tensors in answers]
+
     def _answer(self, batch: list[Ticket], answers: list[tuple[Tensor, ...]], times: BatchTimes) -> None:
+        if len(batch) == 1:
+            self._answer_one(batch[0], answers[0], times)
+            return
         arrivals_ns: list[int] = []
         claimed: list[tuple[Ticket, tuple[Tensor, ...]]] = []
         rows = batch_size = 0
@@ -161,6 +210,8 @@ def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
 class _Group:
     """What the executions of one batch share: when it began, and who counts it as an execution."""
 
+    __slots__ = ("_uncounted", "is_decoupled", "rows", "start_ns")
+
     def __init__(self, rows: int, start_ns: int, is_decoupled: bool) -> None:
         self.rows = rows
         self.start_ns = start_ns
@@ -176,6 +227,8 @@ class LiveExecution:
     """One ticket in the hands of a RequestSession. See backends.base.Execution. Whatever comes after the stream of
     responses was closed, or after the caller took the request back, is dropped. A response that breaks the model's
     promise ends the stream with an error."""
+
+    __slots__ = ("_closing", "_counters", "_group", "_last_ns", "_outlet", "_plan", "_ticket", "request")
 
     def __init__(self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
         self.request: Request = ticket.request
@@ -253,12 +306,13 @@ class LiveExecution:
     def _close(self, response: Response) -> None:
         if not self._closing.acquire(blocking=False):
             return
+        ticket, entry = self._ticket, self._ticket.entry
         self._measure()
-        if self._ticket.claim():
-            self._count_request()
+        if ticket.claim():
+            self._count_run((entry.arrived_ns,), entry.rows)
             self._count_response(is_empty=response.is_empty)
-            self._outlet.send_final(self._ticket, response)
-        self._outlet.release([self._ticket])
+            self._outlet.send_final(ticket, response)
+        self._outlet.release([ticket])
 
     def _measure(self) -> None:
         """Take the time since the batch began, as far as it was this request's, for the gate that charged for it, and
@@ -272,21 +326,11 @@ class LiveExecution:
             self._ticket.took_s += since_ns / 1e9 * self._ticket.entry.rows / self._group.rows
 
     def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:
-        request = self.request
+        request, group = self.request, self._group
         return Response(
-            request.model,
-            self._ticket.version,
-            request.id,
-            outputs,
-            is_final=is_final,
-            spec=self._plan.spec,
-            started_ns=self._group.start_ns,
-            batch_size=self._group.rows,
-        )
-
-    def _count_request(self) -> None:
-        entry = self._ticket.entry
-        self._count_run([entry.arrived_ns], entry.rows)
+            request.model, self._ticket.version, request.id, outputs, NO_PARAMETERS, None, is_final, self._plan.spec,
+            group.start_ns, group.rows,
+        )  # fmt: skip
 
     def _count_run(self, arrivals_ns: Sequence[int], rows: int) -> None:
         group = self._group

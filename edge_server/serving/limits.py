@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.core.lifecycle import ReloadPolicy
 from edge_server.core.model import ModelSpec
 from edge_server.errors import BadModelConfig
+from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

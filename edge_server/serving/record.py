@@ -4,12 +4,13 @@ memory for now. Guarded by the manager's lock; decides nothing."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from edge_server.core.lifecycle import INDEX_STATES, Load, ModelWish, VersionState
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import VersionReport
 from edge_server.errors import EdgeServerError, OutOfMemory
+from edge_server.records import dataclass
 from edge_server.serving.parked import ParkedRequest
 from edge_server.serving.passing import HEALS
 from edge_server.serving.routes import FallenCanary, Routes

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from edge_server.core.lifecycle import VersionState
+from edge_server.records import dataclass
 from edge_server.serving.canary import Trial, canary_terms, promise_difference
 from edge_server.serving.served import ServedVersion
 

@@ -81,6 +81,8 @@ class Scheduler:
         self._is_held = False
         """Whether the gate did not allow everything when it was looked at last."""
         self._is_abandoned = False
+        self._passes_lone = spec.sequence is None and limiter is None and self._rule.passes_lone
+        """Whether a request that meets an empty queue and a free instance need not go through the queue."""
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
         self._order = OrderedDelivery() if keeps_order else None
 
@@ -127,15 +129,22 @@ class Scheduler:
         Raises QueueFull, or the refusal given to `close`; then the ticket was not taken. One that entered before is not
         refused for `close`, and goes on to be in flight whatever is raised.
         """
+        runs: list[Run] = []
+        expired: list[Ticket] = []
         with self._lock:
             if self._refusal is not None and (self._is_abandoned or ticket not in self._in_flight):
                 raise self._refusal()
-            self._queue.offer(ticket.entry, ticket)
+            instance = self._instance_for_lone(ticket.entry) if self._passes_lone else None
+            if instance is None:
+                self._queue.offer(ticket.entry, ticket)
             if self._order is not None and ticket not in self._in_flight:
                 self._order.enter(ticket)
             self._in_flight.add(ticket)
-            runs, expired = self._decide()
-        if runs or expired or self._claims is not None:
+            if instance is None:
+                runs, expired = self._decide()
+        if instance is not None:
+            self._run_or_post(instance, [ticket], may_run=may_run)
+        elif runs or expired or self._claims is not None:
             self._carry_out(runs, expired, may_run=may_run)
 
     def look_again(self) -> None:
@@ -185,7 +194,8 @@ class Scheduler:
             ticket.release()
         with self._lock:
             self._in_flight.difference_update(tickets)
-            self._tell_if_idle()
+            if self._refusal is not None:
+                self._tell_if_idle()
 
     def run_again(self, ticket: Ticket) -> None:
         """Have a request that runs run once more, as soon as it may. For schedulers of iterative sequences alone."""
@@ -289,15 +299,37 @@ class Scheduler:
         for instance, batch in runs[may_run:]:
             instance.post(batch)
         if may_run:
-            instance, batch = runs[0]
-            instance.run(batch)
-            batch = self._next_batch(instance)
-            if batch:
-                instance.post(batch)
+            self._run_or_post(*runs[0], may_run=True)
+
+    def _run_or_post(self, instance: Instance, batch: list[Ticket], *, may_run: bool) -> None:
+        if not may_run:
+            instance.post(batch)
+            return
+        instance.run(batch)
+        batch = self._next_batch(instance)
+        if batch:
+            instance.post(batch)
+
+    def _instance_for_lone(self, entry: Entry[Ticket]) -> Instance | None:
+        """Take an instance for an entry that the queue would give up at once; None when it has to be asked.
+
+        Called under the lock.
+        """
+        if self._queue.size or not self._free or self._is_held or not self._gate.is_open:
+            return None
+        # The model's policy may let a request state a time-out of its own.
+        if entry.timeout_us or (entry.start_by_ns and entry.start_by_ns <= time.monotonic_ns()):
+            return None
+        return self._free.pop()
 
     def _next_batch(self, instance: Instance) -> list[Ticket]:
         """Return what the instance should run next; when there is nothing, it is free."""
         with self._lock:
+            if self._passes_lone and not self._queue.size:
+                self._free.append(instance)
+                if self._refusal is not None:
+                    self._tell_if_idle()
+                return []
             if self._claims is not None:
                 self._claims.give_back(instance)
             self._free.append(instance)

@@ -67,6 +67,7 @@ class Timer:
             try:
                 call()
             except Exception:
+                # All alarms share this thread: one call that fails must not silence those that are due later.
                 log.exception("a timed call failed")
 
     def _next_due(self) -> Alarm | None:

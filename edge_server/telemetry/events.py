@@ -12,7 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from edge_server.records import dataclass
 
 _log = logging.getLogger(__name__)
 

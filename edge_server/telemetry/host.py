@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from edge_server.records import dataclass
 
 _IDLE, _IOWAIT = 3, 4
 _COUNTED_TICKS = 8  # user nice system idle iowait irq softirq steal; guest times are part of user and nice already

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging.handlers import WatchedFileHandler
 
 from edge_server.config import ConfigError, LogConfig
 from edge_server.config.slices import LOG_FORMATS, LogFormat
 from edge_server.errors import Refusal, ServingFault, Unsupported
+from edge_server.records import dataclass
 
 SERVER_LOGGER = "edge_server"
 MAX_VERBOSE_LEVEL = 2**31 - 1

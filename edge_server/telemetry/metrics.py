@@ -9,17 +9,19 @@ prometheus_client would add.
 
 from __future__ import annotations
 
+import functools
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
-
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from typing import TYPE_CHECKING, Literal
 
 import edge_server
 from edge_server.core.statistics import VersionStatistics
 from edge_server.core.view import InstanceReport
 from edge_server.telemetry.host import HostSampler
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -79,8 +81,6 @@ class Metrics:
         ]
         if host is not None:
             self._sources.append(lambda: _host_families(host))
-        self._process = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=self._process)
 
     def add_source(self, source: Source) -> None:
         """Render the families that `source` returns too; it is called at every scrape."""
@@ -91,7 +91,23 @@ class Metrics:
         lines = [line for source in self._sources for family in source() for line in family.render()]
         # A folder name that is no Unicode has surrogates in it; they are spelled out.
         page = "".join(lines).encode("utf-8", "backslashreplace")
-        return page + generate_latest(self._process), CONTENT_TYPE
+        return page + _process_page(), CONTENT_TYPE
+
+
+def _process_page() -> bytes:
+    # The library comes with the first who asks for the page: it brings an HTTP server of its own.
+    from prometheus_client import generate_latest
+
+    return generate_latest(_process_registry())
+
+
+@functools.cache
+def _process_registry() -> CollectorRegistry:
+    from prometheus_client import CollectorRegistry, ProcessCollector
+
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    return registry
 
 
 def _model_families(versions: Sequence[VersionStatistics], tags: MetricTags) -> list[Family]:

@@ -9,10 +9,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.trace import OPENTELEMETRY, TENSORS, TIMESTAMPS, CarriedTrace
+from edge_server.records import dataclass
 from edge_server.telemetry.trace import Sampler
 from edge_server.telemetry.trace_context import RemoteParent, traceparent
 

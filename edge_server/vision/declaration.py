@@ -40,11 +40,11 @@ import difflib
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
+from edge_server.records import dataclass
 from edge_server.vision.fit import Color, FitMode, Interpolation
 
 Choice = TypeVar("Choice", bound=enum.Enum)

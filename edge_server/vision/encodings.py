@@ -22,12 +22,12 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_server.errors import InvalidRequest
+from edge_server.records import dataclass
 from edge_server.vision.decode import opencv
 from edge_server.vision.fit import Color
 from edge_server.vision.header import MAX_PIXELS

@@ -7,12 +7,12 @@ Coordinates are continuous, in pixels, from the upper left corner of the upper l
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from edge_server.errors import InvalidRequest
+from edge_server.records import dataclass
 from edge_server.vision.decode import opencv
 
 if TYPE_CHECKING:

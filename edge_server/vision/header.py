@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from dataclasses import dataclass
 from itertools import islice
 
 from edge_server.errors import InvalidRequest
+from edge_server.records import dataclass
 
 MAX_PIXELS = 64 * 1024 * 1024
 """Largest image decoded, in pixels. Beyond today's camera sensors (50 Mpixel). Decoded to colour it takes 192 MiB, and

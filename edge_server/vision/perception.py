@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from edge_server.core.frame import ClassScore, Detection, Mask, Returns
 from edge_server.core.model import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.records import dataclass
 from edge_server.vision.declaration import MAX_TOP_K
 from edge_server.vision.fit import Fit
 from edge_server.vision.heads.candidates import NetworkSize

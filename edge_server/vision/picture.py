@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.records import dataclass
 from edge_server.vision.decode import opencv
 from edge_server.vision.fit import Color
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -15,6 +14,7 @@ from edge_server.core.frame import Frame
 from edge_server.core.model import InputSpec, ModelSpec
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.records import dataclass
 from edge_server.vision.compressed import read_compressed
 from edge_server.vision.declaration import MAX_SIDE, Declaration, Decode, is_declared, read_declaration
 from edge_server.vision.decode import decode_image

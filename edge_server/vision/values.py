@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_server.core.tensor import DType
+from edge_server.records import dataclass
 from edge_server.vision.declaration import DepthUnit
 from edge_server.vision.decode import opencv
 

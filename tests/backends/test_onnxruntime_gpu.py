@@ -6,6 +6,7 @@ say which providers they have. Everything is computed on the CPU by the true ses
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.onnxruntime import OnnxRuntimeBackend
 from edge_server.backends.onnxruntime_binding import BoundRun
 from edge_server.backends.tensorrt import cuda
+from edge_server.core.device import DeviceArray
 from edge_server.core.model import Accelerator, Optimization
 from edge_server.errors import BackendError, LoadError
 
@@ -24,6 +26,59 @@ onnx = pytest.importorskip("onnx")
 T, node, numpy_helper = onnx.TensorProto, onnx.helper.make_node, onnx.numpy_helper
 
 BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+class Value:
+    """A true result on the CPU that says that it is on CUDA; its being brought to the host is noted."""
+
+    def __init__(self, true: Any, log: list[Any]) -> None:
+        self._true = true
+        self._log = log
+
+    def device_name(self) -> str:
+        return "cuda"
+
+    def numpy(self) -> Any:
+        self._log.append(("copy one",))
+        return self._true.numpy()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._true, name)
+
+
+class Piece:
+    """GPU memory of a client's: the host's, at an address of its own choice."""
+
+    def __init__(self, byte_size: int, device_id: int = 0, skew: int = 0) -> None:
+        self._memory = np.zeros(byte_size + 1024, np.uint8)
+        start = -self._memory.ctypes.data % 256 + skew
+        self.bytes = self._memory[start : start + byte_size]
+        self.device_id, self.address, self.byte_size = device_id, self.bytes.ctypes.data, byte_size
+        self.copies = 0
+
+    @property
+    def view(self) -> memoryview:
+        self.copies += 1
+        return self.bytes.data.toreadonly()
+
+    def is_at(self, other: object) -> bool:
+        return other is self
+
+    def copy_from(self, device_id: int, address: int, byte_count: int) -> None:
+        assert device_id == self.device_id
+        ctypes.memmove(self.address, address, byte_count)
+
+    @classmethod
+    def holding(cls, array: Any, **more: int) -> Piece:
+        made = cls(array.nbytes, **more)
+        made.bytes[:] = array.reshape(-1).view(np.uint8)
+        return made
+
+    def array(self, *shape: int) -> DeviceArray:
+        return DeviceArray(np.dtype("f4"), shape, (self,))
+
+    def numbers(self, *shape: int) -> Any:
+        return self.bytes[: 4 * int(np.prod(shape))].view("f4").reshape(shape)
 
 
 class Binding:
@@ -36,6 +91,19 @@ class Binding:
     def bind_output(self, name: str, device: str, device_id: int) -> None:
         self._log.append(("bind", name, device, device_id))
         self.true.bind_output(name, "cpu")
+
+    def bind_input(
+        self, name: str, device: str, device_id: int, element_type: Any, shape: list[int], address: int
+    ) -> None:
+        self._log.append(("there", name, device, device_id, address))
+        self.true.bind_input(name, "cpu", 0, element_type, shape, address)
+
+    def bind_cpu_input(self, name: str, array: Any) -> None:
+        self._log.append(("from host", name))
+        self.true.bind_cpu_input(name, array)
+
+    def get_outputs(self) -> Any:
+        return [Value(value, self._log) for value in self.true.get_outputs()]
 
     def copy_outputs_to_cpu(self) -> Any:
         self._log.append(("copy",))
@@ -246,7 +314,74 @@ def test_results_of_a_gpu_stay_there_until_all_are_ready(
         found = session.run({"X": np.full((rows, 8), rows, "f4")}, ["Z", "Y"])
         assert found["Y"].tolist() == [[3.0 * rows] * 8] * rows
         assert found["Z"].tolist() == [[-3.0 * rows] * 8] * rows
-        assert double.log == [("bind", "Z", "cuda", 1), ("bind", "Y", "cuda", 1), ("copy",)]
+        assert double.log == [("from host", "X"), ("bind", "Z", "cuda", 1), ("bind", "Y", "cuda", 1), ("copy",)]
+    session.close()
+
+
+def test_clients_memory_on_the_gpu_is_bound_where_it_lies_and_written_to_on_the_device(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear, device_id=1))
+    assert session.takes_device_memory
+    given, target = Piece.holding(np.full((2, 8), 5, "f4"), device_id=1), Piece(100, device_id=1)
+    double.log.clear()
+    found = session.run_on_device({"X": given.array(2, 8)}, ["Z"], {"Z": target})
+    assert double.log == [("there", "X", "cuda", 1, given.address), ("bind", "Z", "cuda", 1)]
+    assert (found["Z"].piece, found["Z"].shape, found["Z"].dtype) == (target, (2, 8), np.dtype("f4"))
+    assert target.numbers(2, 8).tolist() == [[-15.0] * 8] * 2
+    assert given.copies == target.copies == 0
+    # Of two outputs one is wanted there, and one in the answer.
+    double.log.clear()
+    found = session.run_on_device({"X": np.ones((1, 8), "f4")}, ["Y", "Z"], {"Z": target})
+    assert double.log.count(("copy one",)) == 1
+    assert found["Y"].tolist() == [[3.0] * 8]
+    assert target.numbers(1, 8).tolist() == [[-3.0] * 8]
+    session.close()
+
+
+@pytest.mark.parametrize("more", [{"device_id": 0}, {"device_id": 1, "skew": 4}], ids=["another GPU", "unaligned"])
+def test_memory_that_cannot_be_bound_goes_by_way_of_the_host(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any], more: dict[str, int]
+) -> None:
+    session = backend.open(job(linear, device_id=1))
+    given = Piece.holding(np.full((2, 8), 5, "f4"), **more)
+    found = session.run_on_device({"X": given.array(2, 8)}, ["Y"], {})
+    assert ("from host", "X") in double.log
+    assert given.copies == 1
+    assert found["Y"].tolist() == [[15.0] * 8] * 2
+    session.close()
+
+
+def test_a_joined_batch_goes_by_way_of_the_host(
+    backend: Any, double: Double, linear: Any, job: Callable[..., Any]
+) -> None:
+    session = backend.open(job(linear, device_id=0))
+    one, other = Piece.holding(np.full((2, 8), 5, "f4")), Piece.holding(np.full((1, 8), 7, "f4"))
+    found = session.run_on_device({"X": DeviceArray(np.dtype("f4"), (3, 8), (one, other))}, ["Y"], {})
+    assert found["Y"].tolist() == [[15.0] * 8, [15.0] * 8, [21.0] * 8]
+    session.close()
+
+
+@pytest.mark.parametrize("target", [Piece(63), Piece(64, device_id=1)], ids=["too small", "on another GPU"])
+def test_a_target_that_does_not_take_an_output_is_left_alone(
+    backend: Any, linear: Any, job: Callable[..., Any], target: Piece
+) -> None:
+    session = backend.open(job(linear, device_id=0))
+    found = session.run_on_device({"X": np.ones((2, 8), "f4")}, ["Y"], {"Y": target})
+    assert found["Y"].tolist() == [[3.0] * 8] * 2
+    assert not target.bytes.any()
+    session.close()
+
+
+def test_a_session_on_the_cpu_takes_no_device_memory_and_is_given_the_hosts(
+    linear: Any, job: Callable[..., Any]
+) -> None:
+    session = OnnxRuntimeBackend("onnxruntime").open(job(linear))
+    assert not session.takes_device_memory
+    given, target = Piece.holding(np.ones((2, 8), "f4")), Piece(64)
+    found = session.run_on_device({"X": given.array(2, 8)}, ["Y"], {"Y": target})
+    assert found["Y"].tolist() == [[3.0] * 8] * 2
+    assert given.copies == 1
     session.close()
 
 

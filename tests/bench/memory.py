@@ -1,5 +1,7 @@
 """Memory and start: `python tests/bench/memory.py [ROUNDS] [FOLDER]`, with the test extra installed.
 
+All run from compiled bytecode, as pip installs it, also out of a source tree whose bytecode is not written.
+
 Resident (Rss) and proportional (Pss) memory at rest, and seconds from start to ready: of the server without a model; of
 the server with the bundled classifier on each runtime, after a first request; of the raw runtime's own process, numpy
 and one inference and nothing else; of Triton where EDGE_BENCH_TRITON names one. In turns; medians are told, and written
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -98,6 +101,8 @@ def measure(rounds: int) -> dict[str, Figures]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "empty").mkdir()
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
         ways: dict[str, Callable[[], Figures]] = {"server, no model": partial(of_server, folder / "empty")}
         for runtime in RUNTIMES:
             model = cases.write_classifier(folder / runtime, runtime)
@@ -105,6 +110,8 @@ def measure(rounds: int) -> dict[str, Figures]:
             ways[f"bare {runtime}, classifier"] = partial(of_raw, runtime)
         if harness.TRITON:
             ways["Triton, no model"] = partial(of_triton, folder / "empty")
+        for measure_one in ways.values():
+            measure_one()  # writes the bytecode
         found: dict[str, list[Figures]] = {way: [] for way in ways}
         for _ in range(rounds):
             for way, measure_one in ways.items():

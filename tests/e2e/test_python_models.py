@@ -143,10 +143,38 @@ input { name: "IN" data_type: TYPE_FP32 dims: [1] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [1] }
 """
 
+INTERVAL = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        seconds = np.array([sys.getswitchinterval()], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", seconds)]) for _ in requests]
+"""
+
+PLACE = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.mine = threading.current_thread()
+
+    def execute(self, requests):
+        is_mine = np.array([threading.current_thread() is self.mine], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", is_mine)]) for request in requests]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
     isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
+    on_callers = 'parameters { key: "execution_thread" value { string_value: "caller" } }'
     for name, code, config in (
         ("add_sub", ADD_SUB, ADD_SUB_CONFIG),
         ("isolated_add_sub", ADD_SUB, ADD_SUB_CONFIG.replace('name: "add_sub"', "") + isolated),
@@ -156,6 +184,9 @@ def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
         ("isolated_speaker", SPEAKER, ONE_TO_ONE + isolated),
         ("crasher", CRASHER, ONE_TO_ONE + isolated),
         ("straggler", CRASHER, ONE_TO_ONE),
+        ("interval", INTERVAL, ONE_TO_ONE),
+        ("place", PLACE, ONE_TO_ONE),
+        ("place_of_callers", PLACE, ONE_TO_ONE + on_callers),
     ):
         folder = module_repository.add(name, config)
         (folder / "1" / "model.py").write_text(code)
@@ -184,6 +215,13 @@ def test_a_model_folder_of_tritons_is_served_unchanged(server: Any, kind: str, c
         answer = connection.infer(f"{kind}add_sub", inputs, request_id="r")
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), [5, 5, 5, 5])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), [-3, -1, 1, 3])
+
+
+def test_a_model_that_computes_lets_others_in_long_before_pythons_own_5_ms(server: Any) -> None:
+    given = grpcclient.InferInput("IN", [1], "FP32")
+    given.set_data_from_numpy(np.zeros(1, np.float32))
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        assert 0 < client.infer("interval", [given]).as_numpy("OUT")[0] <= 0.001
 
 
 def counted(count: int) -> list[grpcclient.InferInput]:
@@ -321,3 +359,19 @@ def test_where_models_are_not_loaded_by_order_a_model_is_told_so(server: Any, ki
         said = client.infer(f"{kind}speaker", value_of(httpclient, 3.0)).get_response()["parameters"]
     words = "explicit model load / unload is not allowed if polling is enabled"
     assert (said["load_model"], said["unload_model"]) == (words, words)
+
+
+@pytest.mark.parametrize("client", [httpclient, grpcclient])
+def test_a_brief_model_that_may_be_is_executed_by_the_thread_that_reads_its_requests(
+    server: Any, client: Any, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    given = client.InferInput("IN", [1], "FP32")
+    given.set_data_from_numpy(np.zeros(1, np.float32))
+    address = server.http if client is httpclient else server.grpc
+    with client.InferenceServerClient(address) as connection:
+
+        def is_on_its_own_thread(model: str) -> bool:
+            return bool(connection.infer(model, [given]).as_numpy("OUT")[0])
+
+        assert eventually(lambda: not is_on_its_own_thread("place_of_callers"))
+        assert all(is_on_its_own_thread("place") for _ in range(20))

@@ -54,6 +54,8 @@ class Call:
 
 
 class FakePin:
+    device = None
+
     def __init__(self, regions: FakeRegions, view: memoryview) -> None:
         self.view = view
         self._regions = regions

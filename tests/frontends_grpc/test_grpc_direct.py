@@ -108,6 +108,40 @@ def test_a_reader_that_is_held_up_is_relieved_by_its_deputy_again_and_again(
         assert answer.id == "1"
 
 
+def test_a_deputy_that_hangs_after_the_one_it_relieved_came_back_is_relieved_too(
+    direct_door: Any, make_request: Any
+) -> None:
+    """Two in a row: the reader hangs, then its deputy, then the reader comes back and stands by."""
+    may_go_on = {name: threading.Event() for name in ("first", "second")}
+
+    def hang(call: Any) -> None:
+        if call.request.id in may_go_on:
+            may_go_on[call.request.id].wait(60)
+        call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")))
+
+    direct_door.service.behaviours["hangs"] = hang
+    infer = direct_door.channel().unary_unary(MODEL_INFER)
+
+    def ask(name: str) -> Any:
+        return infer.future(make_request("hangs", id=name).SerializeToString(), timeout=60)
+
+    try:
+        first = ask("first")
+        direct_door.service.wait_for_calls(1)
+        second = ask("second")
+        direct_door.service.wait_for_calls(2)  # the deputy reads, and hangs now
+        may_go_on["first"].set()
+        # Sent by the thread that hung, which is the one that could take over from here on.
+        assert b"first" in first.result(60)
+        third = infer.future(make_request("hangs", id="third").SerializeToString(), timeout=20)
+        assert b"third" in third.result(20)
+        assert not may_go_on["second"].is_set()
+    finally:
+        for event in may_go_on.values():
+            event.set()
+    assert b"second" in second.result(60)
+
+
 def test_many_clients_at_once_get_their_own_answers(direct_door: Any, make_request: Any) -> None:
     infer = direct_door.channel().unary_unary(MODEL_INFER)
 

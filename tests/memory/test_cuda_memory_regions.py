@@ -150,8 +150,10 @@ def test_a_piece_outside_of_the_region_is_refused(gpu: Any, regions: Any, offset
 def test_a_gpu_that_fails_meanwhile_costs_the_request_and_leaves_no_pin(gpu: Any, regions: Any, library: Any) -> None:
     regions.cuda.register("r", gpu.allocate(16).handle, 0, 16)
     gpu.tell(fail=700)
+    pin = regions.pin("r", 0, 16)
     with pytest.raises(ServingFault, match=r"failed to read CUDA shared memory region 'r': .*ILLEGAL_ADDRESS"):
-        regions.pin("r", 0, 16)
+        _ = pin.view
+    pin.release()
     pin = regions.pin("r", 0, 16, writable=True)
     with pytest.raises(ServingFault, match="failed to write"):
         pin.write(b"lost")

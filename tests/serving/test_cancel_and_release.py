@@ -207,7 +207,7 @@ def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(hous
 
     version._execute.on_failure = tell
     with pytest.raises(RuntimeError, match="cannot note: failed as told"):
-        version._execute(SimpleNamespace(run=run), [ticket])
+        version._execute(SimpleNamespace(run=run, takes_device_memory=False), [ticket])
     assert isinstance(mailbox.final().error, BackendError)
     loan.wait_returned()
     assert version.in_flight == 0

@@ -4,6 +4,7 @@ Parameters of a model's configuration, beside those that it reads itself:
 
 - `isolation`: "process" gives each instance a process of its own: for models that must not share the GIL, that may
   crash, or that call os._exit. "none", the default, runs them in the server's process.
+- `execution_thread`: "own", "caller" or "auto", the default: see `threads`.
 - `initialize_timeout_s`: whole seconds that `initialize` may take in a process of its own, 300 by default; the process
   is killed then, and the load fails.
 - `read_only_inputs`: true hands inputs over as read-only views of the received request instead of copies that the
@@ -24,6 +25,7 @@ from edge_server.backends.python.completion import completed
 from edge_server.backends.python.isolated import IsolatedSession
 from edge_server.backends.python.process import completed_in_process
 from edge_server.backends.python.session import PythonSession
+from edge_server.backends.python.threads import PARAMETER, ExecutionThread, execution_thread
 from edge_server.backends.runtime import existing_file
 from edge_server.errors import BadModelConfig
 
@@ -62,7 +64,13 @@ class PythonBackend(Backend):
         existing_file(job.file, self.default_filename)
         if "EXECUTION_ENV_PATH" in job.spec.parameters:
             log.warning("model '%s': EXECUTION_ENV_PATH is not used; it runs on %s", job.spec.name, sys.executable)
+        thread = execution_thread(job.spec.name, job.spec.parameters)
         if is_isolated(job.spec.name, job.spec.parameters):
+            if thread is ExecutionThread.CALLER:
+                raise BadModelConfig(
+                    f"model '{job.spec.name}': parameter {PARAMETER} is caller, but with isolation: process it "
+                    "executes on a thread of its process"
+                )
             return IsolatedSession(job)
         return PythonSession(job)
 

@@ -36,6 +36,7 @@ class Outgoing:
         self.host: Host = host
         self.server: ServerCalls = host.server
         self.batch: Batch | None = current_batch.get()
+        _check_may_wait(host, self.batch)
         self.model = request.model_name()
         self.call: Call | None = None
         self._holds = self.batch is not None and self.batch.holds_instance and host.waits is not None
@@ -277,8 +278,18 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
         return False
 
 
+def _check_may_wait(host: Host, batch: Batch | None) -> None:
+    """Raise TritonModelException in the `execute` of a model that runs on the threads of front ends."""
+    if batch is not None and not host.may_wait:
+        raise TritonModelException(
+            f"model '{host.model}' executes on the threads that bring its requests, where it must not wait for other "
+            'models; the parameter execution_thread: "own" gives it a thread of its own'
+        )
+
+
 def _server() -> ServerCalls:
     host = find_host()
     if host is None or host.server is None:
         raise TritonModelException("models can be loaded from a model that a server runs, nowhere else")
+    _check_may_wait(host, current_batch.get())
     return host.server

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from edge_server.backends.base import Execution, ServerCalls
 from edge_server.backends.python.source import package_of
 from edge_server.backends.python.waits import Waits
+from edge_server.records import dataclass
 
 
 @dataclass(eq=False)
 class Host:
     """One opened model, as the functions of the module see it. `package` is that of its modules. `waits` None: who
-    waits for whom is found out elsewhere."""
+    waits for whom is found out elsewhere. `may_wait`: whether it may call other models while it executes; not on the
+    thread of a front end, see `threads`."""
 
     model: str
     package: str
     server: ServerCalls | None
     waits: Waits[Host] | None = None
+    may_wait: bool = True
 
 
 @dataclass(eq=False)
 class Batch:
     """What runs now. `holds_instance`: the instance is taken until the batch is done, so that whoever waits within it
-    for the same instance waits forever. `thread`: which executes it."""
+    for the same instance waits forever."""
 
     host: Host
     executions: Sequence[Execution]
     holds_instance: bool = True
-    thread: int = field(default_factory=threading.get_ident)
 
     def is_cancelled(self) -> bool:
         """Return whether nobody waits any more."""

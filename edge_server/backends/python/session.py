@@ -21,6 +21,7 @@ from edge_server.backends.python.response import COMPLETE_FINAL, InferenceRespon
 from edge_server.backends.python.scope import Batch, Host, current_batch, current_host, enter
 from edge_server.backends.python.source import ModelSource, threads_of
 from edge_server.backends.python.tensor import Tensor
+from edge_server.backends.python.threads import needs_own_thread
 from edge_server.backends.python.waits import Waits
 from edge_server.backends.runtime import file_title, yes_or_no
 from edge_server.core.batch import BatchPlan
@@ -40,13 +41,11 @@ _RAISED = (Exception, SystemExit, KeyboardInterrupt)
 
 
 class PythonSession(RequestSession):
-    """Opened, executed and closed on one thread. `waits` None: calls that wait for themselves are found elsewhere."""
+    """Opened and closed on one thread, executed there too unless `threads` finds that it need not be. `waits` None: it
+    is the one of a process, where calls that wait for themselves are found elsewhere."""
 
     def __init__(self, job: OpenJob, waits: Waits[Host] | None = WAITS) -> None:
         spec = job.spec
-        self.info = SessionInfo(
-            f"python {platform.python_version()}", "CPU", "as the model says", {"isolation": "none"}, keeps_thread=True
-        )
         self._spec = spec
         self._version = job.file.version
         self._folder = job.file.model_dir
@@ -66,9 +65,11 @@ class PythonSession(RequestSession):
         self._context.run(current_host.set, self._host)
         try:
             self._model = self._context.run(self._initialize, job)
+            self._own_thread = self._needs_own_thread(job)
         except _RAISED as error:
             self._unload()
             raise self._load_error(job, error) from None
+        self.info = self._describe()
         self.has_health_check = hasattr(self._model, "is_ready")
         if waits is not None:
             waits.enter(spec.name, self._host)
@@ -116,6 +117,26 @@ class PythonSession(RequestSession):
             model.initialize(initialize_arguments(job))
         return model
 
+    def _needs_own_thread(self, job: OpenJob) -> str:
+        """Return why the model executes on its instance's own thread, "" where it does not."""
+        if self._host.waits is None:
+            return "it has a process of its own"
+        reason = needs_own_thread(self._spec, self._model.execute, job.file.path, self._source.has)
+        self._host.may_wait = bool(reason)
+        if reason:
+            log.debug("model '%s' executes on a thread of its own: %s", self._spec.name, reason)
+        return reason
+
+    def _describe(self) -> SessionInfo:
+        options = {"isolation": "none", "execution_thread": "own" if self._own_thread else "caller"}
+        return SessionInfo(
+            f"python {platform.python_version()}",
+            "CPU",
+            "as the model says",
+            options,
+            keeps_thread=bool(self._own_thread),
+        )
+
     def _load_error(self, job: OpenJob, error: BaseException) -> LoadError:
         """Return what to tell; the traceback is for the log, and is not kept: its frames hold the model."""
         if isinstance(error, LoadError):
@@ -161,7 +182,7 @@ class PythonSession(RequestSession):
     def _receive(self, execution: Execution) -> InferenceRequest:
         request = execution.request
         inputs = []
-        for name, array in self._plan.gather([request]).items():
+        for name, array in self._plan.gather_one(request).items():
             if self._is_read_only:
                 array = array.view()
                 array.flags.writeable = False

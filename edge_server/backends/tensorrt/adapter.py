@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +15,7 @@ from edge_server.backends.runtime import import_runtime
 from edge_server.core.engine import Profile, Range
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing
+from edge_server.records import dataclass
 
 _TYPES = {
     "BF16": DType.BF16, "BOOL": DType.BOOL, "FLOAT": DType.FP32, "HALF": DType.FP16, "INT32": DType.INT32,

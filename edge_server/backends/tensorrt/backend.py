@@ -187,6 +187,7 @@ def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool) -> Terms:
         allowed=_profiles_of_group(job),
         graph_sizes=sizes,
         is_mapped=is_mapped,
+        device_id=job.device_id or 0,
     )
 
 

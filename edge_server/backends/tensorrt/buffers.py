@@ -2,6 +2,8 @@
 
 On a board whose GPU shares the CPU's memory the host's is mapped instead, and nothing is copied. Buffers grow and are
 kept: such boards fail big allocations once their memory is in pieces.
+
+Where a client's tensor lies on the GPU, TensorRT reads it there, or it is copied on the device: never by the host.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ import numpy as np
 from edge_server.backends.base import Array
 from edge_server.backends.tensorrt.adapter import TensorInfo
 from edge_server.backends.tensorrt.cuda import Context, HostBlock
+from edge_server.core.device import DeviceArray, DevicePiece
 from edge_server.core.tensor import DType
+
+_ALIGNMENT = 256
+"""IExecutionContext::setTensorAddress: what addresses have to be multiples of. Others are copied on the device."""
 
 
 class Slot:
@@ -31,12 +37,13 @@ class Slot:
         self._host: HostBlock | None = None
         self._device = 0
         self._capacity = 0
+        self._lent = 0
         self._item_bytes = np.dtype(info.dtype.numpy).itemsize
 
     @property
     def address(self) -> int:
         if self._has_device:
-            return self._device
+            return self._lent or self._device
         if self._host is None:
             return 0
         return self._host.device_address if self._is_mapped else self._host.address
@@ -55,8 +62,27 @@ class Slot:
         self._capacity = byte_count
         return True
 
-    def put(self, array: Array, stream: int, rows: int | None = None) -> None:
-        """Begin to bring an array to the GPU; with `rows` more rows than it has, the rest are zeros."""
+    def can_take(self, array: DeviceArray, device_id: int) -> bool:
+        """Return whether elements on GPUs need not come to the host: they are on this one, and of the engine's type."""
+        is_here = all(isinstance(part, np.ndarray) or part.device_id == device_id for part in array.parts)
+        return is_here and self._has_device and array.dtype == self.info.dtype.numpy
+
+    def put(
+        self, array: Array | DeviceArray, stream: int, rows: int | None = None, *, is_recorded: bool = False
+    ) -> None:
+        """Begin to bring an array to the GPU; with `rows` more rows than it has, the rest are zeros. A DeviceArray must
+        be one that `can_take` is true of.
+
+        What lies on the GPU in one piece is not moved, `address` is it until `end_loan`; unless the run `is_recorded`,
+        whose addresses stay.
+        """
+        if isinstance(array, DeviceArray):
+            piece = array.piece
+            if piece is not None and not is_recorded and piece.address % _ALIGNMENT == 0:
+                self._lent = piece.address
+            else:
+                self._join(array, stream, rows)
+            return
         shape = array.shape if rows is None else (rows, *array.shape[1:])
         view = self._view(shape)
         if rows is None:
@@ -66,6 +92,44 @@ class Slot:
             view[len(array) :] = 0
         if self._has_device and self._host is not None:
             self._context.copy_in(self._device, self._host.address, view.nbytes, stream)
+
+    def end_loan(self) -> None:
+        """Know nothing any more of memory that is not its own."""
+        self._lent = 0
+
+    def _join(self, array: DeviceArray, stream: int, rows: int | None) -> None:
+        """Begin to copy parts into the memory of its own: on the device those that are there."""
+        assert self._host is not None
+        if any(isinstance(part, np.ndarray) for part in array.parts):
+            start = 0
+            for part in array.parts:
+                if isinstance(part, np.ndarray):
+                    self._host.array[start : start + part.nbytes] = (
+                        np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+                    )
+                start += part.nbytes if isinstance(part, np.ndarray) else part.byte_size
+            # All in one, and then what lies on the device over it: a stream keeps order.
+            self._context.copy_in(self._device, self._host.address, array.nbytes, stream)
+        start = 0
+        for part in array.parts:
+            size = part.nbytes if isinstance(part, np.ndarray) else part.byte_size
+            if not isinstance(part, np.ndarray):
+                self._context.copy_within(self._device + start, part.address, size, stream)
+            start += size
+        padding = 0 if rows is None else (rows - len(array)) * (array.nbytes // len(array))
+        if padding:
+            self._context.clear(self._device + array.nbytes, padding, stream)
+
+    def hand_over(
+        self, shape: Sequence[int], dtype: DType, piece: DevicePiece, device_id: int, stream: int
+    ) -> DeviceArray | None:
+        """Begin to copy what the GPU wrote to a client's memory on it; None where that is not possible."""
+        size = math.prod(shape) * self._item_bytes
+        is_fit = self._has_device and piece.device_id == device_id and 0 < size <= piece.byte_size
+        if not is_fit or dtype.numpy != self.info.dtype.numpy:
+            return None
+        self._context.copy_within(piece.address, self._device, size, stream)
+        return DeviceArray(dtype.numpy, shape, (piece,))
 
     def fetch(self, shape: Sequence[int], stream: int) -> None:
         """Begin to bring what the GPU wrote to the host."""

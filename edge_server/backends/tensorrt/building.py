@@ -6,7 +6,6 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from edge_server.backends.runtime import words
 from edge_server.backends.tensorrt.adapter import EngineFault, Library
 from edge_server.backends.tensorrt.progress import Progress
 from edge_server.core.engine import EngineOrder
+from edge_server.records import dataclass
 
 PLAN = "engine.plan"
 

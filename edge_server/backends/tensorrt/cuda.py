@@ -11,15 +11,18 @@ import functools
 import importlib
 import logging
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+from edge_server.records import dataclass
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 log = logging.getLogger(__name__)
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 LIBRARY = "libcuda.so.1"
 
@@ -100,6 +103,12 @@ class Context(Protocol):
 
     def copy_out(self, target: int, source: int, byte_count: int, stream: int) -> None:
         """Begin to copy from the device to page-locked host memory."""
+
+    def copy_within(self, target: int, source: int, byte_count: int, stream: int) -> None:
+        """Begin to copy from one place of the device's memory to another."""
+
+    def clear(self, target: int, byte_count: int, stream: int) -> None:
+        """Begin to set the device's memory to zeros."""
 
     def synchronise(self, stream: int) -> None:
         """Wait for all work on the stream, the GIL given up. Raises CudaFault for what went wrong in it."""

@@ -106,6 +106,12 @@ class BindingsContext:
     def copy_out(self, target: int, source: int, byte_count: int, stream: int) -> None:
         self._call("cuMemcpyDtoHAsync", target, source, byte_count, stream)
 
+    def copy_within(self, target: int, source: int, byte_count: int, stream: int) -> None:
+        self._call("cuMemcpyDtoDAsync", target, source, byte_count, stream)
+
+    def clear(self, target: int, byte_count: int, stream: int) -> None:
+        self._call("cuMemsetD8Async", target, 0, byte_count, stream)
+
     def synchronise(self, stream: int) -> None:
         self._call("cuStreamSynchronize", stream)
 

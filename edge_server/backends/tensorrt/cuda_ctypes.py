@@ -29,6 +29,8 @@ _SIGNATURES: dict[str, list[type]] = {
     "cuMemHostGetDevicePointer_v2": [_POINTER, _POINTER, ctypes.c_uint],
     "cuMemcpyHtoDAsync_v2": [ctypes.c_uint64, _POINTER, _SIZE, _POINTER],
     "cuMemcpyDtoHAsync_v2": [_POINTER, ctypes.c_uint64, _SIZE, _POINTER],
+    "cuMemcpyDtoDAsync_v2": [ctypes.c_uint64, ctypes.c_uint64, _SIZE, _POINTER],
+    "cuMemsetD8Async": [ctypes.c_uint64, ctypes.c_ubyte, _SIZE, _POINTER],
     "cuStreamDestroy_v2": [_POINTER],
     "cuStreamSynchronize": [_POINTER],
     "cuStreamBeginCapture_v2": [_POINTER, ctypes.c_int],
@@ -161,6 +163,12 @@ class CtypesContext:
 
     def copy_out(self, target: int, source: int, byte_count: int, stream: int) -> None:
         self._call("cuMemcpyDtoHAsync_v2", target, source, byte_count, stream)
+
+    def copy_within(self, target: int, source: int, byte_count: int, stream: int) -> None:
+        self._call("cuMemcpyDtoDAsync_v2", target, source, byte_count, stream)
+
+    def clear(self, target: int, byte_count: int, stream: int) -> None:
+        self._call("cuMemsetD8Async", target, 0, byte_count, stream)
 
     def synchronise(self, stream: int) -> None:
         self._call("cuStreamSynchronize", stream)

@@ -108,6 +108,14 @@ class PycudaContext(CtypesContext):
         with _translated():
             self._pycuda.memcpy_dtoh_async(self._blocks[target][:byte_count], source, self._streams[stream])
 
+    def copy_within(self, target: int, source: int, byte_count: int, stream: int) -> None:
+        with _translated():
+            self._pycuda.memcpy_dtod_async(target, source, byte_count, self._streams[stream])
+
+    def clear(self, target: int, byte_count: int, stream: int) -> None:
+        with _translated():
+            self._pycuda.memset_d8_async(target, 0, byte_count, self._streams[stream])
+
     def synchronise(self, stream: int) -> None:
         with _translated():
             self._streams[stream].synchronize()

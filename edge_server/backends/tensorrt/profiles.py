@@ -55,6 +55,19 @@ def choose(
     return min(fitting, key=lambda number: _size(profiles[number]), default=None)
 
 
+def misfit(profiles: Sequence[Profile], allowed: Sequence[int], shapes: Mapping[str, Shape]) -> str:
+    """Return why `choose` finds no profile: which inputs, of what shapes, and what they take."""
+    wants = {
+        name: "; or ".join(str(profiles[number][name]) for number in allowed) for name in shapes if name in profiles[0]
+    }
+    wrong = [
+        name for name in wants if not any(profiles[number][name].holds(shapes[name]) for number in allowed)
+    ] or sorted(wants)
+    return "no profile of the engine takes " + ", ".join(
+        f"input '{name}' of shape {list(shapes[name])} (it takes {wants[name]})" for name in wrong
+    )
+
+
 def _fits(profile: Profile, shapes: Mapping[str, Shape]) -> bool:
     return all(one.holds(shapes[name]) for name, one in profile.items() if name in shapes)
 

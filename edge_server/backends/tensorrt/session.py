@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from edge_server.backends.base import Array, Session, SessionInfo
@@ -13,13 +13,17 @@ from edge_server.backends.tensorrt.adapter import EngineFault, Library, TensorIn
 from edge_server.backends.tensorrt.buffers import Grower, Slot
 from edge_server.backends.tensorrt.cuda import Context, CudaFault
 from edge_server.backends.tensorrt.graphs import padded_size
-from edge_server.backends.tensorrt.profiles import choose
+from edge_server.backends.tensorrt.profiles import choose, misfit
+from edge_server.core.device import DeviceArray, DevicePiece
 from edge_server.core.engine import Profile, Shape
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, OutOfMemory, SessionLost
+from edge_server.records import dataclass
 
 _FAULTS = (EngineFault, CudaFault, RuntimeError, TypeError, ValueError, OverflowError)
 """What TensorRT, its bindings and the driver raise."""
+
+_NOWHERE: Mapping[str, DevicePiece] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Terms:
     allowed: tuple[int, ...] = ()
     graph_sizes: tuple[int, ...] = ()
     is_mapped: bool = False
+    device_id: int = 0
 
 
 @dataclass(slots=True)
@@ -62,6 +67,7 @@ class TensorRTSession(Session):
         """`release` gives back the engine's share; called within the context, once, at the end. Raises EngineFault and
         CudaFault; the engine's share is given back then too, the context is not."""
         self.info = info
+        self.takes_device_memory = not terms.is_mapped
         self._library = library
         self._context = context
         self._terms = terms
@@ -174,10 +180,42 @@ class TensorRTSession(Session):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        # Without targets nothing lies anywhere else.
+        return self._translated(self._run, inputs, outputs)  # type: ignore[return-value]
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], outputs: Sequence[str], targets: Mapping[str, DevicePiece]
+    ) -> dict[str, Array | DeviceArray]:
+        return self._translated(self._run_there, inputs, outputs, targets)
+
+    def _run_there(
+        self, inputs: Mapping[str, Array | DeviceArray], outputs: Sequence[str], targets: Mapping[str, DevicePiece]
+    ) -> dict[str, Array | DeviceArray]:
+        usable = {name: self._usable(name, array) for name, array in inputs.items()}
+        try:
+            return self._run(usable, outputs, targets)
+        except BaseException:
+            # What was begun still reads the client's memory, which is given back once this is told.
+            with contextlib.suppress(CudaFault):
+                self._context.synchronise(self._stream)
+            raise
+        finally:
+            for slot in self._slots.values():
+                slot.end_loan()
+
+    def _usable(self, name: str, array: Array | DeviceArray) -> Array | DeviceArray:
+        if not isinstance(array, DeviceArray):
+            return array
+        slot = self._slots.get(name)
+        return array if slot is not None and slot.can_take(array, self._terms.device_id) else array.host()
+
+    def _translated(
+        self, run: Callable[..., dict[str, Array | DeviceArray]], *given: object
+    ) -> dict[str, Array | DeviceArray]:
         failure: EdgeServerError
         try:
             with self._context.current():
-                return self._run(inputs, outputs)
+                return run(*given)
         except CudaFault as error:
             failure = self._of_driver(error)
         except _FAULTS as error:
@@ -190,7 +228,12 @@ class TensorRTSession(Session):
             return SessionLost(f"{said}; the process has lost the GPU and must be started anew")
         return OutOfMemory(said) if error.is_out_of_memory else BackendError(said)
 
-    def _run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+    def _run(
+        self,
+        inputs: Mapping[str, Array | DeviceArray],
+        outputs: Sequence[str],
+        targets: Mapping[str, DevicePiece] = _NOWHERE,
+    ) -> dict[str, Array | DeviceArray]:
         absent = self._inputs.keys() - inputs.keys()
         if absent:
             raise EngineFault(f"input '{min(absent)}' is missing")
@@ -201,16 +244,34 @@ class TensorRTSession(Session):
             shapes = self._run_plain(inputs)
         else:
             for name in self._inputs:
-                self._slots[name].put(inputs[name], self._stream, lane.rows)
+                self._slots[name].put(inputs[name], self._stream, lane.rows, is_recorded=True)
             self._context.launch(lane.graph, self._stream)
             shapes = {name: tuple(lane.context.get_tensor_shape(name)) for name in self._outputs}
-        for name in outputs:
-            self._slots[name].fetch(shapes[name], self._stream)
-        self._context.synchronise(self._stream)
         keep = rows if lane.rows is not None else None
-        return {name: self._slots[name].take(shapes[name], self._dtype(name), keep) for name in outputs}
+        placed = self._hand_over(targets, shapes, outputs, keep) if targets else {}
+        for name in outputs:
+            if name not in placed:
+                self._slots[name].fetch(shapes[name], self._stream)
+        self._context.synchronise(self._stream)
+        return {
+            name: placed[name] if name in placed else self._slots[name].take(shapes[name], self._dtype(name), keep)
+            for name in outputs
+        }
 
-    def _recorded(self, inputs: Mapping[str, Array], rows: int) -> Lane | None:
+    def _hand_over(
+        self, targets: Mapping[str, DevicePiece], shapes: Mapping[str, Shape], outputs: Sequence[str], rows: int | None
+    ) -> dict[str, DeviceArray]:
+        """Begin to write outputs to clients' memory on the GPU; return those where that is possible."""
+        found: dict[str, DeviceArray] = {}
+        for name in targets.keys() & set(outputs):
+            shape = shapes[name] if rows is None else (rows, *shapes[name][1:])
+            terms, slot = self._terms, self._slots[name]
+            array = slot.hand_over(shape, self._dtype(name), targets[name], terms.device_id, self._stream)
+            if array is not None:
+                found[name] = array
+        return found
+
+    def _recorded(self, inputs: Mapping[str, Array | DeviceArray], rows: int) -> Lane | None:
         if not self._lanes:
             return None
         size = padded_size(tuple(self._lanes), rows)
@@ -221,13 +282,13 @@ class TensorRTSession(Session):
         fits = fits and all(len(inputs[name]) == rows for name in self._inputs if skip)
         return self._lanes[size] if fits else None
 
-    def _run_plain(self, inputs: Mapping[str, Array]) -> dict[str, Shape]:
+    def _run_plain(self, inputs: Mapping[str, Array | DeviceArray]) -> dict[str, Shape]:
         """Launch the engine, and return the shapes of its outputs."""
         lane = self._plain
         shapes = {name: inputs[name].shape for name in self._inputs}
         number = choose(self._profiles, self._allowed, shapes, lane.profile)
         if number is None:
-            raise EngineFault(self._misfit(shapes))
+            raise EngineFault(misfit(self._profiles, self._allowed, shapes))
         self._set_profile(lane, number)
         with self._library.logger.heard() as heard:
             for name in self._inputs:
@@ -257,21 +318,6 @@ class TensorRTSession(Session):
                 raise grower.fault
             known[name] = grower.shape
         return known
-
-    def _misfit(self, shapes: Mapping[str, Shape]) -> str:
-        wants = {
-            name: "; or ".join(str(self._profiles[number][name]) for number in self._allowed)
-            for name in shapes
-            if name in self._profiles[0]
-        }
-        wrong = [
-            name
-            for name in wants
-            if not any(self._profiles[number][name].holds(shapes[name]) for number in self._allowed)
-        ] or sorted(wants)
-        return "no profile of the engine takes " + ", ".join(
-            f"input '{name}' of shape {list(shapes[name])} (it takes {wants[name]})" for name in wrong
-        )
 
     def _execute(self, lane: Lane) -> None:
         with self._library.logger.heard() as heard:

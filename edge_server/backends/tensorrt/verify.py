@@ -7,7 +7,6 @@ magnitude in it, and no more than that part of the elements of any other output 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from edge_server.backends.tensorrt.adapter import Library
 from edge_server.backends.tensorrt.session import TensorRTSession, Terms
 from edge_server.core.engine import EngineOrder
 from edge_server.core.tensor import DType
+from edge_server.records import dataclass
 
 _SAMPLE = "sample"
 

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,6 +37,7 @@ from edge_server.frontends.frames.plans import (
 )
 from edge_server.frontends.frames.sequence import step
 from edge_server.frontends.frames.stream import Flight
+from edge_server.records import dataclass
 
 if TYPE_CHECKING:
     from edge_server.core.frame import Frame, Returns

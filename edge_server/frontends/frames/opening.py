@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_server.core.frame import Delivery, Returns, StreamRequest
 from edge_server.core.mailbox import NORMAL_PRIORITY
 from edge_server.core.model import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, NotReady, UnknownModel, Unsupported
+from edge_server.records import dataclass
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 from edge_server.vision.plan import ImagePlan, image_plan
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -18,6 +17,7 @@ from edge_server.core.priority import priority_class
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.frames.opening import frame_plan, settled
+from edge_server.records import dataclass
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 
 from edge_server.core.frame import (
@@ -26,6 +25,7 @@ from edge_server.core.view import FrameStreamReport
 from edge_server.errors import Draining, EdgeServerError
 from edge_server.frontends.frames.opening import Terms
 from edge_server.frontends.frames.totals import ModelTotals
+from edge_server.records import dataclass
 
 _MOST_NOTICES = 64
 """Notices of drops that wait for a client to read them; further drops are told by the counts alone."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
 
 from edge_server.errors import EdgeServerError, ServingFault, Throttled, TooLate
 from edge_server.frontends.status import grpc_status
+from edge_server.records import dataclass
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ The payload of floating-point contents therefore is the tensor, and only varints
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from edge_server.core.tensor import DType, Tensor
@@ -17,6 +17,9 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.wire import split
 from edge_server.protocol.messages import message_class
 from edge_server.protocol.raw import byte_size_mismatch, element_count, tensor_from_raw
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 FIELDS: dict[DType, int] = {
     DType.BOOL: 1,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from google.protobuf import json_format
-
 from edge_server.errors import InvalidRequest, NotFound, Refusal, ServingFault, Unsupported
 from edge_server.frontends.grpc.traced import wanted_settings
 from edge_server.frontends.v2 import shapes
@@ -74,6 +72,8 @@ class ControlRpcs:
 
     def model_config(self, request: Message) -> Message:
         spec = self._service.model_spec(request.name, parse_version(request.version))
+        from google.protobuf import json_format
+
         response = messages.ModelConfigResponse()
         # What config_json holds beyond this schema is of no use to a client that speaks it.
         json_format.Parse(spec.config_json, response.config, ignore_unknown_fields=True)
@@ -169,6 +169,8 @@ class ControlRpcs:
 
 
 def _filled(message_class: Any, content: dict[str, object]) -> Message:
+    from google.protobuf import json_format
+
     return json_format.ParseDict(content, message_class())
 
 

@@ -100,7 +100,7 @@ class InferCall(UnaryCall):
         traces = infer.service.traces
         received_ns = time.monotonic_ns() if traces.is_on else 0
         found = infer.reader.read(data)
-        self._plan = plan = plan_of(found.message)
+        self._plan = plan = plan_of(found)
         plan.read_version()
         if infer.service.model_spec(plan.model, plan.version).is_decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")

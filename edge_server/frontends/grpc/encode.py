@@ -76,7 +76,11 @@ def _response_pieces(response: Response, placed: Mapping[str, RegionRef], final:
     raws: list[Piece] = []
     for tensor in response.outputs:
         region = placed.get(tensor.name) if placed else None
-        pieces.append(_output_head(tensor.name, tensor.dtype.value, tensor.array.shape, region))
+        pieces.append(
+            _output_head(
+                tensor.name, tensor.dtype.value, tensor.array.shape if region is None else tensor.shape, region
+            )
+        )
         raw = b"" if region is not None else raw_from_tensor(tensor)
         raws.append(_RAW_TAG + varint(len(raw)))
         raws.append(raw)

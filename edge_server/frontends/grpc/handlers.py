@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,6 +23,7 @@ from edge_server.frontends.grpc.infer import UnaryInfer, forwarded_metadata
 from edge_server.frontends.grpc.read import InferReader
 from edge_server.protocol import messages
 from edge_server.protocol.messages import Method
+from edge_server.records import dataclass
 
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.stream import StreamInfer

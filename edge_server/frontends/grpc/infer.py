@@ -67,7 +67,7 @@ class UnaryInfer:
         traces = self._service.traces
         received_ns = time.monotonic_ns() if traces.is_on else 0
         found = self._reader.read(data)
-        plan = plan_of(found.message)
+        plan = plan_of(found)
         plan.read_version()
         if self._service.model_spec(plan.model, plan.version).is_decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")

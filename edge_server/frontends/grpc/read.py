@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from edge_server.errors import InvalidRequest
+from edge_server.frontends.grpc.heads import Head, Heads, outline
 from edge_server.frontends.grpc.wire import split
 from edge_server.protocol.messages import message_class
+from edge_server.records import dataclass
 
 LEAST_SPLIT_BYTES = 32 << 10
 """Messages below this size are read by the message class alone: copying them costs less than walking over them."""
@@ -32,6 +35,18 @@ class InferMessage:
     inputs: Sequence[Any]
     raw: Sequence[bytes | memoryview]
     contents: dict[int, memoryview] = field(default_factory=dict)
+    learn: Callable[[Head], None] | None = None
+    """Keeps what the head says, where it is one that can be kept."""
+
+
+@dataclass(slots=True)
+class KnownMessage:
+    """A ModelInferRequest whose head was met before. `raws` are pairs of start and end in `data`."""
+
+    head: Head
+    request_id: str
+    data: bytes
+    raws: list[int]
 
 
 class InferReader:
@@ -40,15 +55,24 @@ class InferReader:
     def __init__(self) -> None:
         self._request = message_class("inference.ModelInferRequest")
         self._input = message_class("inference.ModelInferRequest.InferInputTensor")
+        self._heads = Heads()
 
-    def read(self, data: bytes) -> InferMessage:
+    def read(self, data: bytes) -> InferMessage | KnownMessage:
         """Return the message; its tensors are views of `data`, which must not change. Raises InvalidRequest."""
+        plain = outline(data)
+        if plain is not None and (head := self._heads.find(plain)) is not None:
+            try:
+                return KnownMessage(head, plain.request_id.decode(), data, plain.raws)
+            except UnicodeDecodeError:
+                # For the message class to say.
+                plain = None
         try:
-            if len(data) < LEAST_SPLIT_BYTES:
-                return self._read_whole(data)
-            return self._read_split(data)
+            found = self._read_whole(data) if len(data) < LEAST_SPLIT_BYTES else self._read_split(data)
         except DecodeError as error:
             raise InvalidRequest("the request is not a valid ModelInferRequest message") from error
+        if plain is not None:
+            found.learn = partial(self._heads.learn, plain)
+        return found
 
     def _read_whole(self, data: bytes) -> InferMessage:
         message = self._request.FromString(data)

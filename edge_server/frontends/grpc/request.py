@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any
 
+from edge_server.core.device import DevicePiece
 from edge_server.core.message import Parameter, Request
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.contents import tensor_from_contents
-from edge_server.frontends.grpc.read import InferMessage
+from edge_server.frontends.grpc.heads import Head, slot_of
+from edge_server.frontends.grpc.read import InferMessage, KnownMessage
 from edge_server.frontends.v2.outputs import RequestedOutput
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
 from edge_server.frontends.v2.regions import Pins, RegionRef, Regions
 from edge_server.frontends.v2.version import parse_version
 from edge_server.protocol.raw import element_count, tensor_from_raw
+from edge_server.records import dataclass
 
 EMPTY_FINAL_KEY = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
@@ -42,33 +45,93 @@ class Plan:
         self.version = parse_version(self.version_text)
 
 
-def plan_of(message: Any) -> Plan:
+def plan_of(found: InferMessage | KnownMessage) -> Plan:
     """Return the addressee of a ModelInferRequest; `read_version` and `request_of` fill in the rest."""
+    if isinstance(found, KnownMessage):
+        head = found.head
+        return Plan(head.model, head.version_text, None, found.request_id, head.special, head.wants_empty_final)
+    message = found.message
     return Plan(message.model_name, message.model_version, request_id=message.id)
 
 
-def request_of(found: InferMessage, plan: Plan, regions: Regions, forwarded: Mapping[str, Parameter]) -> Request:
+def request_of(
+    found: InferMessage | KnownMessage, plan: Plan, regions: Regions, forwarded: Mapping[str, Parameter]
+) -> Request:
     """Return the request; its tensors are views of the received bytes or of pinned shared memory.
 
     `forwarded` are request headers that become parameters. Pinned memory is given back by the request's `release`.
     Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
     """
-    message = found.message
-    request = Request(
-        model=plan.model, inputs={}, version=plan.version, id=plan.request_id, outputs=_outputs(message, plan)
-    )
-    if message.parameters or forwarded:
-        _set_parameters(request, plan, _parameters(message.parameters, forwarded))
-    if plan.special:
-        _check_output_regions(plan, regions)
+    request = Request(plan.model, {}, plan.version, plan.request_id)
+    if isinstance(found, KnownMessage):
+        head = found.head
+        request.outputs, request.parameters = head.outputs, head.custom
+        request.priority, request.timeout_us = head.priority, head.timeout_us
+        if forwarded:
+            _set_parameters(request, plan, {**forwarded, **head.given})
+    else:
+        request.outputs = _outputs(found.message, plan)
+        if found.message.parameters or forwarded:
+            _set_parameters(request, plan, _parameters(found.message.parameters, forwarded))
     pins = _LazyPins(regions)
     try:
-        request.inputs = _inputs(found, plan.model, pins)
+        if plan.special:
+            request.targets = _targets(plan, pins)
+        if isinstance(found, KnownMessage):
+            request.inputs = _known_inputs(found, pins)
+        else:
+            request.inputs = _inputs(found, plan.model, pins)
+            if found.learn is not None and not forwarded:
+                _learn(found, found.learn, plan, request)
     except BaseException:
         pins.release()
         raise
     request.release = pins.made.release if pins.made is not None else None
     return request
+
+
+def _known_inputs(found: KnownMessage, pins: _LazyPins) -> dict[str, Tensor]:
+    """Return the inputs of a message whose head is known, as `_inputs` would."""
+    model, data, raws = found.head.model, found.data, found.raws
+    tensors: dict[str, Tensor] = {}
+    position = 0
+    for slot in found.head.slots:
+        if slot.region is None:
+            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], model)
+            position += 2
+        else:
+            tensors[slot.name] = pins.pins().tensor(slot.name, slot.dtype, slot.shape, slot.region, model=model)
+    return tensors
+
+
+def _learn(found: InferMessage, learn: Callable[[Head], None], plan: Plan, request: Request) -> None:
+    """Keep what the head said, now that all of it was found right, if it will say the same the next time."""
+    if request.sequence is not None or request.deadline_ns:
+        return
+    slots = []
+    for position, given in enumerate(found.inputs):
+        if position in found.contents or given.HasField("contents"):
+            return
+        region = region_reference(_parameters(given.parameters, {}), given.name) if given.parameters else None
+        slots.append(slot_of(request.inputs[given.name], region))
+    raw_count = sum(slot.region is None for slot in slots)
+    if raw_count != len(found.raw):
+        return
+    learn(
+        Head(
+            plan.model,
+            plan.version_text,
+            request.outputs,
+            plan.special,
+            tuple(slots),
+            raw_count,
+            _parameters(found.message.parameters, {}),
+            request.parameters,
+            request.priority,
+            request.timeout_us,
+            plan.wants_empty_final,
+        )
+    )
 
 
 class _LazyPins:
@@ -80,10 +143,10 @@ class _LazyPins:
         self._regions = regions
         self.made: Pins | None = None
 
-    def pin(self, region: RegionRef) -> memoryview:
+    def pins(self) -> Pins:
         if self.made is None:
             self.made = Pins(self._regions)
-        return self.made.pin(region)
+        return self.made
 
     def release(self) -> None:
         if self.made is not None:
@@ -100,20 +163,22 @@ def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> N
     request.sequence = parameters.sequence
 
 
-def _check_output_regions(plan: Plan, regions: Regions) -> None:
-    """Refuse a request whose results could not be placed before anything is computed for it."""
-    for wanted in plan.special.values():
+def _targets(plan: Plan, pins: _LazyPins) -> Mapping[str, DevicePiece] | None:
+    """Return the GPU memory for outputs, None without any. Refuses a request whose results could not be placed before
+    anything is computed for it."""
+    targets: dict[str, DevicePiece] = {}
+    for name, wanted in plan.special.items():
         if wanted.region is not None:
-            region = wanted.region
-            regions.pin(region.name, region.offset, region.byte_size, writable=True).release()
+            piece = pins.pins().target(wanted.region)
+            if piece is not None:
+                targets[name] = piece
+    return targets or None
 
 
 def _parameters(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
     """Return an InferParameter map as plain values, forwarded headers included; the request's own win."""
-    if not given and not forwarded:
-        return {}
     values: dict[str, object] = dict(forwarded)
-    for key in given:
+    for key in given or ():
         parameter = given[key]
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
@@ -192,7 +257,7 @@ def _contents_refused(name: str, model: str, region: RegionRef | None) -> Invali
 
 
 def _tensor_from_region(name: str, dtype: DType, given: Any, region: RegionRef, model: str, pins: _LazyPins) -> Tensor:
-    return tensor_from_raw(name, dtype, tuple(given.shape), pins.pin(region), model=model)
+    return pins.pins().tensor(name, dtype, tuple(given.shape), region, model=model)
 
 
 def _tensor_without_data(name: str, dtype: DType, given: Any, model: str) -> Tensor:

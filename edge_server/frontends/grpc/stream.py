@@ -303,7 +303,7 @@ class StreamInfer:
         failure: EdgeServerError | None = None
         try:
             found = self._reader.read(data)
-            plan = plan_of(found.message)
+            plan = plan_of(found)
             plan.read_version()
             is_ordered = not self._service.model_spec(plan.model, plan.version).is_decoupled
             request = request_of(found, plan, self._service.shared_memory, self._forwarded)
@@ -394,7 +394,7 @@ class StreamInfer:
     def _post(self, exchange: Exchange, response: Response) -> None:
         size = 0
         for tensor in response.outputs:
-            size += tensor.array.nbytes
+            size += tensor.nbytes
         self._posted += 1
         self._posted_bytes += size
         self._outbox.put((exchange, response, size))

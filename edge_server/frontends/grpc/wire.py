@@ -8,9 +8,8 @@ ways always agree. Format: protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.protocol.wire import DELIMITED, read_varint, skip
+from edge_server.records import dataclass
 
 
 @dataclass(slots=True)

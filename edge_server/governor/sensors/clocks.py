@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.governor.readings import Clock
 from edge_server.governor.sensors.files import Files, Found, source
+from edge_server.records import dataclass
 
 _DEVFREQ = "/sys/class/devfreq"
 _CPUFREQ = "/sys/devices/system/cpu/cpufreq"

@@ -6,9 +6,11 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from edge_server.records import dataclass
 
 T = TypeVar("T")
 

@@ -6,11 +6,10 @@ Integrated ones have no power of their own: it is a part of the package's. Cards
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.governor.readings import EnergyCounter, Gpu, Rail, Slowdown
 from edge_server.governor.sensors.counters import EnergyMeter
 from edge_server.governor.sensors.files import Absent, Files, Found, source
+from edge_server.records import dataclass
 
 _DRM = "/sys/class/drm"
 

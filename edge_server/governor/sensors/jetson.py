@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from edge_server.governor.readings import PowerMode
 from edge_server.governor.sensors.files import Files
+from edge_server.records import dataclass
 
 _JETPACKS: tuple[tuple[str, str], ...] = (
     ("35.2.1", "5.1"),

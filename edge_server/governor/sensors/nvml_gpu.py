@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
 
 from edge_server.governor.readings import EnergyCounter, Fan, Gpu, Rail, Slowdown, Trips, Zone
 from edge_server.governor.sensors.counters import EnergyMeter
+from edge_server.records import dataclass
 
 SOURCE = "nvml"
 

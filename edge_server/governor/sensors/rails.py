@@ -8,10 +8,11 @@ depends on the board, and is told by their labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge_server.governor.readings import Rail
 from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
+from edge_server.records import dataclass
 
 _CHANNELS = (1, 2, 3)
 

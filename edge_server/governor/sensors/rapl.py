@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edge_server.governor.readings import EnergyCounter, Rail
 from edge_server.governor.sensors.counters import EnergyMeter
 from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
+from edge_server.records import dataclass
 
 _POWERCAP = "/sys/class/powercap"
 _LONGEST_S = 30.0

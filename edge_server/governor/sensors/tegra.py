@@ -5,7 +5,7 @@ Preferred to NVML on these boards, also where NVML answers: it reports zeros and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge_server.governor.readings import BoxReading, Clock, EventCounter, Gpu, PowerMode, Slowdown, Zone
 from edge_server.governor.sensors.clocks import Clocks, gpu_devfreq
@@ -15,6 +15,7 @@ from edge_server.governor.sensors.files import FIND_AGAIN_S, Absent, Files, Foun
 from edge_server.governor.sensors.jetson import Identity, read_identity, read_power_mode
 from edge_server.governor.sensors.rails import JetsonRails
 from edge_server.governor.sensors.thermal import CoolingDevices, ThermalZones
+from edge_server.records import dataclass
 
 _LOADS = (
     "/sys/devices/platform/gpu.0/load",

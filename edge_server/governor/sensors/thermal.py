@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from edge_server.governor.readings import Cooler, Trips, Zone
 from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
+from edge_server.records import dataclass
 
 JUNCTION = "tj"
 """Name of a Jetson's zone that is the hottest of the chip's others."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edge_server.governor.readings import BoxReading, EventCounter, Slowdown, Trips, Zone
 from edge_server.governor.sensors.clocks import Clocks
@@ -18,6 +18,7 @@ from edge_server.governor.sensors.files import Absent, Files, Found, Mark, sourc
 from edge_server.governor.sensors.intel_gpu import IntelGpus
 from edge_server.governor.sensors.rapl import Rapl
 from edge_server.governor.sensors.thermal import ThermalZones, implausible
+from edge_server.records import dataclass
 
 _CPUS = "/sys/devices/system/cpu"
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from edge_server.records import dataclass
 from edge_server.repository.fingerprint import is_ignored
 from edge_server.repository.remote.store import Listing, RemoteFile
 from edge_server.repository.scan import is_model_name, parse_version

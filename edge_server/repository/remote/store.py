@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from edge_server.errors import ServingFault
+from edge_server.records import dataclass
 from edge_server.repository.remote.address import PACKAGES, RemoteAddress
 
 _Result = TypeVar("_Result")

@@ -11,11 +11,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from edge_server.errors import ChangedWhileLoading, StorageFault, Untrusted
+from edge_server.records import dataclass
 from edge_server.repository.fingerprint import MAX_FILES, is_ignored
 
 FILE_NAME = "SHA256SUMS"

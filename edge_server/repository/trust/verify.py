@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from edge_server.errors import ChangedWhileLoading, Untrusted
+from edge_server.records import dataclass
 from edge_server.repository.scan import ModelOnDisk, parse_version
 from edge_server.repository.trust.manifest import (
     FILE_NAME,

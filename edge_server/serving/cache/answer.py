@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from edge_server.core.message import Parameter, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.records import dataclass
 
 Array = npt.NDArray[np.generic]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.records import dataclass
 from edge_server.vision.heads.activation import activate
 from edge_server.vision.heads.candidates import MOST_CANDIDATES, Candidates, NetworkSize
 from edge_server.vision.heads.declaration import Activation

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from edge_server.records import dataclass
 from edge_server.vision.heads.declaration import BoxFormat, BoxUnit
 from edge_server.vision.heads.outputs import Reals
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.core.frame import ClassScore
 from edge_server.core.model import ModelSpec
+from edge_server.records import dataclass
 from edge_server.vision.heads.activation import activate
 from edge_server.vision.heads.declaration import Activation, ClassDeclaration
 from edge_server.vision.heads.outputs import Slot, named_output

@@ -54,10 +54,10 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from edge_server.errors import BadModelConfig
+from edge_server.records import dataclass
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 

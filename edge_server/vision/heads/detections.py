@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from edge_server.core.frame import Detection, Keypoint
 from edge_server.core.model import ModelSpec
 from edge_server.errors import BackendError, BadModelConfig
+from edge_server.records import dataclass
 from edge_server.vision.fit import Fit
 from edge_server.vision.heads.candidates import Candidates, Head, NetworkSize
 from edge_server.vision.heads.choice import choose_parts, make_head

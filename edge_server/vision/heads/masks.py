@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from edge_server.core.frame import Mask
 from edge_server.core.model import ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
+from edge_server.records import dataclass
 from edge_server.vision.fit import Fit
 from edge_server.vision.heads.candidates import NetworkSize
 from edge_server.vision.heads.declaration import Activation, MaskDeclaration, MaskLayout

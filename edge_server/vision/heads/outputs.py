@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from edge_server.core.model import ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
+from edge_server.records import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.records import dataclass
 from edge_server.vision.heads.candidates import Candidates, NetworkSize
 from edge_server.vision.heads.declaration import Activation
 from edge_server.vision.heads.grid import cell_count, cells

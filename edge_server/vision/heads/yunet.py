@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from edge_server.records import dataclass
 from edge_server.vision.heads.candidates import MOST_CANDIDATES, Candidates, NetworkSize
 from edge_server.vision.heads.grid import cell_count, cells
 from edge_server.vision.heads.outputs import Reals, fits

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,26 @@ def write_plan(gpu: Any, tmp_path: Path) -> Callable[..., ModelFile]:
         return ModelFile(path, path.parent.parent, 1)
 
     return write
+
+
+@pytest.fixture
+def client_memory() -> Iterator[Callable[[int], Any]]:
+    """Allocates GPU memory as a client would: `buffer` is it, `handle` what it registers it with."""
+    path = Path(__file__).parents[2] / "memory" / "fake_cuda" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("fake_cuda_of_clients", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: list[Any] = []
+
+    def allocate(byte_size: int) -> Any:
+        made.append(module.Allocation(byte_size))
+        return made[-1]
+
+    yield allocate
+    for one in made:
+        one.free()
 
 
 @pytest.fixture

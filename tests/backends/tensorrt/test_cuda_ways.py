@@ -27,6 +27,13 @@ with context.current():
     context.copy_out(block.address, memory, 100, stream)
     context.synchronise(stream)
     assert block.array.tolist() == [7] * 100 and block.device_address
+    other = context.allocate(100)
+    context.clear(other, 100, stream)
+    context.copy_within(other + 10, memory, 60, stream)
+    context.copy_out(block.address, other, 100, stream)
+    context.synchronise(stream)
+    assert block.array.tolist() == [0] * 10 + [7] * 60 + [0] * 30
+    context.free(other)
     assert context.free_bytes() == (1 << 33) - 100
     context.begin_capture(stream)
     assert context.end_capture(stream) == 0

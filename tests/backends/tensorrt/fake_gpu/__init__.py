@@ -10,6 +10,7 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ class FakeGpu:
         self.library = build(folder)
         self.engines = folder / "engines"
         self.engines.mkdir()
+        self.tally = folder / "tally"
+        self.tally.write_bytes(bytes(32))
         self.driver = ctypes.CDLL(str(self.library))
         self.double = _load("fake_gpu_runtime_double", HERE / "runtime_double.py")
 
@@ -35,7 +38,10 @@ class FakeGpu:
         """Return what a process needs to have the GPU; `engines` are folders of engine caches."""
         folders = os.pathsep.join(map(str, [self.engines, *engines]))
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-        return {"PYTHONPATH": path, "FAKE_CUDA_LIBRARY": str(self.library), "FAKE_ENGINES": folders, **more}
+        return {
+            "PYTHONPATH": path, "FAKE_CUDA_LIBRARY": str(self.library), "FAKE_ENGINES": folders,
+            "FAKE_CUDA_TALLY": str(self.tally), **more,
+        }  # fmt: skip
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Give this process the GPU for one test."""
@@ -48,11 +54,17 @@ class FakeGpu:
         patch.setattr(cuda, "driver", lambda: made)
         patch.setattr(cuda, "devices", lambda: made.devices())
         patch.setenv("FAKE_ENGINES", str(self.engines))
+        patch.setenv("FAKE_CUDA_TALLY", str(self.tally))
         patch.setattr(tensorrt_rtx, "Runtime", tensorrt_rtx.Runtime)
         self.double.install(tensorrt_rtx, str(self.library))
 
     def register(self, plan: bytes, onnx: Path, profiles: list[dict[str, list[list[int]]]]) -> None:
         self.double.register(self.engines, plan, onnx, profiles)
+
+    def copies(self) -> tuple[int, int]:
+        """Return how many copies there were between host and device, and on the device, in all processes so far."""
+        host, device, _, _ = struct.unpack("<4Q", self.tally.read_bytes())
+        return host, device
 
     def live(self) -> int:
         """Return how many things of the driver's are in use in this process: memory, streams, graphs, contexts."""
@@ -71,7 +83,9 @@ def build(folder: Path) -> Path:
         pytest.skip("needs a C compiler for the driver that stands in for NVIDIA's")
     library = folder / LIBRARY
     command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(library)]
-    done = subprocess.run([*command, str(HERE / "fake_cuda.c"), "-ldl", "-lpthread"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, str(HERE / "fake_cuda.c"), "-ldl", "-lpthread", "-lrt"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return library
 

@@ -3,15 +3,21 @@
 It is strict where the true one is: no call without a current context, no copy past the end of a buffer, no waiting
 while a stream is captured. What a process would tell of its GPU comes from the environment:
 FAKE_CUDA_INIT (a CUresult), FAKE_CUDA_COUNT, FAKE_CUDA_NAME, FAKE_CUDA_CAPABILITY (86), FAKE_CUDA_INTEGRATED,
-FAKE_CUDA_BYTES (allocations beyond it fail). */
+FAKE_CUDA_BYTES (allocations beyond it fail), FAKE_CUDA_TALLY: a file of four 64-bit numbers, which are counted up: copies
+between host and device, copies on the device, the bytes of each.
+
+Memory of clients, by handle, is POSIX shared memory: 48 bytes of its name, its size, and FAKEUCDA. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define OUT_OF_MEMORY 2
@@ -24,7 +30,7 @@ FAKE_CUDA_BYTES (allocations beyond it fail). */
 #define CAPTURE_UNSUPPORTED 900
 
 typedef void (*work)(int);
-typedef struct block { char *start; size_t size; int is_host; struct block *next; } block;
+typedef struct block { char *start; size_t size; int is_host, is_foreign; struct block *next; } block;
 typedef struct { int is_live, is_capturing, count; work call[16]; int id[16]; } stream;
 typedef struct { int count; work call[16]; int id[16]; } graph;
 
@@ -55,7 +61,7 @@ static int make(void **address, size_t size, int is_host) {
     else if (!is_host && used_bytes + size > (size_t)number("FAKE_CUDA_BYTES", 1L << 33)) code = OUT_OF_MEMORY;
     else {
         block *item = malloc(sizeof *item);
-        *item = (block){aligned_alloc(256, (size + 255) / 256 * 256), size, is_host, blocks};
+        *item = (block){aligned_alloc(256, (size + 255) / 256 * 256), size, is_host, 0, blocks};
         memset(item->start, 0xA5, size);
         blocks = item;
         if (!is_host) used_bytes += size;
@@ -70,7 +76,7 @@ static int drop(void *address, int is_host) {
     pthread_mutex_lock(&lock);
     int code = INVALID_VALUE;
     for (block **at = &blocks; *at; at = &(*at)->next)
-        if ((*at)->start == address && (*at)->is_host == is_host) {
+        if ((*at)->start == address && (*at)->is_host == is_host && !(*at)->is_foreign) {
             block *item = *at;
             *at = item->next;
             if (!is_host) used_bytes -= item->size;
@@ -96,6 +102,11 @@ EXPORT void fake_cuda_break(int code) { poison = code; }
 EXPORT int fake_cuda_is_device(void *address, size_t size) {
     block *item = find(address, size);
     return item != NULL && !item->is_host;
+}
+EXPORT int fake_cuda_open_count(void) {
+    int count = 0;
+    for (block *item = blocks; item; item = item->next) count += item->is_foreign;
+    return count;
 }
 EXPORT int fake_cuda_is_known(void *address, size_t size) { return find(address, size) != NULL; }
 EXPORT int fake_cuda_record(stream *s, work call, int id) {
@@ -170,13 +181,122 @@ EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *address, void *host, unsigned 
     *address = (uint64_t)(uintptr_t)host;
     return find(host, 1) ? 0 : INVALID_VALUE;
 }
+/* Counts where the environment says, for whoever started the process. */
+static void tally(int is_on_device, size_t size) {
+    static uint64_t *counts;
+    pthread_mutex_lock(&lock);
+    const char *path = getenv("FAKE_CUDA_TALLY");
+    if (path && !counts) {
+        int file = open(path, O_RDWR);
+        void *there = file < 0 ? MAP_FAILED : mmap(NULL, 32, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (file >= 0) close(file);
+        if (there != MAP_FAILED) counts = there;
+    }
+    if (counts) {
+        counts[is_on_device]++;
+        counts[2 + is_on_device] += size;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static int is_on_device(void *address, size_t size) {
+    pthread_mutex_lock(&lock);
+    block *item = find(address, size);
+    int found = item && !item->is_host;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static int is_locked(void *address, size_t size) {
+    pthread_mutex_lock(&lock);
+    block *item = find(address, size);
+    int found = item && item->is_host;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 static int copy(void *target, void *source, size_t size, stream *s, int is_in) {
     if (ready()) return ready();
     if (!s || !s->is_live) return INVALID_HANDLE;
-    block *to = find(target, size), *from = find(source, size);
-    if (!to || !from || to->is_host == is_in || from->is_host != is_in) return ILLEGAL_ADDRESS;
+    void *device = is_in ? target : source, *host = is_in ? source : target;
+    if (!is_on_device(device, size) || !is_locked(host, size)) return ILLEGAL_ADDRESS;
+    tally(0, size);
     memcpy(target, source, size);
     return 0;
+}
+static int copy_within(uint64_t target, uint64_t source, size_t size) {
+    if (ready()) return ready();
+    void *to = (void *)(uintptr_t)target, *from = (void *)(uintptr_t)source;
+    if (!is_on_device(to, size) || !is_on_device(from, size)) return ILLEGAL_ADDRESS;
+    tally(1, size);
+    memmove(to, from, size);
+    return 0;
+}
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, stream *s) {
+    if (!s || !s->is_live) return INVALID_HANDLE;
+    return copy_within(target, source, size);
+}
+EXPORT int cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t size) { return copy_within(target, source, size); }
+EXPORT int cuMemsetD8Async(uint64_t target, unsigned char value, size_t size, stream *s) {
+    if (ready()) return ready();
+    if (!s || !s->is_live) return INVALID_HANDLE;
+    if (!is_on_device((void *)(uintptr_t)target, size)) return ILLEGAL_ADDRESS;
+    memset((void *)(uintptr_t)target, value, size);
+    return 0;
+}
+EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
+    if (ready()) return ready();
+    if (!is_on_device((void *)(uintptr_t)source, size)) return ILLEGAL_ADDRESS;
+    tally(0, size);
+    memcpy(target, (void *)(uintptr_t)source, size);
+    return 0;
+}
+EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
+    if (ready()) return ready();
+    if (!is_on_device((void *)(uintptr_t)target, size)) return ILLEGAL_ADDRESS;
+    tally(0, size);
+    memcpy((void *)(uintptr_t)target, source, size);
+    return 0;
+}
+typedef struct { char name[48]; uint64_t size; char magic[8]; } ipc_handle;
+EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, ipc_handle given, unsigned flags) {
+    if (ready()) return ready();
+    if (memcmp(given.magic, "FAKEUCDA", 8) || flags != 1 || given.name[47]) return INVALID_HANDLE;
+    int file = shm_open(given.name, O_RDWR, 0);
+    if (file < 0) return INVALID_HANDLE;
+    char *start = mmap(NULL, given.size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    pthread_mutex_lock(&lock);
+    block *item = malloc(sizeof *item);
+    *item = (block){start, given.size, 0, 1, blocks};
+    blocks = item;
+    pthread_mutex_unlock(&lock);
+    *address = (uint64_t)(uintptr_t)start;
+    return 0;
+}
+EXPORT int cuIpcCloseMemHandle(uint64_t address) {
+    if (ready()) return ready();
+    pthread_mutex_lock(&lock);
+    int code = INVALID_VALUE;
+    for (block **at = &blocks; *at; at = &(*at)->next)
+        if ((uint64_t)(uintptr_t)(*at)->start == address && (*at)->is_foreign) {
+            block *item = *at;
+            *at = item->next;
+            munmap(item->start, item->size);
+            free(item);
+            code = 0;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+    if (ready()) return ready();
+    pthread_mutex_lock(&lock);
+    block *item = find((void *)(uintptr_t)address, 1);
+    if (item) *base = (uint64_t)(uintptr_t)item->start, *size = item->size;
+    pthread_mutex_unlock(&lock);
+    return item ? 0 : INVALID_VALUE;
 }
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, void *source, size_t size, void *s) {
     return copy((void *)(uintptr_t)target, source, size, s, 1);
@@ -200,7 +320,7 @@ EXPORT int cuStreamDestroy_v2(stream *s) {
 }
 EXPORT int cuStreamSynchronize(stream *s) {
     if (ready()) return ready();
-    return s->is_capturing ? CAPTURE_UNSUPPORTED : 0;
+    return s && s->is_capturing ? CAPTURE_UNSUPPORTED : 0;
 }
 EXPORT int cuStreamBeginCapture_v2(stream *s, int mode) {
     (void)mode;
@@ -241,7 +361,8 @@ EXPORT int cuGraphLaunch(graph *g, stream *s) {
 }
 EXPORT int cuGetErrorName(int code, const char **name) {
     *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-          : code == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT" : "CUDA_ERROR_FAKE";
+          : code == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT"
+          : code == INVALID_HANDLE ? "CUDA_ERROR_INVALID_HANDLE" : "CUDA_ERROR_FAKE";
     return 0;
 }
 EXPORT int cuGetErrorString(int code, const char **name) { return cuGetErrorName(code, name); }

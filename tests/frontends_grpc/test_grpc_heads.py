@@ -1,0 +1,250 @@
+"""A request whose head was met before is read as if it had not been, and costs no memory for being remembered."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from multiprocessing import shared_memory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
+from edge_server.frontends.grpc.heads import MOST_HEAD_BYTES, MOST_HEADS, outline
+from edge_server.frontends.grpc.read import InferReader, KnownMessage
+from edge_server.frontends.grpc.request import Plan, plan_of, request_of
+from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.protocol import messages
+
+SIZES = {"FP32": 4, "INT64": 8, "UINT8": 1, "BOOL": 1, "FP16": 2}
+REGIONS = SharedMemoryRegistry(is_allowed=False)
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> Any:
+    """A message without id and data: right nearly always."""
+    message = messages.ModelInferRequest(model_name=draw(st.sampled_from(("m", "n"))))
+    message.model_version = draw(st.sampled_from(("", "1", "7", "x")))
+    for _ in range(draw(st.integers(0, 2))):
+        message.inputs.add(
+            name=draw(st.sampled_from("abé")),
+            datatype=draw(st.sampled_from((*SIZES, "BYTES", "FP31"))),
+            shape=draw(st.lists(st.integers(-1, 3), max_size=2)),
+        )
+    for _ in range(draw(st.integers(0, 2))):
+        wanted = message.outputs.add(name=draw(st.sampled_from("yz")))
+        if draw(st.booleans()):
+            wanted.parameters["classification"].int64_param = draw(st.integers(-1, 2))
+    for key in draw(st.sets(st.sampled_from(("priority", "timeout", "own", "triton_x", "sequence_id")), max_size=2)):
+        message.parameters[key].int64_param = draw(st.integers(-1, 3))
+    if draw(st.booleans()):
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+    return message
+
+
+@st.composite
+def repetitions(draw: st.DrawFn) -> tuple[Any, Any]:
+    """Two messages with one head; the second may lack data, or have too much of it."""
+    head = draw(heads())
+    made = []
+    for _ in range(2):
+        message = messages.ModelInferRequest()
+        message.CopyFrom(head)
+        message.id = draw(st.text(max_size=4))
+        for tensor in message.inputs:
+            size = SIZES.get(tensor.datatype, 4) * int(np.prod([max(0, dim) for dim in tensor.shape], dtype=np.int64))
+            given_bytes = size if draw(st.integers(0, 9)) else draw(st.integers(0, 20))
+            data = secrets.token_bytes(given_bytes)
+            if draw(st.integers(0, 9)):
+                message.raw_input_contents.append(data)
+        if draw(st.integers(0, 9)) == 0:
+            message.raw_input_contents.append(b"more")
+        made.append(message)
+    return made[0], made[1]
+
+
+def read(reader: InferReader, data: bytes, forwarded: dict[str, str] | None = None) -> tuple[Plan, Any] | str:
+    """Return what is read, or what is wrong."""
+    try:
+        found = reader.read(data)
+        plan = plan_of(found)
+        plan.read_version()
+        return plan, request_of(found, plan, REGIONS, forwarded or {})
+    except EdgeServerError as error:
+        return error.message
+
+
+def told(tensor: Any) -> tuple[object, ...]:
+    array = tensor.array
+    values = list(array.flat) if tensor.dtype.value == "BYTES" else array.tobytes()
+    return tensor.name, tensor.dtype, array.dtype, array.shape, values, array.flags.aligned
+
+
+def is_same(one: tuple[Plan, Any] | str, other: tuple[Plan, Any] | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    (plan, request), (other_plan, other_request) = one, other
+    fields = ("model", "version", "id", "outputs", "priority", "parameters", "timeout_us", "sequence", "deadline_ns")
+    return (
+        plan == other_plan
+        and all(getattr(request, field) == getattr(other_request, field) for field in fields)
+        and list(request.inputs) == list(other_request.inputs)
+        and list(map(told, request.inputs.values())) == list(map(told, other_request.inputs.values()))
+    )
+
+
+headers = st.dictionaries(st.sampled_from(("own", "x-robot")), st.sampled_from(("a", "b")))
+
+
+@settings(max_examples=400, deadline=None)
+@given(repetitions(), headers)
+def test_a_head_that_is_known_reads_as_one_that_is_not(pair: tuple[Any, Any], forwarded: dict[str, str]) -> None:
+    reader = InferReader()
+    for number, message in enumerate((*pair, *pair)):
+        data = message.SerializeToString()
+        more = forwarded if number % 2 else {}
+        assert is_same(read(reader, data, more), read(InferReader(), data, more))
+
+
+@settings(max_examples=300, deadline=None)
+@given(repetitions(), st.data())
+def test_a_damaged_message_is_not_taken_for_one_that_is_known(pair: tuple[Any, Any], data: st.DataObject) -> None:
+    reader = InferReader()
+    read(reader, pair[0].SerializeToString())
+    damaged = bytearray(pair[1].SerializeToString())
+    if damaged:
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
+    assert is_same(read(reader, cut), read(InferReader(), cut))
+
+
+def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
+    message = messages.ModelInferRequest(model_name=model, id=request_id)
+    message.inputs.add(name="x", datatype="FP32", shape=[count])
+    message.raw_input_contents.append(np.arange(count, dtype=np.float32).tobytes())
+    return message
+
+
+def is_known(reader: InferReader, message: Any) -> bool:
+    return isinstance(reader.read(message.SerializeToString()), KnownMessage)
+
+
+@pytest.mark.parametrize("count", [4, 4096, 100_000])
+def test_the_second_request_of_a_client_is_known_whatever_its_id(count: int) -> None:
+    reader = InferReader()
+    assert not is_known(reader, plain(count=count))
+    read(reader, plain(count=count).SerializeToString())
+    assert is_known(reader, plain(count=count))
+    assert is_known(reader, plain(request_id="é-17", count=count))
+
+
+def test_large_data_is_a_view_of_the_message_where_it_is_aligned() -> None:
+    reader = InferReader()
+    shifts = set()
+    for length in range(1, 5):
+        message = plain(model="m" * length, count=4096)
+        for _ in range(2):
+            data = message.SerializeToString()
+            _, request = read(reader, data)
+            array = request.inputs["x"].array
+            assert not array.flags.writeable or array.base is None
+            place = array.__array_interface__["data"][0] - np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+            shifts.add(0 <= place < len(data))
+    assert shifts == {True, False}
+
+
+def contents(message: Any) -> None:
+    del message.raw_input_contents[:]
+    message.inputs[0].contents.fp32_contents.extend(range(4))
+
+
+def deadline(message: Any) -> None:
+    message.parameters["edge_deadline_ms"].double_param = 1e6
+
+
+def sequence(message: Any) -> None:
+    message.parameters["sequence_id"].int64_param = 5
+
+
+def long(message: Any) -> None:
+    message.outputs.add(name="y" * MOST_HEAD_BYTES)
+
+
+@pytest.mark.parametrize("change", [contents, deadline, sequence, long])
+def test_what_may_change_or_is_long_is_read_anew(change: Any) -> None:
+    reader = InferReader()
+    message = plain()
+    change(message)
+    for _ in range(3):
+        assert not isinstance(read(reader, message.SerializeToString()), str)
+        assert not is_known(reader, message)
+
+
+def test_a_request_with_a_fault_is_not_remembered() -> None:
+    reader = InferReader()
+    message = plain()
+    message.raw_input_contents[0] += b"x"
+    assert "byte size mismatch" in str(read(reader, message.SerializeToString()))
+    assert not is_known(reader, message)
+
+
+def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
+    reader = InferReader()
+    for number in range(3 * MOST_HEADS):
+        read(reader, plain(model=f"m{number}").SerializeToString())
+        assert len(reader._heads._heads) <= MOST_HEADS
+    assert is_known(reader, plain(model=f"m{3 * MOST_HEADS - 1}"))
+
+
+def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:
+    reader = InferReader()
+    good = plain(request_id="ab").SerializeToString()
+    read(reader, good)
+    bad = good.replace(b"\x1a\x02ab", b"\x1a\x02\xff\xfe")
+    assert bad != good
+    with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
+        reader.read(bad)
+
+
+@pytest.mark.parametrize("tail", [b"", b"\x3a", b"\x3a\x05", b"\x0a\x81", b"\x08\x01", b"\x3a\x00\x0a\x01m"])
+def test_an_outline_ends_where_the_message_ends(tail: bytes) -> None:
+    found = outline(b"\x0a\x01m" + tail)
+    assert (found is not None) == (tail == b"")
+
+
+@pytest.fixture
+def regions() -> Iterator[SharedMemoryRegistry]:
+    registry = SharedMemoryRegistry(is_allowed=True)
+    name = f"edge_heads_{secrets.token_hex(4)}"
+    memory = shared_memory.SharedMemory(name, create=True, size=64)
+    try:
+        registry.register("region", f"/{name}", 0, 64)
+        yield registry
+    finally:
+        registry.close()
+        memory.close()
+        memory.unlink()
+
+
+def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryRegistry) -> None:
+    reader = InferReader()
+    message = messages.ModelInferRequest(model_name="m")
+    for owner in (message.inputs.add(name="x", datatype="FP32", shape=[4]), message.outputs.add(name="y")):
+        owner.parameters["shared_memory_region"].string_param = "region"
+        owner.parameters["shared_memory_byte_size"].int64_param = 16
+    data = message.SerializeToString()
+    for is_second in (False, True):
+        found = reader.read(data)
+        assert isinstance(found, KnownMessage) is is_second
+        plan = plan_of(found)
+        request = request_of(found, plan, regions, {})
+        assert plan.special["y"].region is not None
+        assert request.release is not None
+        # A region goes once nobody has it pinned: it is pinned by this request, and by none before.
+        request.release()
+    regions.unregister("region")
+    with pytest.raises(NotFound, match="region"):
+        request_of(reader.read(data), plan, regions, {})
