@@ -32,7 +32,10 @@ CONFIG = (
     f'backend: "onnxruntime"\nmax_batch_size: {CONCURRENCY}\n{TENSORS}instance_group {{ count: 1 kind: KIND_CPU }}\n'
     'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
 )
-WAYS = {"alone": CONFIG, "batched": CONFIG + "dynamic_batching { }\n"}
+WAYS = {
+    "alone": CONFIG.replace(f"max_batch_size: {CONCURRENCY}", "max_batch_size: 1"),
+    "batched": CONFIG + "dynamic_batching { }\n",
+}
 RAW_TURN_S = 1.0
 
 

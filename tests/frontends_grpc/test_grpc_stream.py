@@ -14,7 +14,7 @@ import pytest
 from edge_server.core.message import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
-from edge_server.frontends.grpc import stream as stream_module
+from edge_server.frontends.grpc import exchange as stream_module
 from edge_server.protocol import messages
 
 
@@ -327,7 +327,7 @@ def test_an_unexpected_exception_of_the_stream_itself_is_internal(
     def broken(*_: object) -> bool:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(stream_module.StreamInfer, "_submit", broken)
+    monkeypatch.setattr(stream_module.InferStream, "_submit", broken)
     with pytest.raises(grpc.RpcError) as caught:
         list(door.stream([make_request()]))
     assert caught.value.code() is grpc.StatusCode.INTERNAL

@@ -1,9 +1,10 @@
-"""Unary calls straight from gRPC's completion queue: one thread reads, and whoever computed an answer sends it.
+"""Calls straight from gRPC's completion queue: one thread reads, and whoever computed an answer sends it.
 
-grpcio's own server gives each unary call a thread, a condition and a context, and changes threads twice on the way.
-This door registers one method with the server's core and drives it with the classes grpcio's server is itself built of
-(`grpc._cython.cygrpc`, in this shape since grpcio 1.63). Those are no public interface: direct_check.py finds out
-whether they work as they did, and the handler of the ordinary server stays in place for where they do not.
+grpcio's own server gives each call a thread, a condition and a context, and changes threads twice on the way, for each
+message of a stream too. This door registers methods with the server's core and drives them with the classes grpcio's
+server is itself built of (`grpc._cython.cygrpc`, in this shape since grpcio 1.65). Those are no public interface:
+direct_check.py finds out whether they work as they did, and the handlers of the ordinary server stay in place for where
+they do not.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import abc
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
 from edge_server.errors import InvalidRequest, Throttled
-from edge_server.frontends.grpc.boundary import Ending, ending
+from edge_server.frontends.grpc.boundary import Ending, ending, known
 
 try:
     from grpc._cython import cygrpc
@@ -42,10 +44,10 @@ Event: TypeAlias = Any
 """cygrpc.BaseEvent: its tag is what to call with it."""
 
 
-def offer(server: grpc.Server, path: str) -> DirectDoor | None:
-    """Return a door for the unary method at `path`, or None where this grpcio does not offer what it is made of.
+def offer(server: grpc.Server, paths: Sequence[str]) -> DirectDoor | None:
+    """Return a door for the methods at `paths`, or None where this grpcio does not offer what it is made of.
 
-    To be called before the server starts. From then on the method's calls come to the door only.
+    To be called before the server starts. From then on the methods' calls come to the door only.
     """
     core = getattr(server, "_cy_server", None)
     needed = ("register_completion_queue", "register_method", "request_registered_call")
@@ -53,38 +55,39 @@ def offer(server: grpc.Server, path: str) -> DirectDoor | None:
         return None
     queue = cygrpc.CompletionQueue()
     core.register_completion_queue(queue)
-    core.register_method(path)
-    return DirectDoor(core, queue, path)
+    for path in paths:
+        core.register_method(path)
+    return DirectDoor(core, queue)
 
 
 class DirectDoor:
-    """Takes the calls of one registered method from a completion queue of its own. `start` once, then `join` once the
+    """Takes the calls of registered methods from a completion queue of its own. `start` once, then `join` once the
     server was told to stop.
 
     One thread reads: two would only wake each other. A deputy stands by, and takes over when the reader has been in
     one and the same event for long, as in a model that waits for an answer of this very server.
     """
 
-    def __init__(self, core: Any, queue: Any, path: str) -> None:
+    def __init__(self, core: Any, queue: Any) -> None:
         self._core = core
         self._queue = queue
-        self._path = path
         self._lock = threading.Lock()
         self._requested = 0
         self._open = 0
         self._max_calls = 0
-        self._make_call: MakeCall | None = None
         self._threads: list[threading.Thread] = []
         self._reader: threading.Thread | None = None
         self._event_count = 0
         self._is_in_event = False
 
-    def start(self, make_call: MakeCall, max_calls: int) -> None:
-        """Begin to take calls, at most `max_calls` at once; the server must have been started before."""
-        self._make_call = make_call
+    def start(self, make_calls: Mapping[str, MakeCall], max_calls: int) -> None:
+        """Begin to take calls, at most `max_calls` at once, by path; the server must have been started before."""
         self._max_calls = max_calls
-        for _ in range(_REQUESTED_CALLS):
-            self._request_call()
+        for path, make_call in make_calls.items():
+            method = _Method(path, make_call)
+            method.on_call = partial(self._on_call, method)
+            for _ in range(_REQUESTED_CALLS):
+                self._request_call(method)
         self._threads = [
             threading.Thread(target=self._serve, name=f"grpc-infer-{index}", daemon=True) for index in (0, 1)
         ]
@@ -140,41 +143,83 @@ class DirectDoor:
         with self._lock:
             return self._requested == 0 and self._open == 0
 
-    def _request_call(self) -> None:
+    def _request_call(self, method: _Method) -> None:
         with self._lock:
             self._requested += 1
-        self._core.request_registered_call(self._queue, self._queue, self._path, self._on_call)
+        self._core.request_registered_call(self._queue, self._queue, method.path, method.on_call)
 
-    def _on_call(self, event: Event) -> None:
+    def _on_call(self, method: _Method, event: Event) -> None:
         if not event.success:
             with self._lock:
                 self._requested -= 1
             return  # the server stops: what was requested comes back empty
         # In the place of the one that came.
-        self._core.request_registered_call(self._queue, self._queue, self._path, self._on_call)
+        self._core.request_registered_call(self._queue, self._queue, method.path, method.on_call)
         with self._lock:
             self._open += 1
             is_full = self._open > self._max_calls
-        assert self._make_call is not None
-        call = self._make_call(event, self._on_closed)
+        call = method.make_call(event, self._on_closed)
         if is_full:
-            call.end(ending(Throttled(f"{self._max_calls} calls are open, which is as many as are served at once")))
+            call.refuse(ending(Throttled(f"{self._max_calls} calls are open, which is as many as are served at once")))
         else:
-            call.receive()
+            call.begin()
 
     def _on_closed(self) -> None:
         with self._lock:
             self._open -= 1
 
 
-class UnaryCall(abc.ABC):
-    """One call: its message is read on the door's thread, and `end` may be called from any, once."""
+class _Method:
+    """A registered method, and what makes its calls."""
 
-    __slots__ = ("_closed", "_event", "_watches")
+    __slots__ = ("make_call", "on_call", "path")
+
+    def __init__(self, path: str, make_call: MakeCall) -> None:
+        self.path = path
+        self.make_call = make_call
+        self.on_call: Callable[[Event], None] = lambda event: None
+
+
+class DirectCall(abc.ABC):
+    """One call. Of `begin` and `refuse` one is called, once, on the door's thread."""
+
+    __slots__ = ("_closed", "_event")
 
     def __init__(self, event: Event, closed: Callable[[], None]) -> None:
         self._event = event
         self._closed = closed
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """Take the call up."""
+
+    @abc.abstractmethod
+    def refuse(self, done: Ending) -> None:
+        """End it before anything of it was read."""
+
+    # As grpc.ServicerContext tells it.
+
+    def invocation_metadata(self) -> Any:
+        return self._event.invocation_metadata
+
+    def time_remaining(self) -> float:
+        return max(0.0, float(self._event.call_details.deadline) - time.time())
+
+    def _start(self, operations: Sequence[Any], tag: Callable[[Event], None]) -> None:
+        self._event.call.start_server_batch(operations, tag)
+
+    def _on_end(self, event: Event) -> None:
+        self._closed()
+
+
+class UnaryCall(DirectCall):
+    """One call with a message each way: its message is read on the door's thread, and `end` may be called from any,
+    once."""
+
+    __slots__ = ("_watches",)
+
+    def __init__(self, event: Event, closed: Callable[[], None]) -> None:
+        super().__init__(event, closed)
         self._watches = False
 
     @abc.abstractmethod
@@ -185,21 +230,16 @@ class UnaryCall(abc.ABC):
     def on_client_left(self) -> None:
         """Know that nobody waits for the answer any more. Only after `watch`."""
 
-    # As grpc.ServicerContext tells it.
+    def begin(self) -> None:
+        self._start((cygrpc.ReceiveMessageOperation(_NO_FLAGS),), self._on_message)
 
-    def invocation_metadata(self) -> Any:
-        return self._event.invocation_metadata
-
-    def time_remaining(self) -> float:
-        return max(0.0, float(self._event.call_details.deadline) - time.time())
-
-    def receive(self) -> None:
-        self._event.call.start_server_batch((cygrpc.ReceiveMessageOperation(_NO_FLAGS),), self._on_message)
+    def refuse(self, done: Ending) -> None:
+        self.end(done)
 
     def watch(self) -> None:
         """Learn of the client's leaving before the end of the call. Not needed for calls that end at once."""
         self._watches = True
-        self._event.call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._on_close)
+        self._start((cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._on_close)
 
     def end(self, done: Ending) -> None:
         """Send the message or the error, and the status."""
@@ -211,7 +251,7 @@ class UnaryCall(abc.ABC):
             operations.append(cygrpc.SendMessageOperation(done.message, _NO_FLAGS))
         if not self._watches:
             operations.append(cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS))
-        self._event.call.start_server_batch(operations, self._on_end)
+        self._start(operations, self._on_end)
 
     def _on_message(self, event: Event) -> None:
         data = event.batch_operations[0].message() if event.success else None
@@ -225,9 +265,84 @@ class UnaryCall(abc.ABC):
         if event.batch_operations[0].cancelled():
             self.on_client_left()
 
-    def _on_end(self, event: Event) -> None:
-        self._closed()
+
+class StreamSide(Protocol):
+    """What takes the events of a stream, all of them on the door's thread."""
+
+    def on_message(self, data: bytes) -> None:
+        """Take a request. The next one comes after `StreamCall.receive`."""
+
+    def on_last_message(self) -> None:
+        """Know that the client sends no more, or is gone."""
+
+    def on_sent(self) -> None:
+        """Know that gRPC has taken what was sent last, or that it never will."""
+
+    def on_client_left(self) -> None:
+        """Know that nobody reads any more."""
 
 
-MakeCall: TypeAlias = Callable[[Event, Callable[[], None]], UnaryCall]
+class StreamCall(DirectCall):
+    """One call with any number of messages each way. `receive`, `send` and `finish` may be called from any thread; of
+    each of the first two one is under way at a time."""
+
+    __slots__ = ("_has_sent", "_open", "_side")
+
+    def __init__(self, event: Event, closed: Callable[[], None], open_side: Callable[[StreamCall], StreamSide]) -> None:
+        super().__init__(event, closed)
+        self._open = open_side
+        self._side: StreamSide | None = None
+        self._has_sent = False
+
+    def begin(self) -> None:
+        try:
+            self._side = self._open(self)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            self.refuse(ending(known(error)))
+            return
+        self._start((cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._on_close)
+        self.receive()
+
+    def refuse(self, done: Ending) -> None:
+        self._start((*self._last(done), cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS)), self._on_end)
+
+    def receive(self) -> None:
+        """Have the next request read."""
+        self._start((cygrpc.ReceiveMessageOperation(_NO_FLAGS),), self._on_message)
+
+    def send(self, message: bytes) -> None:
+        operations = (*self._first(), cygrpc.SendMessageOperation(message, _NO_FLAGS))
+        self._has_sent = True
+        self._start(operations, self._on_sent)
+
+    def finish(self, done: Ending) -> None:
+        """Send the status, after which nothing is sent."""
+        self._start(self._last(done), self._on_end)
+
+    def _first(self) -> Sequence[Any]:
+        return () if self._has_sent else (cygrpc.SendInitialMetadataOperation(None, _NO_FLAGS),)
+
+    def _last(self, done: Ending) -> Sequence[Any]:
+        status = cygrpc.SendStatusFromServerOperation(done.trailers, done.code, done.details, _NO_FLAGS)
+        return (*self._first(), status)
+
+    def _on_message(self, event: Event) -> None:
+        assert self._side is not None
+        data = event.batch_operations[0].message() if event.success else None
+        if data is None:
+            self._side.on_last_message()
+        else:
+            self._side.on_message(data)
+
+    def _on_sent(self, event: Event) -> None:
+        assert self._side is not None
+        self._side.on_sent()
+
+    def _on_close(self, event: Event) -> None:
+        assert self._side is not None
+        if event.batch_operations[0].cancelled():
+            self._side.on_client_left()
+
+
+MakeCall: TypeAlias = Callable[[Event, Callable[[], None]], DirectCall]
 """What makes a call of its event and of what to call when it has ended."""

@@ -15,7 +15,7 @@ from edge_server.frontends.grpc.pool import HandlerPool
 
 _log = logging.getLogger(__name__)
 
-FIRST, LAST = (1, 63), (1, 85)
+FIRST, LAST = (1, 65), (1, 85)
 """The releases that every test of the gRPC front end was run with, the ones between them included."""
 
 _PATH = "/edge_server.Check/Echo"
@@ -48,12 +48,12 @@ def works() -> bool:
 
 
 def _echoes(server: grpc.Server, address: str) -> bool:
-    door = offer(server, _PATH)
+    door = offer(server, [_PATH])
     if door is None:
         return False
     server.add_insecure_port(address)
     server.start()
-    door.start(_EchoCall, 1)
+    door.start({_PATH: _EchoCall}, 1)
     try:
         with grpc.insecure_channel(address) as channel:
             answer = channel.unary_unary(_PATH)(b"is it so?", timeout=_CALL_S)

@@ -5,7 +5,6 @@ All handlers take and return bytes, so that nothing is parsed before the boundar
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +12,22 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from edge_server.config import GrpcConfig
-from edge_server.errors import EdgeServerError, InvalidRequest, Throttled
+from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.grpc.access import Restriction, restriction, restrictions
 from edge_server.frontends.grpc.boundary import abort, known
 from edge_server.frontends.grpc.control import ControlRpcs
+from edge_server.frontends.grpc.direct import MakeCall
 from edge_server.frontends.grpc.direct_infer import DirectInfer
+from edge_server.frontends.grpc.direct_stream import DirectStreams
 from edge_server.frontends.grpc.discovery import Reflection, health_check
 from edge_server.frontends.grpc.infer import UnaryInfer, forwarded_metadata
+from edge_server.frontends.grpc.open_streams import OpenStreams
 from edge_server.frontends.grpc.read import InferReader
 from edge_server.protocol import messages
 from edge_server.protocol.messages import Method
 from edge_server.records import dataclass
 
 if TYPE_CHECKING:
-    from edge_server.frontends.grpc.stream import StreamInfer
     from edge_server.service import InferenceService
 
 UnaryAnswer = Callable[[bytes, grpc.ServicerContext], "bytes | EdgeServerError"]
@@ -55,11 +56,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
         self._config = config
         self._reader = InferReader()
         self._restrictions = restrictions(config.restricted)
-        self._max_streams = max_streams
-        self._lock = threading.Lock()
-        self._stream_count = 0
-        self._streams: set[StreamInfer] = set()
-        self._is_stopping = False
+        self._opened = OpenStreams(max_streams)
         self._by_path: dict[str, grpc.RpcMethodHandler] = {}
         self._add_inference()
         self._add_health()
@@ -70,19 +67,19 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._by_path.get(handler_call_details.method)
 
-    def direct_infer(self) -> tuple[DirectInfer, str]:
-        """Return what answers ModelInfer at the direct door, and the path it is called by."""
-        method = next(item for item in messages.service_methods(messages.GRPC_SERVICE) if item.name == "ModelInfer")
-        guard = self._restrictions.get(method.name)
-        return DirectInfer(self._service, self._reader, self._config.header_pattern, guard), method.path
+    def direct_calls(self) -> dict[str, MakeCall]:
+        """Return what answers inference at the direct door, by the paths it is called by."""
+        paths = {method.name: method.path for method in messages.service_methods(messages.GRPC_SERVICE)}
+        pattern, guards = self._config.header_pattern, self._restrictions
+        unary = DirectInfer(self._service, self._reader, pattern, guards.get("ModelInfer"))
+        streams = DirectStreams(
+            self._service, self._reader, pattern, guards.get("ModelStreamInfer"), self._opened, unary.brevity
+        )
+        return {paths["ModelInfer"]: unary.call, paths["ModelStreamInfer"]: streams.call}
 
     def stop_streams(self) -> None:
         """End every inference stream as soon as nothing is outstanding on it."""
-        with self._lock:
-            self._is_stopping = True
-            streams = list(self._streams)
-        for stream in streams:
-            stream.stop()
+        self._opened.stop()
 
     def _add_inference(self) -> None:
         unary = UnaryInfer(self._service, self._reader, self._config.header_pattern)
@@ -120,11 +117,11 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             try:
                 if guard is not None:
                     guard.check(context)
-                self._count_stream()
+                self._opened.enter()
                 try:
                     yield from answers(requests, context)
                 finally:
-                    self._uncount_stream()
+                    self._opened.leave()
                 return
             except grpc.RpcError:
                 raise  # the client left, as grpcio tells itself
@@ -134,32 +131,17 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
 
         self._by_path[method.path] = grpc.stream_stream_rpc_method_handler(behavior)
 
-    def _count_stream(self) -> None:
-        with self._lock:
-            if self._stream_count >= self._max_streams:
-                raise Throttled(f"{self._max_streams} streams are open, which is as many as are served at once")
-            self._stream_count += 1
-
-    def _uncount_stream(self) -> None:
-        with self._lock:
-            self._stream_count -= 1
-
     def _infer_on_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        # Imported by the first stream: a server that is asked by unary calls alone stays smaller.
+        # Imported by the first stream that comes this way.
         from edge_server.frontends.grpc.stream import StreamInfer
 
         headers = forwarded_metadata(context, self._config.header_pattern)
         stream = StreamInfer(self._service, self._reader, context, headers)
-        with self._lock:
-            self._streams.add(stream)
-            is_stopping = self._is_stopping
-        if is_stopping:
-            stream.stop()
+        self._opened.add(stream)
         try:
             yield from stream.responses(requests)
         finally:
-            with self._lock:
-                self._streams.discard(stream)
+            self._opened.remove(stream)
 
 
 def _guarded(answer: UnaryAnswer, restriction: Restriction | None) -> Callable[[bytes, grpc.ServicerContext], bytes]:

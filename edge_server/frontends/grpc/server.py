@@ -55,7 +55,7 @@ class GrpcFrontend:
 
     @property
     def is_direct(self) -> bool:
-        """Whether ModelInfer comes through the direct door; known once it was started."""
+        """Whether inference comes through the direct door; known once it was started."""
         return self._door is not None
 
     def start(self) -> int:
@@ -67,12 +67,12 @@ class GrpcFrontend:
             options=channel_options(config),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
-        infer, path = self._handlers.direct_infer()
-        door = offer(server, path) if config.may_be_direct and may_be_direct() else None
+        calls = self._handlers.direct_calls()
+        door = offer(server, list(calls)) if config.may_be_direct and may_be_direct() else None
         port = _bind(server, config)
         server.start()
         if door is not None:
-            door.start(infer.call, MAX_CALLS)
+            door.start(calls, MAX_CALLS)
         self._door = door
         self._server = server
         return port
