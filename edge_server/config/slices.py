@@ -79,7 +79,7 @@ class GrpcConfig:
 
     `is_mutual_tls` implies `is_tls` and asks clients for a certificate signed by `root_cert`. The keepalive numbers are
     gRPC's channel arguments of the same name, in milliseconds; 0 for the two connection ages means unlimited.
-    `may_be_direct`: unary inference may be read from gRPC's completion queue, past grpcio's own server.
+    `may_be_direct`: inference may be read from gRPC's completion queue, past grpcio's own server.
     """
 
     is_enabled: bool = True

@@ -194,7 +194,7 @@ _GRPC = (
     Setting("grpc.port", "--grpc-port", PORT, "Port of gRPC; 0 lets the system choose."),
     Setting("grpc.reuses_port", "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too."),
     Setting(
-        "grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take unary inference straight from gRPC's core. Faster."
+        "grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take inference straight from gRPC's core. Faster."
     ),
     Setting(
         "grpc.compression_level",
