@@ -193,9 +193,7 @@ _GRPC = (
     Setting("grpc.address", "--grpc-address", TEXT, "Address that gRPC listens on; 0.0.0.0 opens it to the network."),
     Setting("grpc.port", "--grpc-port", PORT, "Port of gRPC; 0 lets the system choose."),
     Setting("grpc.reuses_port", "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too."),
-    Setting(
-        "grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take inference straight from gRPC's core. Faster."
-    ),
+    Setting("grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take inference straight from gRPC's core. Faster."),
     Setting(
         "grpc.compression_level",
         "--grpc-infer-response-compression-level",
