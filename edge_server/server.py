@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from edge_server import __version__
 from edge_server.composition import Core, build, copy_first, first_wish
@@ -35,9 +34,6 @@ from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics
 from edge_server.telemetry.service_manager import Check
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

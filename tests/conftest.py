@@ -296,3 +296,32 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+@contextlib.contextmanager
+def served_with_client_memory(models: Path, environment: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Start the installed server with more environment; yield the addresses of HTTP, gRPC and metrics."""
+    command = [str(Path(sys.executable).parent / "edge-server"), "serve", f"--model-repository={models}"]
+    command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--allow-client-shm=true", "--governor=false"]
+    with subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            seen = []
+            for line in process.stdout:
+                seen.append(line)
+                found = re.search(r"is ready: HTTP http://(\S+?);? gRPC (\S+?); metrics http://(\S+?)/", line)
+                if found:
+                    break
+            else:
+                raise AssertionError("".join(seen))
+            yield found[1], found[2], found[3]
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+@pytest.fixture
+def serve_with_client_memory() -> Callable[..., contextlib.AbstractContextManager[tuple[str, str, str]]]:
+    return served_with_client_memory

@@ -316,7 +316,7 @@ class OnnxSession(Session):
 
     def _run(self, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
         if self._bound is not None:
-            # Without targets nothing lies anywhere else.
+            # Without targets all of it comes back as arrays of the host.
             return self._bound.run(names, feeds)  # type: ignore[return-value]
         if self._bf16:
             return self._run_bf16(names, feeds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import os
 import threading
 import urllib.error
 import urllib.request
@@ -235,34 +234,12 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
 
 
 @pytest.fixture
-def served(gpu: Any, tmp_path: Path) -> Iterator[Any]:
+def served(gpu: Any, tmp_path: Path, serve_with_client_memory: Any) -> Iterator[Any]:
     """The installed server with the driver, as a process of its own; the addresses of HTTP, gRPC and metrics."""
-    import re
-    import subprocess
-    import sys
-
     (tmp_path / "models/same/1").mkdir(parents=True)
     (tmp_path / "models/same/config.pbtxt").write_text(CONFIG)
-    command = [Path(sys.executable).parent / "edge-server", "serve", f"--model-repository={tmp_path / 'models'}"]
-    command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--allow-client-shm=true", "--governor=false"]
-    environment = {**os.environ, **gpu.environment()}
-    with subprocess.Popen(
-        list(map(str, command)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            seen = []
-            for line in process.stdout:
-                seen.append(line)
-                found = re.search(r"is ready: HTTP http://(\S+?);? gRPC (\S+?); metrics http://(\S+?)/", line)
-                if found:
-                    break
-            else:
-                raise AssertionError("".join(seen))
-            yield found[1], found[2], found[3]
-        finally:
-            process.terminate()
-            process.communicate(timeout=30)
+    with serve_with_client_memory(tmp_path / "models", gpu.environment()) as addresses:
+        yield addresses
 
 
 def _post(address: str, path: str, body: object) -> tuple[int, Any]:

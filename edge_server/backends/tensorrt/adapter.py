@@ -159,7 +159,7 @@ class Library:
         """
         base: Any = self.trt.IOutputAllocator
 
-        class Allocator(base):  # type: ignore[misc]
+        class Allocator(base):  # type: ignore[misc]  # a base that is known at run time only
             def __init__(self) -> None:
                 base.__init__(self)
 
@@ -227,7 +227,7 @@ def make_logger(trt: ModuleType | Any) -> Any:
     """Return a logger that prints nothing and keeps errors for whoever listens: `with logger.heard() as heard`."""
     base: Any = trt.ILogger
 
-    class Logger(base):  # type: ignore[misc]
+    class Logger(base):  # type: ignore[misc]  # a base that is known at run time only
         def __init__(self) -> None:
             base.__init__(self)
             self._listeners: list[_Heard] = []

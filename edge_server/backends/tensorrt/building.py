@@ -200,9 +200,9 @@ def _watch(trt: Any, config: Any, report: Callable[[str, float], None], is_cance
         report("Building", 0.0)
         return
 
-    class Monitor(base):  # type: ignore[misc, valid-type]
+    class Monitor(base):  # type: ignore[misc, valid-type]  # a base that is known at run time only
         def __init__(self) -> None:
-            base.__init__(self)  # type: ignore[misc]
+            base.__init__(self)  # type: ignore[misc]  # likewise
             self._progress = Progress()
             self._told = ("", 0.0, 0.0)
 

@@ -132,5 +132,5 @@ def order_from_json(data: Mapping[str, object]) -> EngineOrder:
             {name: Range(*(tuple(shape) for shape in shapes)) for name, shapes in profile.items()}
             for profile in profiles
         ),
-        **known,  # type: ignore[arg-type]
+        **known,  # type: ignore[arg-type]  # as written, by this package
     )

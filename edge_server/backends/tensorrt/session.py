@@ -180,7 +180,7 @@ class TensorRTSession(Session):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        # Without targets nothing lies anywhere else.
+        # Without targets all of it comes back as arrays of the host.
         return self._translated(self._run, inputs, outputs)  # type: ignore[return-value]
 
     def run_on_device(

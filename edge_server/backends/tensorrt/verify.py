@@ -43,7 +43,7 @@ def save_samples(path: Path, samples: list[Sample]) -> None:
         for name, array in tensors.items()
     }
     with open(path, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # a name could be one of its options: ours have slashes
 
 
 def load_samples(path: Path) -> list[Sample]:
@@ -54,7 +54,7 @@ def load_samples(path: Path) -> list[Sample]:
             _, number, side, name = key.split("/", 3)
             sample = found.setdefault(int(number), Sample({}, {}))
             tensors = sample.inputs if side == "in" else sample.outputs
-            tensors[name] = arrays[key]  # type: ignore[index]
+            tensors[name] = arrays[key]  # type: ignore[index]  # a Sample made above holds dicts
     return [found[number] for number in sorted(found)]
 
 
