@@ -430,14 +430,30 @@ def test_metrics_of_a_model_are_on_the_page_until_it_is_unloaded(
     assert eventually(lambda: python_house.service.model_families() == [])
 
 
-def test_threads_that_a_model_leaves_are_named(python_house: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        "threading.Thread(target=self.run, name='straggler', daemon=True).start()",
+        "threading.Thread(target=lambda: stop.wait(5), name='straggler', daemon=True).start()",
+        "threading.Thread(target=functools.partial(wait, 5), name='straggler', daemon=True).start()",
+        "Straggler(name='straggler', daemon=True).start()",
+    ],
+    ids=["method", "function", "partial", "class"],
+)
+def test_threads_that_a_model_leaves_are_named(python_house: Any, caplog: pytest.LogCaptureFixture, start: str) -> None:
     python_house.add(
         "m",
-        """
+        f"""
+        import functools
         stop = threading.Event()
+        def wait(seconds):
+            stop.wait(seconds)
+        class Straggler(threading.Thread):
+            def run(self):
+                stop.wait(5)
         class TritonPythonModel:
             def initialize(self, args):
-                threading.Thread(target=self.run, name="straggler", daemon=True).start()
+                {start}
             def run(self):
                 stop.wait(5)
             def execute(self, requests):

@@ -13,6 +13,7 @@ Nothing is written beside the models: their byte code is not cached, so that a c
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -187,10 +188,24 @@ def package_of(frame: FrameType | None) -> str:
 
 
 def threads_of(package: str) -> list[threading.Thread]:
-    """Return the other living threads that run code of the package."""
-    frames = sys._current_frames()
-    return [
-        thread
-        for thread in threading.enumerate()
-        if thread is not threading.current_thread() and package_of(frames.get(thread.ident or 0)) == package
-    ]
+    """Return the other living threads whose class, or whose function, is the package's own.
+
+    A thread is known by what it was started with. Its frames would show more (a pool's worker in the middle of the
+    model's code), but frames of a thread that runs on are not safe to walk in CPython 3.11: `f_back` has been seen to
+    answer an object that is no frame.
+    """
+    me = threading.current_thread()
+    return [thread for thread in threading.enumerate() if thread is not me and _is_started_by(thread, package)]
+
+
+def _is_started_by(thread: threading.Thread, package: str) -> bool:
+    entry = getattr(thread, "_target", None)  # nothing public tells it; forgotten when the thread ends
+    while isinstance(entry, functools.partial):
+        entry = entry.func
+    owner = getattr(entry, "__self__", None)  # of a bound method, also one inherited from another module
+    homes = (type(thread), entry, type(owner))
+    return any(_is_in(getattr(home, "__module__", None), package) for home in homes)
+
+
+def _is_in(module: object, package: str) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] == package
