@@ -12,10 +12,19 @@ from edge_server.core.device import DeviceArray, DevicePiece, DeviceTensor, join
 from edge_server.core.message import Request
 from edge_server.core.model import ModelSpec, OutputSpec
 from edge_server.core.ragged import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.shape_tensors import (
+    batched_shape_inputs,
+    batched_shape_outputs,
+    rows_of_values,
+    with_batch_size,
+)
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
 
 Array: TypeAlias = npt.NDArray[np.generic]
+
+_SHOWN_VALUES = 16
+"""How many values of a shape tensor an error shows."""
 
 
 class BatchPlan:
@@ -27,11 +36,15 @@ class BatchPlan:
         self._output_names = tuple(item.name for item in spec.outputs)
         self._has_rows = spec.max_batch_size > 0
         self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and self._has_rows)
+        self._shape_inputs = batched_shape_inputs(spec)
+        self._shape_outputs = batched_shape_outputs(spec)
         self._reshaped_inputs = {
-            item.name: item for item in spec.inputs if item.reshape is not None and item.name not in self._ragged
+            item.name: item
+            for item in spec.inputs
+            if item.reshape is not None and item.name not in self._ragged | self._shape_inputs
         }
         self._cut_by = {name: item.sources[0] for item in spec.batch_outputs for name in item.target_names}
-        self._joins_rows_only = not self._ragged and not spec.batch_inputs
+        self._joins_rows_only = not self._ragged and not spec.batch_inputs and not self._shape_inputs
         self._passes_inputs = self._joins_rows_only and not self._reshaped_inputs
         """Whether a lone request's arrays are the model's inputs as they are."""
         self._may_leave_out = any(item.is_optional for item in spec.inputs)
@@ -40,7 +53,7 @@ class BatchPlan:
         """Return the batch's inputs: the arrays themselves for a lone request, else copies joined along the rows."""
         first = requests[0].inputs
         if not self._joins_rows_only:
-            batch = self._gather_ragged(requests)
+            batch = self._gather_told(requests)
         elif len(requests) == 1:
             batch = {name: tensor.array for name, tensor in first.items()}
         else:
@@ -58,7 +71,8 @@ class BatchPlan:
         )
 
     def gather_on_device(self, requests: Sequence[Request]) -> Mapping[str, Array | DeviceArray]:
-        """Return the inputs as `gather` does, those on a GPU left there, unless the model takes ragged ones."""
+        """Return the inputs as `gather` does, those on a GPU left there, unless the model is told of its batch: by
+        ragged inputs or by shape tensors."""
         if not self._joins_rows_only:
             return self.gather(requests)
         batch = {name: join_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
@@ -70,15 +84,23 @@ class BatchPlan:
 
     def targets(self, requests: Sequence[Request]) -> Mapping[str, DevicePiece]:
         """Return where on GPUs outputs are wanted, by name. Those of a lone request: a batch's rows are not dealt out
-        there. None where answers are kept, which may be done when the memory was given back."""
+        there. None where answers are kept, which may be done when the memory was given back; nor for shape tensors,
+        whose values the host turns into rows."""
         if len(requests) > 1 or self._cut_by or self.spec.is_cached:
             return {}
+        if self._shape_outputs:
+            targets = requests[0].targets or {}
+            return {name: piece for name, piece in targets.items() if name not in self._shape_outputs}
         return requests[0].targets or {}
 
-    def _gather_ragged(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """Return the batch's inputs with ragged ones flat, and those that are made from the batch."""
+    def _gather_told(self, requests: Sequence[Request]) -> dict[str, Array]:
+        """Return the batch's inputs with ragged ones flat, shape tensors with the batch size before their values, and
+        those that are made from the batch."""
         batch: dict[str, Array] = {}
         for name in requests[0].inputs:
+            if name in self._shape_inputs:
+                batch[name] = with_batch_size(requests[0].inputs[name].array, self._rows(requests))
+                continue
             arrays = [request.inputs[name].array for request in requests]
             if name in self._ragged:
                 batch[name] = concatenate(arrays)
@@ -88,6 +110,13 @@ class BatchPlan:
             made = make_batch_input(item.kind, item.dtype, self._shapes(requests, item.sources[0]))
             batch.update(dict.fromkeys(item.target_names, made))
         return batch
+
+    def _rows(self, requests: Sequence[Request]) -> int:
+        """Return how many rows the requests have in all: one each, where no input tells."""
+        name = next((name for name in requests[0].inputs if name not in self._shape_inputs), None)
+        if name is None:
+            return len(requests)
+        return sum(request.inputs[name].shape[0] for request in requests)
 
     @staticmethod
     def _shapes(requests: Sequence[Request], name: str) -> list[tuple[int, ...]]:
@@ -197,7 +226,9 @@ class BatchPlan:
         spec = self._declared(name, array)
         item_dims = spec.dims if spec.reshape is None else spec.reshape
         expected = item_dims
-        if self._has_rows and not spec.is_shape_tensor:
+        if self._has_rows:
+            if spec.is_shape_tensor and total is not None:
+                return self._rows_of_values(spec, array, total)
             expected = (-1 if total is None else total, *item_dims)
         shape = array.shape
         if shape != expected and (
@@ -205,6 +236,16 @@ class BatchPlan:
         ):
             raise self._broken_promise(spec, expected, shape)
         return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
+
+    def _rows_of_values(self, spec: OutputSpec, array: Array, total: int) -> Array:
+        rows = rows_of_values(array, spec.dims, total)
+        if rows is None:
+            given = f"the values {array.tolist()}" if array.size <= _SHOWN_VALUES else f"the shape {list(array.shape)}"
+            raise BackendError(
+                f"model '{self.spec.name}' answered shape tensor '{spec.name}' with {given}, but its configuration "
+                f"promises the batch size {total} and then values of {list(spec.dims)}"
+            )
+        return rows
 
     def _declared(self, name: str, array: Array) -> OutputSpec:
         """Return what is promised of an output. Raises BackendError for one of another name or type."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from math import prod
 
+from edge_server.core.device import DeviceTensor
 from edge_server.core.message import Request
 from edge_server.core.model import InputSpec, ModelSpec
+from edge_server.core.shape_tensors import batched_shape_inputs
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 
@@ -18,15 +20,20 @@ class RequestCheck:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+        self._limit = spec.max_batch_size
         self._inputs = {item.name: item for item in spec.inputs}
         self._outputs = frozenset(item.name for item in spec.outputs)
         self._required = frozenset(item.name for item in spec.inputs if not item.is_optional)
-        self._expected_dims = {item.name: spec.wire_dims(item.dims) for item in spec.inputs}
-        self._shapes_vary = any(item.is_optional or -1 in item.dims for item in spec.inputs)
+        self._shape_tensors = batched_shape_inputs(spec)
+        self._expected_dims = {
+            item.name: item.dims if item.name in self._shape_tensors else spec.wire_dims(item.dims)
+            for item in spec.inputs
+        }
+        shapes_vary = any(item.is_optional or -1 in item.dims for item in spec.inputs)
+        self._keys_vary = shapes_vary or bool(self._shape_tensors)
         batches = spec.max_batch_size > 0
         self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and batches)
         self._counted = frozenset(item.sources[0] for item in spec.batch_inputs if item.dtype is DType.INT32)
-        self._has_shape_tensors = any(item.is_shape_tensor for item in spec.inputs)
 
     def rows(self, request: Request) -> int:
         """Return how many rows the request brings: its batch size, or 1 for a model that does not batch.
@@ -52,26 +59,38 @@ class RequestCheck:
         return rows or 1
 
     def merge_key(self, request: Request) -> Hashable:
-        """Return what two requests must have in common to share a batch: their inputs and, unless ragged, item shapes.
+        """Return what two requests must have in common to share a batch: their inputs, unless ragged their item shapes,
+        and the values of shape tensors.
 
-        Requests to a model with shape tensors share with none: one batch has one value of each.
+        Requests with a shape tensor in a GPU's memory share with none: nobody looks there on a request's way in.
         """
-        if self._has_shape_tensors:
-            return object()
-        if not self._shapes_vary:
+        if not self._keys_vary:
             return None
         inputs = request.inputs
         if self._ragged:
-            return tuple(
+            shapes = tuple(
                 (name, () if name in self._ragged else inputs[name].shape[1:])
                 for name in self._inputs
                 if name in inputs
             )
-        return tuple((name, inputs[name].shape[1:]) for name in self._inputs if name in inputs)
+        else:
+            shapes = tuple((name, inputs[name].shape[1:]) for name in self._inputs if name in inputs)
+        return (shapes, self._values_key(request)) if self._shape_tensors else shapes
+
+    def _values_key(self, request: Request) -> Hashable:
+        inputs = request.inputs
+        given = [inputs[name] for name in self._inputs if name in self._shape_tensors and name in inputs]
+        if any(isinstance(tensor, DeviceTensor) for tensor in given):
+            return object()
+        return tuple((tensor.name, tensor.array.tobytes()) for tensor in given)
 
     def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, rows: int) -> int:
         shape = tensor.shape
-        limit = self._spec.max_batch_size
+        limit = self._limit
+        if limit and spec.is_shape_tensor:
+            if not _fits(shape, spec.dims):
+                raise self._shape_error(request, spec, shape)
+            return rows
         item_shape = shape[1:] if limit else shape
         if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):
             raise self._shape_error(request, spec, shape)
@@ -82,7 +101,7 @@ class RequestCheck:
                 f"input '{spec.name}' for model '{self._spec.name}' has the shape {list(shape)}: expected sizes and a "
                 f"number of elements of at most {_INT32_MAX}, which the model is told of in INT32",
             )
-        if limit == 0 or spec.is_shape_tensor:
+        if not limit:
             return rows
         given: int = shape[0]
         if given == 0:
@@ -126,7 +145,12 @@ class RequestCheck:
     def _shape_error(self, request: Request, spec: InputSpec, shape: tuple[int, ...]) -> InvalidRequest:
         expected, given = (",".join(map(str, dims)) for dims in (self._expected_dims[spec.name], shape))
         note = ""
-        if self._spec.max_batch_size > 0:
+        if spec.name in self._shape_tensors:
+            note = (
+                " NOTE: it is a shape tensor: it is sent without a batch dimension and without the batch size, which "
+                "the server puts before its values."
+            )
+        elif self._spec.max_batch_size > 0:
             note = (
                 f" NOTE: max_batch_size is {self._spec.max_batch_size}, so the first dimension of every input is the "
                 "batch and must be at least 1; for a single item it is 1."

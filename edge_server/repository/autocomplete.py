@@ -9,6 +9,7 @@ from typing import TypeAlias
 from edge_server.backends import ONNX_ORDER, load_backend
 from edge_server.backends.base import Backend, ModelFile, Signature
 from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.records import dataclass
@@ -131,14 +132,28 @@ def _check_can_batch(config: ConfigMessage, model: str, signature: Signature) ->
     allowed = {-1, 1} if config.max_batch_size == 1 else {-1}
     specs: list[_TensorSpec] = [*signature.inputs, *signature.outputs]
     of_batch = batch_input_targets(config) | cut_outputs(config)
+    marked = {item.name for items in (config.input, config.output) for item in items if item.is_shape_tensor}
     for spec in specs:
         if spec.name in of_batch:
             continue
-        if config.max_batch_size > 0 and not spec.is_shape_tensor and (not spec.dims or spec.dims[0] not in allowed):
+        if config.max_batch_size > 0 and (spec.is_shape_tensor or spec.name in marked):
+            _check_holds_batch_size(config, model, spec)
+        elif config.max_batch_size > 0 and (not spec.dims or spec.dims[0] not in allowed):
             raise BadModelConfig(
                 f"model '{model}': max_batch_size: expected 0, for '{spec.name}' of the model file has the shape "
                 f"{list(spec.dims)} without a leading dimension of any size, given {config.max_batch_size}"
             )
+
+
+def _check_holds_batch_size(config: ConfigMessage, model: str, spec: _TensorSpec) -> None:
+    """Refuse max_batch_size for a shape tensor with no room for values beside the batch size, or of another type."""
+    if len(spec.dims) != 1 or spec.dims[0] in (0, 1) or spec.dtype not in SHAPE_DTYPES:
+        raise BadModelConfig(
+            f"model '{model}': max_batch_size: expected 0, for the shape tensor '{spec.name}' of the model file is "
+            f"{spec.dtype.config_name} of the shape {list(spec.dims)}; a model that batches has one dimension there, "
+            f"of the batch size and then the values, of type {' or '.join(t.config_name for t in SHAPE_DTYPES)}; "
+            f"given {config.max_batch_size}"
+        )
 
 
 def _fill_tensors(
@@ -153,7 +168,8 @@ def _fill_tensors(
             item = items.add(name=spec.name)
             if isinstance(spec, InputSpec):
                 item.optional = spec.is_optional
-            item.is_shape_tensor = spec.is_shape_tensor
+        if spec.is_shape_tensor:
+            item.is_shape_tensor = True
         if item.data_type == 0:
             item.data_type = spec.dtype.number
         if not item.dims:
@@ -161,8 +177,12 @@ def _fill_tensors(
 
 
 def _fill_dims(item: ConfigMessage, spec: _TensorSpec, max_batch_size: int) -> None:
-    """Give the file's dims without the batch dimension; what has none left becomes [1] reshaped to a scalar."""
-    has_batch = max_batch_size > 0 and not spec.is_shape_tensor
+    """Give the file's dims without the batch dimension; what has none left becomes [1] reshaped to a scalar. A shape
+    tensor has the batch size among its values instead, one that clients do not send."""
+    if max_batch_size > 0 and item.is_shape_tensor:
+        item.dims.append(max(spec.dims[0] - 1, -1))
+        return
+    has_batch = max_batch_size > 0
     dims = [size if size > 0 else -1 for size in spec.dims[1 if has_batch else 0 :]]
     item.dims.extend(dims or [1])
     if not dims:
@@ -224,14 +244,30 @@ def _check_tensor(
                              f"given {dtype.config_name}")  # fmt: skip
     if has_own_dims or not item.dims:
         return
-    has_batch = max_batch_size > 0 and not spec.is_shape_tensor
     stated = list(item.reshape.shape if item.HasField("reshape") else item.dims)
+    if max_batch_size > 0 and (spec.is_shape_tensor or item.is_shape_tensor):
+        _check_values(item, spec, what, stated)
+        return
+    has_batch = max_batch_size > 0
     of_file = list(spec.dims[1:] if has_batch else spec.dims)
     if not _fits(stated, of_file):
         batch = " after the batch dimension" if has_batch else ""
         hint = "" if has_batch or not _fits([-1, *stated], of_file) else "; does it lack max_batch_size?"
         raise BadModelConfig(f"{what} dims: expected a shape that fits the model file's {of_file}{batch}, "
                              f"given {stated}{hint}")  # fmt: skip
+
+
+def _check_values(item: ConfigMessage, spec: _TensorSpec, what: str, stated: Sequence[int]) -> None:
+    """Check a shape tensor of a model that batches: its dims are those of the values beside the batch size."""
+    if not item.is_shape_tensor:
+        raise BadModelConfig(f"{what} is_shape_tensor: expected true, for it is one in the model file, given false")
+    size = spec.dims[0]
+    if len(stated) != 1 or stated[0] < 1 or size not in (-1, stated[0] + 1):
+        wanted = f"[{size - 1}]" if size > 0 else "one dimension of a fixed size"
+        raise BadModelConfig(
+            f"{what} dims: expected {wanted}, as many as the values of the model file's shape tensor {list(spec.dims)} "
+            f"beside the batch size, given {list(stated)}"
+        )
 
 
 def _fits(stated: Sequence[int], of_file: Sequence[int]) -> bool:

@@ -13,6 +13,7 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request
 from edge_server.core.model import ModelSpec
 from edge_server.core.sequence import SequenceEntry, Turn
+from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, of_another_size
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.serving.counters import BatchTimes, Counters
@@ -43,7 +44,8 @@ class SequenceExecutor(BatchExecutor):
         super().__init__(spec, plan, counters, outlet)
         self._controls = controls
         self._states = states
-        self._shape_tensors = frozenset(item.name for item in spec.inputs if item.is_shape_tensor)
+        self._shape_inputs = batched_shape_inputs(spec)
+        self._shape_outputs = batched_shape_outputs(spec)
 
     def _compute(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
         assert isinstance(batch, SequenceBatch)
@@ -75,8 +77,8 @@ class SequenceExecutor(BatchExecutor):
         rows = [entry.row for entry in entries]
         whole: dict[str, Array] = {}
         for name, array in inputs.items():
-            if name in self._shape_tensors:
-                whole[name] = array
+            if name in self._shape_inputs:
+                whole[name] = of_another_size(array, len(entries), row_count)
                 continue
             whole[name] = np.zeros((row_count, *array.shape[1:]), array.dtype)
             if array.dtype == DType.BYTES.numpy:
@@ -90,9 +92,8 @@ class SequenceExecutor(BatchExecutor):
         rows = [entry.row for entry in entries]
         picked: dict[str, Array] = {}
         for name, array in outputs.items():
-            declared = self._spec.output(name)
-            if declared is not None and declared.is_shape_tensor:
-                picked[name] = array
+            if name in self._shape_outputs:
+                picked[name] = of_another_size(array, row_count, len(entries))
             elif array.shape[:1] != (row_count,):
                 raise BackendError(
                     f"model '{self._spec.name}' answered output '{name}' with shape {list(array.shape)} to a batch of "

@@ -113,7 +113,9 @@ def build(spec: ModelSpec, sample: WarmupSample, model_dir: Path) -> Request:
 
 
 def _data(spec: ModelSpec, sample: WarmupSample, item: WarmupInput, model_dir: Path) -> Array:
-    shape = (sample.batch_size, *item.dims) if spec.max_batch_size > 0 else item.dims
+    declared = spec.input(item.name)
+    has_rows = spec.max_batch_size > 0 and not (declared is not None and declared.is_shape_tensor)
+    shape = (sample.batch_size, *item.dims) if has_rows else item.dims
     if item.dtype is DType.BYTES and item.source != "file":
         # Random strings would be noise to any tokenizer; Triton sends empty ones as well.
         return np.full(shape, b"", dtype=object)
@@ -149,7 +151,7 @@ def _from_file(
     except OSError as error:
         raise _failed(sample.name, f"cannot read {path}: {error.strerror}") from error
     item_elements = int(np.prod(item.dims, dtype=np.int64))
-    rows = shape[0] if spec.max_batch_size > 0 else 1
+    rows = shape[0] if len(shape) > len(item.dims) else 1
     if item.dtype is DType.BYTES:
         strings = _strings(data, item_elements)
         if strings is None:

@@ -132,10 +132,11 @@ def test_requests_merge_when_shapes_and_presence_of_inputs_are_the_same() -> Non
     assert len({plain, other_shape, with_hint}) == 3
 
 
-def test_requests_with_shape_tensors_never_merge() -> None:
+def test_requests_merge_when_the_values_of_their_shape_tensors_are_the_same() -> None:
     check = RequestCheck(spec_of(IMAGE, InputSpec("SHAPE", DType.INT64, (1,), is_shape_tensor=True)))
-    one = request(IMAGE_1, tensor("SHAPE", DType.INT64, 1, 1))
-    assert check.merge_key(one) != check.merge_key(one)
+    one = check.merge_key(request(IMAGE_1, tensor("SHAPE", DType.INT64, 1)))
+    assert one == check.merge_key(request(IMAGE_1, tensor("SHAPE", DType.INT64, 1)))
+    assert one != check.merge_key(request(IMAGE_1, Tensor("SHAPE", DType.INT64, np.array([1], np.int64))))
 
 
 def test_a_model_of_fixed_shapes_needs_no_key() -> None:

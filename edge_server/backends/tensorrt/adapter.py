@@ -124,6 +124,24 @@ class Library:
             found.append(profile)
         return tuple(found)
 
+    def value_profiles(self, engine: Any, inputs: tuple[TensorInfo, ...]) -> tuple[Profile, ...]:
+        """Return what values the engine's profiles take in inputs whose values are shapes; others are left out, and
+        those of which the engine tells nothing."""
+        names = [item.name for item in inputs if item.is_on_host]
+        found = []
+        for number in range(max(engine.num_optimization_profiles, 1)):
+            profile: dict[str, Range] = {}
+            for name in names if hasattr(engine, "get_tensor_profile_values") else ():
+                try:
+                    values = engine.get_tensor_profile_values(number, name)
+                except TypeError:
+                    # The bindings have the arguments in this order, their documentation has them in the other.
+                    values = engine.get_tensor_profile_values(name, number)
+                if len(values) == 3:
+                    profile[name] = Range(*(tuple(int(value) for value in one) for one in values))
+            found.append(profile)
+        return tuple(found)
+
     def scratch_bytes(self, engine: Any) -> int:
         """Return how much device memory a context needs while it runs."""
         size = getattr(engine, "device_memory_size_v2", None)

@@ -29,12 +29,12 @@ from edge_server.backends.runtime import (
     words,
 )
 from edge_server.backends.tensorrt import cuda
-from edge_server.backends.tensorrt.adapter import EngineFault, TensorInfo, load_library
+from edge_server.backends.tensorrt.adapter import EngineFault, load_library
 from edge_server.backends.tensorrt.graphs import captured_sizes
 from edge_server.backends.tensorrt.order import order_of, plugin_path
 from edge_server.backends.tensorrt.session import TensorRTSession, Terms
 from edge_server.core.engine import EngineFile, Profile
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError, OutOfMemory
 
@@ -123,7 +123,7 @@ class TensorRTBackend(Backend):
             with context.current():
                 self._library.load_plugins(plugins)
                 engine = self._shared.take(key, partial(self._deserialise, path))
-                terms = _terms(job, sizes, is_mapped=device.is_integrated)
+                terms = _terms(job, sizes, is_mapped=device.is_integrated, is_plan=not digest)
                 info = SessionInfo(
                     f"{self.name} {self._library.version}",
                     f"GPU:{job.device_id}",
@@ -165,8 +165,9 @@ class TensorRTBackend(Backend):
             can_batch = is_batchable(
                 [item for item in inputs if not item.is_shape_tensor],
                 [item for item in outputs if not item.is_shape_tensor],
-            )
-            return Signature(inputs, outputs, can_batch, _most_rows(given, profiles) if can_batch else None)
+            ) and all(len(item.shape) == 1 and item.shape[0] > 1 for item in tensors if item.is_on_host)
+            values = self._library.value_profiles(engine, given)
+            return Signature(inputs, outputs, can_batch, _most_rows(profiles, values) if can_batch else None)
         except (EngineFault, cuda.CudaFault, RuntimeError, TypeError, ValueError, OSError) as error:
             failure = load_error(file, self.name, error)
         raise failure
@@ -178,17 +179,25 @@ def _require_gpu(file: ModelFile) -> None:
         raise LoadError(f"{file_title(file)}: it needs a GPU: {reason}")
 
 
-def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool) -> Terms:
+def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bool) -> Terms:
     spec = job.spec
+    # Of an engine that was built from an ONNX file the configuration alone tells: its outputs may lie on the GPU.
+    is_told = is_plan and spec.max_batch_size > 0
     return Terms(
         model=spec.name,
         has_rows=spec.max_batch_size > 0,
         dtypes={item.name: item.dtype for item in spec.inputs} | {item.name: item.dtype for item in spec.outputs},
+        shape_tensors=_shape_tensors(spec) if is_told else {},
         allowed=_profiles_of_group(job),
         graph_sizes=sizes,
         is_mapped=is_mapped,
         device_id=job.device_id or 0,
     )
+
+
+def _shape_tensors(spec: ModelSpec) -> dict[str, bool]:
+    inputs = {item.name: item.is_shape_tensor for item in spec.inputs}
+    return inputs | {item.name: item.is_shape_tensor for item in spec.outputs}
 
 
 def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
@@ -244,6 +253,8 @@ def _declared(file: ModelFile, item: onnx_file.Declared) -> tuple[str, DType, tu
     return item.name, _TYPES[item.element], item.dims
 
 
-def _most_rows(inputs: tuple[TensorInfo, ...], profiles: tuple[Profile, ...]) -> int | None:
-    counts = [profile[item.name].most[0] for profile in profiles for item in inputs if item.name in profile]
-    return max(counts, default=None)
+def _most_rows(profiles: tuple[Profile, ...], values: tuple[Profile, ...]) -> int | None:
+    """Return the largest batch that one of the profiles takes, each given by its shapes and by its values that are
+    shapes: the first size, and the first value, is the number of rows."""
+    told = [(*one.values(), *other.values()) for one, other in zip(profiles, values, strict=True)]
+    return max((min(item.most[0] for item in ranges) for ranges in told if ranges), default=None)

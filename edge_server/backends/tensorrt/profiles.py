@@ -7,14 +7,16 @@ profiles, the first of each being profile 0:
     trt_profile_opt_shapes: "image:4x3x480x640,mask:4x8"
     trt_profile_max_shapes: "image:8x3x1080x1920,mask:8x64"
 
-For an input whose values are shapes the numbers are its values. Without them there is one profile, of 1 to
+For an input whose values are shapes the numbers are its values: of a model that batches, those of the engine, the batch
+size first ("S:1x1x1" to "S:8x32x32" for dims [ 2 ]). Without them there is one profile, of 1 to
 max_batch_size rows, made fastest for the largest preferred batch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 
 from edge_server.core.engine import Profile, Range, Shape
 from edge_server.core.model import InputSpec, ModelSpec
@@ -55,8 +57,13 @@ def choose(
     return min(fitting, key=lambda number: _size(profiles[number]), default=None)
 
 
-def misfit(profiles: Sequence[Profile], allowed: Sequence[int], shapes: Mapping[str, Shape]) -> str:
-    """Return why `choose` finds no profile: which inputs, of what shapes, and what they take."""
+def misfit(
+    profiles: Sequence[Profile],
+    allowed: Sequence[int],
+    shapes: Mapping[str, Shape],
+    of_values: Collection[str] = (),
+) -> str:
+    """Return why `choose` finds no profile: which inputs, of what shapes or values, and what they take."""
     wants = {
         name: "; or ".join(str(profiles[number][name]) for number in allowed) for name in shapes if name in profiles[0]
     }
@@ -64,7 +71,8 @@ def misfit(profiles: Sequence[Profile], allowed: Sequence[int], shapes: Mapping[
         name for name in wants if not any(profiles[number][name].holds(shapes[name]) for number in allowed)
     ] or sorted(wants)
     return "no profile of the engine takes " + ", ".join(
-        f"input '{name}' of shape {list(shapes[name])} (it takes {wants[name]})" for name in wrong
+        f"input '{name}' of {'values' if name in of_values else 'shape'} {list(shapes[name])} (it takes {wants[name]})"
+        for name in wrong
     )
 
 
@@ -118,6 +126,7 @@ def _check_shapes(spec: ModelSpec, item: InputSpec, shapes: tuple[Shape, Shape, 
             f"given {list(least)}, {list(best)}, {list(most)}"
         )
     if item.is_shape_tensor:
+        _check_values(spec, item, least, most)
         return
     dims = _dims(spec, item)
     if len(dims) != len(most) or any(
@@ -126,6 +135,22 @@ def _check_shapes(spec: ModelSpec, item: InputSpec, shapes: tuple[Shape, Shape, 
         raise BadModelConfig(
             f"model '{spec.name}': profile of input '{item.name}': expected shapes that fit {list(dims)}, "
             f"given {list(least)} to {list(most)}"
+        )
+
+
+def _check_values(spec: ModelSpec, item: InputSpec, least: Shape, most: Shape) -> None:
+    """Check how many values there are, and that the first, of a model that batches, is any batch size."""
+    limit = spec.max_batch_size
+    count = prod(item.dims if item.reshape is None else item.reshape)
+    if count > 0 and len(most) != count + (limit > 0):
+        raise BadModelConfig(
+            f"model '{spec.name}': profile of input '{item.name}': expected {count} value(s)"
+            f"{' after the batch size' if limit else ''}, given {list(least)} to {list(most)}"
+        )
+    if limit and not least[0] <= 1 <= limit <= most[0]:
+        raise BadModelConfig(
+            f"model '{spec.name}': profile of input '{item.name}': expected a first value, the batch size, of 1 to "
+            f"{limit}, given {least[0]} to {most[0]}"
         )
 
 

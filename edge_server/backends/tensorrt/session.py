@@ -14,6 +14,7 @@ from edge_server.backends.tensorrt.buffers import Grower, Slot
 from edge_server.backends.tensorrt.cuda import Context, CudaFault
 from edge_server.backends.tensorrt.graphs import padded_size
 from edge_server.backends.tensorrt.profiles import choose, misfit
+from edge_server.backends.tensorrt.values import check_marks, values_of
 from edge_server.core.device import DeviceArray, DevicePiece
 from edge_server.core.engine import Profile, Shape
 from edge_server.core.tensor import DType
@@ -29,12 +30,14 @@ _NOWHERE: Mapping[str, DevicePiece] = {}
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How an engine is used. `dtypes` are those that requests and answers have, by tensor's name, where they may differ
-    from the engine's (TensorRT before 10 has no 64-bit integers). `allowed` are numbers of profiles, () for all.
+    from the engine's (TensorRT before 10 has no 64-bit integers). `shape_tensors` says by tensor's name whether it must
+    be one of values that are shapes; what is not in there may be either. `allowed` are numbers of profiles, () for all.
     `graph_sizes`: see graphs.captured_sizes."""
 
     model: str
     has_rows: bool
     dtypes: Mapping[str, DType] = field(default_factory=dict)
+    shape_tensors: Mapping[str, bool] = field(default_factory=dict)
     allowed: tuple[int, ...] = ()
     graph_sizes: tuple[int, ...] = ()
     is_mapped: bool = False
@@ -75,7 +78,14 @@ class TensorRTSession(Session):
         tensors = library.tensors(engine)
         self._inputs = {item.name: item for item in tensors if item.is_input}
         self._outputs = {item.name: item for item in tensors if not item.is_input}
-        self._profiles: tuple[Profile, ...] = library.profiles(engine, tuple(self._inputs.values()))
+        given = tuple(self._inputs.values())
+        self._profiles: tuple[Profile, ...] = library.profiles(engine, given)
+        self._of_values = tuple(item.name for item in given if item.is_on_host)
+        self._choices = self._profiles
+        """As the profiles, with the values of inputs whose values are shapes."""
+        if self._of_values:
+            values = library.value_profiles(engine, given)
+            self._choices = tuple({**one, **other} for one, other in zip(self._profiles, values, strict=True))
         self._allowed = terms.allowed or tuple(range(len(self._profiles)))
         self._slots: dict[str, Slot] = {}
         self._growers: dict[str, tuple[Grower, Any]] = {}
@@ -99,6 +109,7 @@ class TensorRTSession(Session):
             raise EngineFault(
                 f"it has {len(self._profiles)} profile(s), the instance group asks for number {missing[0]}"
             )
+        check_marks(tensors, self._terms.shape_tensors)
         self._stream = self._context.make_stream()
         for item in tensors:
             self._slots[item.name] = Slot(item, self._context, is_mapped=self._terms.is_mapped)
@@ -237,7 +248,8 @@ class TensorRTSession(Session):
         absent = self._inputs.keys() - inputs.keys()
         if absent:
             raise EngineFault(f"input '{min(absent)}' is missing")
-        rows = len(next(iter(inputs.values()))) if self._terms.has_rows and inputs else 0
+        # Where there are recordings, no input is one of values: every one has the rows of the batch.
+        rows = len(next(iter(inputs.values()))) if self._lanes and self._terms.has_rows and inputs else 0
         lane = self._recorded(inputs, rows)
         if lane is None:
             lane = self._plain
@@ -286,9 +298,12 @@ class TensorRTSession(Session):
         """Launch the engine, and return the shapes of its outputs."""
         lane = self._plain
         shapes = {name: inputs[name].shape for name in self._inputs}
-        number = choose(self._profiles, self._allowed, shapes, lane.profile)
+        asked: Mapping[str, Shape] = shapes
+        if self._of_values:
+            asked = {**shapes, **{name: values_of(inputs[name]) for name in self._of_values}}
+        number = choose(self._choices, self._allowed, asked, lane.profile)
         if number is None:
-            raise EngineFault(misfit(self._profiles, self._allowed, shapes))
+            raise EngineFault(misfit(self._choices, self._allowed, asked, self._of_values))
         self._set_profile(lane, number)
         with self._library.logger.heard() as heard:
             for name in self._inputs:

@@ -69,10 +69,7 @@ class Recall:
         self._version = version
         self._counters = counters
         self._timer = timer
-        self._promised = {
-            item.name: (item.dtype, item.dims if item.is_shape_tensor else spec.wire_dims(item.dims))
-            for item in spec.outputs
-        }
+        self._promised = {item.name: (item.dtype, spec.wire_dims(item.dims)) for item in spec.outputs}
         counters.is_cached = True
 
     def takes(self, request: Request) -> bool:

@@ -1,0 +1,217 @@
+"""Shape tensors of a model that batches, as clients send them: pictures resized to the size that a request names.
+
+The model is the one of Triton's own tests of shape tensors: OUT is IN resized to SIZE, MADE is the shape of OUT. In the
+file SIZE and MADE have three values, the batch size first. Here onnxruntime runs it, as it does until there is an
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.http as triton_http
+from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+TENSORS = """
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+input { name: "SIZE" data_type: TYPE_TYPE dims: [ 2 ] is_shape_tensor: true }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "MADE" data_type: TYPE_INT64 dims: [ 2 ] is_shape_tensor: true }
+"""
+BATCHING = "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: [ 8 ] }"
+WARMUP = """
+model_warmup { name: "small" batch_size: 2
+  inputs { key: "IN" value { data_type: TYPE_FP32 dims: [ 2, 2 ] random_data: true } }
+  inputs { key: "SIZE" value { data_type: TYPE_INT32 dims: [ 2 ] input_data_file: "size" } } }
+"""
+SEQUENCES = """
+sequence_batching { max_sequence_idle_microseconds: 60000000 direct { }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } } }
+"""
+
+
+def resizing(kind: int, *, has_start: bool = False) -> onnx.ModelProto:
+    inputs = [
+        helper.make_tensor_value_info("IN", TensorProto.FLOAT, ["n", "h", "w"]),
+        helper.make_tensor_value_info("SIZE", kind, [3]),
+    ]
+    nodes = [
+        helper.make_node("Cast", ["SIZE"], ["wide"], to=TensorProto.INT64),
+        helper.make_node("Resize", ["given", "", "", "wide"], ["OUT"], mode="nearest"),
+        helper.make_node("Shape", ["OUT"], ["MADE"]),
+    ]
+    weights = []
+    if has_start:
+        inputs.append(helper.make_tensor_value_info("START", TensorProto.FLOAT, ["n", 1]))
+        weights.append(onnx.numpy_helper.from_array(np.array([2], np.int64), "axis"))
+        nodes.insert(0, helper.make_node("Unsqueeze", ["START", "axis"], ["started"]))
+        nodes.insert(1, helper.make_node("Add", ["IN", "started"], ["given"]))
+    else:
+        nodes.insert(0, helper.make_node("Identity", ["IN"], ["given"]))
+    outputs = [
+        helper.make_tensor_value_info("OUT", TensorProto.FLOAT, ["n", "a", "b"]),
+        helper.make_tensor_value_info("MADE", TensorProto.INT64, [3]),
+    ]
+    graph = helper.make_graph(nodes, "resizing", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+def config(kind: str, *more: str) -> str:
+    return TENSORS.replace("TYPE_TYPE", f"TYPE_{kind}") + "\n".join(more)
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any) -> Iterator[Any]:
+    folder = module_repository.add("narrow", config("INT32", BATCHING, WARMUP), model=resizing(TensorProto.INT32))
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "size").write_bytes(np.array([4, 4], "<i4").tobytes())
+    wide = resizing(TensorProto.INT64)
+    module_repository.add("wide", config("INT64", BATCHING), model=wide)
+    module_repository.add("kept", config("INT64", "response_cache { enable: true }"), model=wide)
+    module_repository.add("steps", config("INT64", SEQUENCES), model=resizing(TensorProto.INT64, has_start=True))
+    module_repository.add("wrong", config("INT64").replace("dims: [ 2 ]", "dims: [ 3 ]"), model=wide)
+    with serve(
+        module_repository.path, "--exit-on-error=false", "--strict-readiness=false", "--cache-config=local,size=4194304"
+    ) as server:
+        yield server
+        assert "Traceback" not in server.log(), server.log()
+
+
+def pictures(count: int, height: int = 4, width: int = 4) -> np.ndarray:
+    return np.random.default_rng(count).random((count, height, width), np.float32)
+
+
+def tensors(api: Any, images: np.ndarray, size: np.ndarray) -> list[Any]:
+    made = []
+    for name, array in (("IN", images), ("SIZE", size)):
+        item = api.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        item.set_data_from_numpy(array)
+        made.append(item)
+    return made
+
+
+def resized(images: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Multiples of the size only, where the nearest pixel is beyond doubt."""
+    return images.repeat(height // images.shape[1], axis=1).repeat(width // images.shape[2], axis=2)
+
+
+def check(result: Any, images: np.ndarray, height: int, width: int) -> None:
+    np.testing.assert_array_equal(result.as_numpy("OUT"), resized(images, height, width))
+    assert result.as_numpy("MADE").dtype == np.int64
+    assert result.as_numpy("MADE").tolist() == [[height, width]] * len(images)
+
+
+@pytest.mark.parametrize(("model", "kind"), [("narrow", np.int32), ("wide", np.int64)])
+@pytest.mark.parametrize("api", [triton, triton_http], ids=["grpc", "http"])
+def test_a_client_sends_the_values_and_gets_them_once_for_each_row(
+    server: Any, api: Any, model: str, kind: type
+) -> None:
+    address = server.grpc if api is triton else server.http
+    with api.InferenceServerClient(address) as client:
+        for count, height, width in ((1, 8, 4), (3, 4, 12), (8, 16, 16)):
+            images = pictures(count)
+            result = client.infer(model, tensors(api, images, np.array([height, width], kind)))
+            check(result, images, height, width)
+
+
+def batches(server: Any, model: str) -> dict[int, int]:
+    return {item["batch_size"]: item["compute_infer"]["count"] for item in server.statistics(model)["batch_stats"]}
+
+
+def ask_at_once(server: Any, asked: list[tuple[int, int, int]]) -> None:
+    """Send requests of (rows, height, width) at the same time, and check each answer."""
+    with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(len(asked)) as pool:
+
+        def ask(one: tuple[int, int, int]) -> None:
+            images = pictures(one[0])
+            check(client.infer("wide", tensors(triton, images, np.array(one[1:], np.int64))), images, *one[1:])
+
+        list(pool.map(ask, asked))
+
+
+def test_requests_of_equal_values_run_together(server: Any) -> None:
+    before = batches(server, "wide").get(7, 0)
+    ask_at_once(server, [(4, 8, 8), (1, 8, 8), (2, 8, 8)])
+    assert batches(server, "wide")[7] == before + 1
+
+
+def test_requests_of_other_values_run_apart_and_each_gets_its_own(server: Any) -> None:
+    before = server.statistics("wide")["execution_count"]
+    ask_at_once(server, [(2, 4, 8), (3, 4, 4), (2, 4, 12)])
+    assert server.statistics("wide")["execution_count"] == before + 3
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [([2, 8, 8], "3"), ([[8, 8]], "1,2"), ([[8, 8], [8, 8]], "2,2"), ([8], "1")],
+    ids=["with the batch size", "with a batch dimension of 1", "a row each", "too few"],
+)
+def test_values_sent_in_another_way_are_refused_and_the_words_say_how(server: Any, size: Any, shown: str) -> None:
+    words = rf"unexpected shape for input 'SIZE' for model 'wide'. Expected \[2\], got \[{shown}\]. NOTE: it is a shape"
+    with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match=words):
+        client.infer("wide", tensors(triton, pictures(2), np.array(size, np.int64)))
+
+
+@pytest.mark.parametrize("size", [[0, 4], [-1, 4], [-(2**63), 2]])
+def test_values_that_are_no_size_cost_the_request_alone(server: Any, size: list[int]) -> None:
+    with triton.InferenceServerClient(server.grpc) as client:
+        with pytest.raises(InferenceServerException, match=r"model 'wide'"):
+            client.infer("wide", tensors(triton, pictures(2), np.array(size, np.int64)))
+        images = pictures(2)
+        check(client.infer("wide", tensors(triton, images, np.array([8, 8]))), images, 8, 8)
+
+
+def test_metadata_and_configuration_tell_of_them_as_triton_does(server: Any) -> None:
+    _, metadata = server.ask("/v2/models/wide")
+    assert [(item["name"], item["shape"]) for item in metadata["inputs"]] == [("IN", [-1, -1, -1]), ("SIZE", [-1, 2])]
+    assert [(item["name"], item["shape"]) for item in metadata["outputs"]] == [("OUT", [-1, -1, -1]), ("MADE", [-1, 2])]
+    _, found = server.ask("/v2/models/wide/config")
+    assert [(item["dims"], item["is_shape_tensor"]) for item in found["input"]] == [([-1, -1], False), ([2], True)]
+
+
+def test_an_answer_comes_from_the_cache_for_the_same_values_only(server: Any) -> None:
+    images = pictures(2)
+    with triton.InferenceServerClient(server.grpc) as client:
+        for height in (8, 8, 4, 8):
+            check(client.infer("kept", tensors(triton, images, np.array([height, 8]))), images, height, 8)
+    assert server.statistics("kept")["inference_stats"]["cache_hit"]["count"] == 2
+
+
+def test_sequences_of_equal_values_step_together_in_their_own_rows(server: Any) -> None:
+    """Fewer sequences than rows: the model is given the rows that there are, answers go to the sequences."""
+
+    def steps(number: int) -> None:
+        images = pictures(1) + number
+        with triton.InferenceServerClient(server.grpc) as client:
+            for step, (height, width) in enumerate(((8, 4), (4, 8), (8 + 4 * (number % 2), 8))):
+                result = client.infer(
+                    "steps",
+                    tensors(triton, images, np.array([height, width])),
+                    sequence_id=number,
+                    sequence_start=step == 0,
+                    sequence_end=step == 2,
+                )
+                check(result, images + (step == 0), height, width)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(steps, (1, 2, 3)))
+
+
+def test_a_configuration_that_counts_the_batch_size_among_the_values_is_not_served(server: Any) -> None:
+    _, index = server.ask("/v2/repository/index", {})
+    reason = next(item for item in index if item["name"] == "wrong")["reason"]
+    assert (
+        "input 'SIZE' dims: expected [2], as many as the values of the model file's shape tensor [3] beside the batch "
+        "size, given [3]" in reason
+    )
