@@ -74,6 +74,7 @@ class Supervision:
         self._reloads: list[tuple[tuple[str, ...], Reload]] = []
         self._beating: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._is_reload_due = False
         self._began_s = clock()
         self._extended_s: float | None = None
         self._is_started = False
@@ -135,15 +136,18 @@ class Supervision:
     # -- reload -------------------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Begin to reload; one that is under way is not begun again."""
+        """Begin to reload. One that is under way may have read already: it reads once more."""
+        self._is_reload_due = True
         if self._reloading is None and not self._is_stopping:
             self._reloading = asyncio.get_running_loop().create_task(self._reload())
 
     async def _reload(self) -> None:
-        if self._is_started:
-            self._manager.reloading("reloading")
         try:
-            await asyncio.to_thread(self._take_over)
+            while self._is_reload_due:
+                self._is_reload_due = False
+                if self._is_started:
+                    self._manager.reloading("reloading")
+                await asyncio.to_thread(self._take_over)
         finally:
             self._reloading = None
             if self._is_started:

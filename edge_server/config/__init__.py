@@ -2,7 +2,8 @@
 
 May import only the standard library (and tomli below Python 3.11); everyone above core may import from here. The only
 folder that reads os.environ, in `sources` alone. `slices` holds the values, `kinds` how text becomes one, `table` the
-settings, `sources` the places they are read from, `load` the merge, `text` the help and the printed configuration.
+settings, `triton_flags` those of Triton's flags that only cause a warning, `sources` the places settings are read from,
+`load` the merge, `text` the help and the printed configuration.
 """
 
 from edge_server.config.cache import LocalCache, RedisCache, chosen_cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -32,6 +31,8 @@ class Kind:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `, did you mean '...'?` for the nearest spelling, "" when none is near."""
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f", did you mean '{close[0]}'?" if close else ""
 

@@ -59,7 +59,8 @@ class HttpConfig:
     """The HTTP/REST listener. Port 0 lets the system choose. TLS is on when both `tls_cert` and `tls_key` name files.
 
     `header_pattern`: request headers whose whole name it matches become request parameters; None forwards nothing.
-    `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body.
+    `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body. `max_connections` 0:
+    half of the files that the process may have open.
     """
 
     is_enabled: bool = True
@@ -67,6 +68,7 @@ class HttpConfig:
     port: int = 8000
     reuses_port: bool = False
     max_input_size_bytes: int = MAX_INPUT_SIZE_BYTES
+    max_connections: int = 0
     header_pattern: re.Pattern[str] | None = None
     restricted: tuple[RestrictedGroup, ...] = ()
     tls_cert: str = ""

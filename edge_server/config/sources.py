@@ -16,13 +16,9 @@ from typing import cast
 
 from edge_server.config.kinds import ConfigError, nearest
 from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, VARIABLE_PREFIX, Setting
-from edge_server.config.table import DEPRECATED, IGNORED, SETTINGS, TRACE_FLAGS
+from edge_server.config.table import SETTINGS
+from edge_server.config.triton_flags import DEPRECATED, IGNORED, TRACE_FLAGS
 from edge_server.records import dataclass
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PRINT_FLAG = "--print-config"
 BACKENDS = "backends."
@@ -165,6 +161,10 @@ def _split(setting: Setting, text: str) -> tuple[str, ...]:
 
 def read_file(path: str) -> dict[str, Given]:
     """Read a TOML file whose tables are slices and whose keys are fields. Raises ConfigError."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)

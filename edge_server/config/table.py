@@ -1,27 +1,22 @@
 """The table of settings: each one's name, flag, kind and help. Its variable and TOML key follow from these two names.
 
-Flags that Triton has bear Triton's names and meanings. `IGNORED` are Triton's flags that have nothing to act on here;
-they are taken with a warning, so that a start line written for Triton works.
+Flags that Triton has bear Triton's names and meanings; those of its flags that only cause a warning are in
+`triton_flags`. The rows are here and in modules named for what they are about: `endpoints`, `engines`, `envelope`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edge_server.config.cache import CACHE_SETTINGS
+from edge_server.config.endpoints import FRAMES, GRPC, HTTP, METRICS
 from edge_server.config.engines import ENGINES
 from edge_server.config.envelope import ENVELOPE
 from edge_server.config.kinds import (
     BACKEND_SETTING,
     BOOLEAN,
-    COUNT,
     GPU_LIMIT,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     PATH,
-    PATTERN,
-    PORT,
-    RESTRICTED,
     TEXT,
     TRACE_SETTING,
     VERBOSITY,
@@ -160,148 +155,6 @@ _REPOSITORY = (
     ),
 )
 
-_HTTP = (
-    Setting("http.is_enabled", "--allow-http", BOOLEAN, "Offer HTTP."),
-    Setting("http.address", "--http-address", TEXT, "Address that HTTP listens on; 0.0.0.0 opens it to the network."),
-    Setting("http.port", "--http-port", PORT, "Port of HTTP; 0 lets the system choose."),
-    Setting("http.reuses_port", "--reuse-http-port", BOOLEAN, "Let other processes listen on the HTTP port too."),
-    Setting(
-        "http.max_input_size_bytes",
-        "--http-max-input-size",
-        integer(1, 2**40),
-        "Largest HTTP input in bytes, also after decompression.",
-    ),
-    Setting(
-        "http.header_pattern",
-        "--http-header-forward-pattern",
-        PATTERN,
-        "Request headers whose whole name matches, in any case, become request parameters.",
-    ),
-    Setting(
-        "http.restricted",
-        "--http-restricted-api",
-        RESTRICTED,
-        "Answer these endpoint categories only to requests with header key=value. Repeatable.",
-        separator=" ",
-    ),
-    Setting("http.tls_cert", "--http-tls-cert", OPTIONAL_PATH, "PEM file of the HTTPS certificate chain."),
-    Setting("http.tls_key", "--http-tls-key", OPTIONAL_PATH, "PEM file of the HTTPS private key."),
-)
-
-_GRPC = (
-    Setting("grpc.is_enabled", "--allow-grpc", BOOLEAN, "Offer gRPC."),
-    Setting("grpc.address", "--grpc-address", TEXT, "Address that gRPC listens on; 0.0.0.0 opens it to the network."),
-    Setting("grpc.port", "--grpc-port", PORT, "Port of gRPC; 0 lets the system choose."),
-    Setting("grpc.reuses_port", "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too."),
-    Setting("grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take inference straight from gRPC's core. Faster."),
-    Setting(
-        "grpc.compression_level",
-        "--grpc-infer-response-compression-level",
-        choice("none", "low", "medium", "high"),
-        "How hard inference responses are compressed.",
-    ),
-    Setting(
-        "grpc.header_pattern",
-        "--grpc-header-forward-pattern",
-        PATTERN,
-        "Request metadata whose whole name matches, in any case, become request parameters.",
-    ),
-    Setting(
-        "grpc.restricted",
-        "--grpc-restricted-protocol",
-        RESTRICTED,
-        "Answer these categories only to requests with metadata triton-grpc-protocol-<key>=<value>. Repeatable.",
-        separator=" ",
-    ),
-    Setting("grpc.is_tls", "--grpc-use-ssl", BOOLEAN, "Encrypt gRPC; needs certificate and key."),
-    Setting(
-        "grpc.is_mutual_tls",
-        "--grpc-use-ssl-mutual",
-        BOOLEAN,
-        "Encrypt gRPC and ask clients for a certificate; needs the root certificate too.",
-    ),
-    Setting("grpc.server_cert", "--grpc-server-cert", OPTIONAL_PATH, "PEM file of the gRPC certificate chain."),
-    Setting("grpc.server_key", "--grpc-server-key", OPTIONAL_PATH, "PEM file of the gRPC private key."),
-    Setting("grpc.root_cert", "--grpc-root-cert", OPTIONAL_PATH, "PEM file of who may sign client certificates."),
-    Setting(
-        "grpc.keepalive_time_ms",
-        "--grpc-keepalive-time",
-        COUNT,
-        "Milliseconds of silence after which the server pings a client.",
-    ),
-    Setting(
-        "grpc.keepalive_timeout_ms",
-        "--grpc-keepalive-timeout",
-        COUNT,
-        "Milliseconds to wait for the answer to a ping before closing.",
-    ),
-    Setting(
-        "grpc.keepalive_permit_without_calls",
-        "--grpc-keepalive-permit-without-calls",
-        BOOLEAN,
-        "Allow pings while no call is running.",
-    ),
-    Setting(
-        "grpc.http2_max_pings_without_data",
-        "--grpc-http2-max-pings-without-data",
-        COUNT,
-        "Pings that may be sent with no data in between.",
-    ),
-    Setting(
-        "grpc.http2_min_recv_ping_interval_without_data_ms",
-        "--grpc-http2-min-recv-ping-interval-without-data",
-        COUNT,
-        "Milliseconds that must lie between two pings of a client with no data in between.",
-    ),
-    Setting(
-        "grpc.http2_max_ping_strikes",
-        "--grpc-http2-max-ping-strikes",
-        COUNT,
-        "Bad pings of a client before its connection is closed; 0: any number.",
-    ),
-    Setting(
-        "grpc.max_connection_age_ms",
-        "--grpc-max-connection-age",
-        COUNT,
-        "Milliseconds a connection may live; 0: for ever.",
-    ),
-    Setting(
-        "grpc.max_connection_age_grace_ms",
-        "--grpc-max-connection-age-grace",
-        COUNT,
-        "Milliseconds that calls have to end on a connection past its age; 0: for ever.",
-    ),
-)
-
-_METRICS = (
-    Setting("metrics.is_enabled", "--allow-metrics", BOOLEAN, "Offer Prometheus metrics."),
-    Setting("metrics.has_cpu_metrics", "--allow-cpu-metrics", BOOLEAN, "Include processor load and memory."),
-    Setting("metrics.has_gpu_metrics", "--allow-gpu-metrics", BOOLEAN, "Include GPU load, memory and power."),
-    Setting("metrics.address", "--metrics-address", OPTIONAL_TEXT, "Address of metrics; empty: the HTTP address."),
-    Setting("metrics.port", "--metrics-port", PORT, "Port of metrics; 0 lets the system choose."),
-    Setting(
-        "metrics.interval_ms",
-        "--metrics-interval-ms",
-        integer(1, 3_600_000),
-        "Milliseconds between two readings of processor and GPU.",
-    ),
-)
-
-_FRAMES = (
-    Setting(
-        "frames.max_streams",
-        "--frames-max-streams",
-        integer(0, 768),
-        "How many frame streams may be open at once; 0: none is taken.",
-    ),
-    Setting(
-        "frames.max_frame_bytes",
-        "--frames-max-frame-bytes",
-        integer(1, 2**31 - 1),
-        "Bytes that one frame of a stream may have.",
-    ),
-)
-
 _OTHERS = (
     Setting(
         "memory.allows_client_shm",
@@ -409,53 +262,4 @@ _OTHERS = (
     ),
 )
 
-SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *_HTTP, *_GRPC, *_FRAMES, *_METRICS, *ENVELOPE, *ENGINES, *_OTHERS)
-
-_THREADS = "threads are managed by the front ends themselves"
-_POOLS = "there are no memory pools"
-_CLOUD = "there is no such front end"
-_DIRECTORY = "there are no plug-in libraries to look for"
-
-IGNORED: Mapping[str, str] = {
-    "--http-thread-count": _THREADS,
-    "--grpc-infer-thread-count": _THREADS,
-    "--grpc-infer-allocation-pool-size": _POOLS,
-    "--grpc-max-response-pool-size": _POOLS,
-    "--buffer-manager-thread-count": _THREADS,
-    "--pinned-memory-pool-byte-size": _POOLS,
-    "--cuda-memory-pool-byte-size": _POOLS,
-    "--cuda-virtual-address-size": _POOLS,
-    "--enable-peer-access": "tensors are not copied between GPUs",
-    "--min-supported-compute-capability": "each runtime decides which GPUs it supports",
-    "--host-policy": "there are no host policies",
-    "--model-namespacing": "model names are one namespace",
-    "--backend-directory": _DIRECTORY,
-    "--repoagent-directory": _DIRECTORY,
-    "--cache-directory": _DIRECTORY,
-    "--metrics-config": "latencies are always counters",
-    "--allow-sagemaker": _CLOUD,
-    "--sagemaker-port": _CLOUD,
-    "--sagemaker-safe-port-range": _CLOUD,
-    "--sagemaker-thread-count": _CLOUD,
-    "--allow-vertex-ai": _CLOUD,
-    "--vertex-ai-default-model": _CLOUD,
-    "--vertex-ai-port": _CLOUD,
-    "--vertex-ai-thread-count": _CLOUD,
-}
-"""Triton's flags that are taken and do nothing -> why."""
-
-TRACE_FLAGS: Mapping[str, str] = {
-    "--trace-file": "triton,file",
-    "--trace-level": "level",
-    "--trace-rate": "rate",
-    "--trace-count": "count",
-    "--trace-log-frequency": "triton,log-frequency",
-}
-"""Triton's old flags of single trace settings -> what `--trace-config` calls them."""
-
-DEPRECATED: Mapping[str, str] = {
-    "--response-cache-byte-size": "--cache-config=local,size=<bytes>",
-    "--model-store": "--model-repository",
-    "--strict-model-config": "--disable-auto-complete-config",
-}
-"""Triton's old spellings that still act -> the one to use."""
+SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *HTTP, *GRPC, *FRAMES, *METRICS, *ENVELOPE, *ENGINES, *_OTHERS)

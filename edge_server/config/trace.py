@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 
@@ -86,6 +85,8 @@ def check_trace_setting(text: str) -> str:
     name = ",".join(word.strip().lower() for word in name.split(","))
     check = _SETTINGS.get(name)
     if check is None or not equals:
+        import difflib
+
         near = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.6)
         hint = f", did you mean '{near[0]}=...'?" if near and near[0] != name else ""
         raise ValueError(f"expected [<mode>,]<setting>=<value> with one of {', '.join(_SETTINGS)}{hint}")

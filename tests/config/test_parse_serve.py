@@ -4,7 +4,8 @@ import pytest
 
 from edge_server.config import ConfigError, ServerConfig, describe, help_text, parse_serve, process_environment
 from edge_server.config.sources import _ALL_FLAGS
-from edge_server.config.table import DEPRECATED, IGNORED, SETTINGS
+from edge_server.config.table import SETTINGS
+from edge_server.config.triton_flags import DEPRECATED, IGNORED
 
 REPOSITORY = "--model-repository=/models"
 

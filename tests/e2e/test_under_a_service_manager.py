@@ -229,6 +229,45 @@ def test_sighup_renews_the_certificate_of_https_and_one_that_does_not_fit_change
         assert eventually(lambda: shown().split() == second[0].read_text().split())
 
 
+def test_handshakes_go_on_while_the_certificate_is_renewed(
+    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
+) -> None:
+    repository.add("same", identity())
+    pairs = [certificate(tmp_path, "first"), certificate(tmp_path, "second")]
+    cert, key = tmp_path / "server.crt", tmp_path / "server.key"
+
+    def lay_out(pair: tuple[Path, Path]) -> list[str]:
+        for source, target in zip(pair, (cert, key), strict=True):
+            target.write_bytes(source.read_bytes())
+        return pair[0].read_text().split()
+
+    lay_out(pairs[0])
+    with serve(repository.path, f"--http-tls-cert={cert}", f"--http-tls-key={key}") as server:
+        host, _, port = server.http.partition(":")
+        is_over, failures = threading.Event(), []
+
+        def shake_hands() -> None:
+            while not is_over.is_set():
+                try:
+                    ssl.get_server_certificate((host, int(port)), timeout=30)
+                except OSError as error:
+                    failures.append(error)
+
+        clients = [threading.Thread(target=shake_hands) for _ in range(2)]
+        for client in clients:
+            client.start()
+        try:
+            for number in range(1, 11):
+                expected = lay_out(pairs[number % 2])
+                server.process.send_signal(signal.SIGHUP)
+                assert eventually(lambda e=expected: ssl.get_server_certificate((host, int(port))).split() == e)
+        finally:
+            is_over.set()
+            for client in clients:
+                client.join()
+        assert failures == []
+
+
 def test_sighup_has_the_repository_looked_at(serve: Any, repository: Any, identity: Any, eventually: Any) -> None:
     repository.add("same", identity())
     flags = ("--repository-poll-secs=86400", "--log-verbose=1")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -249,6 +250,34 @@ def test_a_reload_is_begun_and_ended_for_the_manager_and_names_what_takes_a_rest
     assert [message[0] for message in listener.heard()] == ["READY=1", "RELOADING=1", "READY=1"]
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["SIGHUP: changed, and takes a restart: log.file"]
+
+
+def test_an_order_to_reload_that_comes_in_the_middle_of_one_is_not_lost(listener: Listener) -> None:
+    has_read, may_go_on = threading.Event(), threading.Event()
+    files = [ServerConfig(log=LogConfig(format="json")), ServerConfig(log=LogConfig(format="default"))]
+
+    def reread() -> ServerConfig:
+        config = files.pop(0)
+        if files:
+            has_read.set()
+            assert may_go_on.wait(20)
+        return config
+
+    taken: list[ServerConfig] = []
+
+    async def reload_twice(supervision: Supervision) -> None:
+        supervision.started()
+        supervision.reload()
+        assert await asyncio.to_thread(has_read.wait, 20)
+        supervision.reload()
+        may_go_on.set()
+        while supervision._reloading is not None:
+            await asyncio.sleep(0.01)
+        await supervision.end()
+
+    asyncio.run(reload_twice(supervise(listener, reread, taken, ServerConfig())))
+    assert [config.log.format for config in taken] == ["json", "default"]
+    assert [message[0] for message in listener.heard()] == ["READY=1", "RELOADING=1", "RELOADING=1", "READY=1"]
 
 
 def test_a_configuration_that_cannot_be_read_changes_nothing_and_the_manager_hears_of_the_end_all_the_same(

@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 
-from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.compression import inflate, request_encoding
+from edge_server.frontends.http.pace import STALL_S, ClosingRefusal, Pace, StalledBody, stalled_text
 
 Body: TypeAlias = bytes | memoryview
 Read = TypeVar("Read")
@@ -22,17 +22,6 @@ MAX_CHUNKS = 65536
 """Most chunks of a chunked body, as Triton: each costs bookkeeping that its bytes do not pay for."""
 
 ALIGNMENT = 16
-
-STALL_S = 60.0
-"""How long a client may send nothing of a body that it began."""
-
-
-class ClosingRefusal(InvalidRequest):
-    """A refusal after which the connection is of no further use: an unread or unreadable body is on it."""
-
-
-class StalledBody(ClosingRefusal):
-    """The client stopped sending in the middle: 408."""
 
 
 async def read_body(request: web.BaseRequest, limit: int, executor: Executor, *, aligned_at: int = 0) -> Body:
@@ -82,10 +71,14 @@ async def _read_sized(content: StreamReader, size: int, aligned_at: int) -> Body
     # Left uninitialised: pages of a body that never comes are never touched.
     body = np.empty(size + pad, np.uint8).data[pad:]
     filled = 0
+    pace = Pace(STALL_S)
     while data:
         body[filled : filled + len(data)] = data
         filled += len(data)
-        data = await _moving(content.readany(), filled, size) if filled < size else b""
+        if filled == size:
+            break
+        pace.check(filled, size)
+        data = await _moving(content.readany(), filled, size)
     if filled != size:
         raise ClosingRefusal(f"request body has {filled} bytes where Content-Length says {size}")
     return body.toreadonly()
@@ -95,21 +88,19 @@ async def _moving(read: Coroutine[object, object, Read], filled: int, size: int 
     try:
         return await asyncio.wait_for(read, STALL_S)
     except asyncio.TimeoutError:
-        raise StalledBody(stalled_text(filled, size)) from None
-
-
-def stalled_text(filled: int, size: int | None) -> str:
-    of = "" if size is None else f" of {size}"
-    return f"request body stalled after {filled}{of} bytes: none came for {STALL_S:g} s"
+        raise StalledBody(stalled_text(filled, size, STALL_S)) from None
 
 
 async def _read_chunks(content: StreamReader, limit: int) -> Body:
     body = bytearray()
     chunks = 0
+    pace = Pace(STALL_S)
     while not content.at_eof():
         data, is_chunk_end = await _moving(content.readchunk(), len(body), None)
         body += data
         chunks += is_chunk_end
+        if not content.at_eof():
+            pace.check(len(body), None)
         if len(body) > limit:
             raise ClosingRefusal(f"request body is larger than the limit of {limit} bytes")
         if chunks > MAX_CHUNKS:

@@ -15,12 +15,13 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 from aiohttp.tcp_helpers import tcp_keepalive
 
-from edge_server.frontends.http.body import ALIGNMENT, Body, StalledBody, stalled_text
+from edge_server.frontends.http.body import Body
+from edge_server.frontends.http.collector import Collector
 from edge_server.frontends.http.head import MAX_HEAD_BYTES, Head, HeadReader, InferTarget
 from edge_server.frontends.http.lanes import Call, FastInference, OrdinaryHandler
+from edge_server.frontends.http.pace import LEAST_BYTES_PER_S, StalledBody, Taking, slow_text, stalled_text
 from edge_server.frontends.http.reply import error_reply
 from edge_server.frontends.http.wire import wire_reply
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from edge_server.frontends.http.listener import Connections
 
 TICKS = 4
-"""A connection that does not move for as many ticks of its listener is stalled."""
+"""A connection that does not move for as many ticks of its listener is stalled; what began within one has one more."""
 
 _HELD_BYTES = 64 * 1024
 """What may wait behind the request under way before the client's next bytes are left in the socket."""
@@ -62,6 +63,7 @@ class Connection(asyncio.Protocol):
         "_collector",
         "_connections",
         "_fast",
+        "_head_ticks",
         "_heads",
         "_held",
         "_held_at",
@@ -74,6 +76,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_outgoing",
         "_phase",
+        "_taking",
         "_transport",
         "_will_stay",
         "has_moved",
@@ -88,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._inner: OrdinaryHandler | None = None
         self._phase = _Phase.HEAD
         self._call: Call | None = None
-        self._collector: _Collector | None = None
+        self._collector: Collector | None = None
         self._held = b""
         self._held_at = 0
         self._left = 0
@@ -100,6 +103,8 @@ class Connection(asyncio.Protocol):
         self._is_reading_paused = False
         self._is_closing = False
         self._idle_ticks = 0
+        self._head_ticks = 0
+        self._taking = Taking()
         self.has_moved = False
 
     # -- asyncio.Protocol
@@ -164,6 +169,7 @@ class Connection(asyncio.Protocol):
                 self._held, self._held_at = data, start
             return
         end += len(_END)
+        self._head_ticks = 0
         head = self._heads.read(data[start:end])
         if head is None:
             self._hand_over(data[start:])
@@ -176,7 +182,7 @@ class Connection(asyncio.Protocol):
         end = start + size
         if len(data) < end:
             self._phase = _Phase.BODY
-            self._collector = collector = _Collector(self, target, size, data[start:])
+            self._collector = collector = Collector(self, target, size, data[start:])
             assert self._transport is not None
             self._transport.set_protocol(collector)
             return
@@ -248,7 +254,7 @@ class Connection(asyncio.Protocol):
             assert self._transport is not None
             self._inner = self._connections.ordinary_handler()
             self._inner.answered = self._ordinary_answered
-            self._inner.is_answering = False
+            self._inner.is_answering = self._inner.has_begun = False
             self._inner.connection_made(self._transport)
             if self._is_full:
                 self._inner.pause_writing()
@@ -309,23 +315,68 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def tick(self, idle_limit: int) -> None:
-        """Note that time passed; refuse a head or body that did not move for long, close what idles."""
-        if self.has_moved:
-            self.has_moved = False
-            self._idle_ticks = 0
+    @property
+    def idle_ticks(self) -> int:
+        """For how many ticks nothing has been asked on it; 0 while anything is, or is on its way."""
+        is_between = self._phase is _Phase.HEAD and not self._held and not self._is_full
+        return self._idle_ticks if is_between and not self.has_moved else 0
+
+    def close_idle(self) -> None:
+        """Close a connection on which nothing is under way."""
+        self._close()
+
+    def tick(self, idle_limit: int, stall_s: float) -> None:
+        """Note that time passed, a part of `stall_s`; let go of who sends or takes too little, close what idles."""
+        if self._transport is not None and self._taking.stalled_ticks(self._transport) >= TICKS:
+            self._transport.abort()
             return
-        self._idle_ticks += 1
-        if self._phase is _Phase.BODY:
-            if self._idle_ticks >= TICKS and self._collector is not None:
-                self._refuse_stalled(stalled_text(self._collector.filled, self._collector.size))
-        elif self._phase is _Phase.HEAD and not self._is_full:
-            if self._held and self._idle_ticks >= TICKS:
-                self._refuse_stalled("the request's head stalled")
-            elif self._idle_ticks >= idle_limit:
-                self._close()
-        elif self._phase is not _Phase.HANDED or self._inner is None or self._inner.is_answering:
+        self._idle_ticks = 0 if self.has_moved else self._idle_ticks + 1
+        phase = self._phase
+        if phase is _Phase.BODY:
+            self._tick_body(stall_s)
+        elif phase is _Phase.HEAD:
+            self._tick_head(idle_limit, stall_s)
+        elif phase is _Phase.HANDED:
+            self._tick_handed(idle_limit, stall_s)
+        else:
             self._idle_ticks = 0
+        self.has_moved = False
+
+    def _tick_body(self, stall_s: float) -> None:
+        collector = self._collector
+        assert collector is not None
+        filled, size = collector.filled, collector.size
+        if self._idle_ticks >= TICKS:
+            self._refuse_stalled(stalled_text(filled, size, stall_s))
+            return
+        collector.ticks += 1
+        if collector.ticks <= TICKS:
+            return
+        if filled - collector.filled_before < LEAST_BYTES_PER_S * stall_s:
+            self._refuse_stalled(slow_text(filled, size, stall_s))
+        collector.ticks, collector.filled_before = 1, filled
+
+    def _tick_head(self, idle_limit: int, stall_s: float) -> None:
+        if self._is_full:
+            return  # what is held waits for the client to read, not to send
+        if self._held:
+            self._head_ticks += 1
+            if self._head_ticks > TICKS:
+                self._refuse_stalled(_head_text(stall_s))
+        elif self._idle_ticks >= idle_limit:
+            self._close()
+
+    def _tick_handed(self, idle_limit: int, stall_s: float) -> None:
+        inner = self._inner
+        if inner is None or inner.is_answering or inner.has_begun:
+            self._idle_ticks = self._head_ticks = 0
+            if inner is not None:
+                inner.has_begun = False
+        elif self._head_ticks or self.has_moved:
+            # aiohttp does not tell whether it is within a head; what came since the last request can be nothing else.
+            self._head_ticks += 1
+            if self._head_ticks > TICKS:
+                self._refuse_stalled(_head_text(stall_s))
         elif self._idle_ticks >= idle_limit:
             self._close()
 
@@ -341,33 +392,5 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-class _Collector(asyncio.BufferedProtocol):
-    """Receives one body in place, without a copy, up to its last byte and no further."""
-
-    def __init__(self, connection: Connection, target: InferTarget, size: int, begun: bytes) -> None:
-        self._connection = connection
-        self._target = target
-        pad = -max(0, target.json_size or 0) % ALIGNMENT
-        # Left uninitialised: pages of a body that never comes are never touched.
-        self._body = np.empty(size + pad, np.uint8).data[pad:]
-        self.size = size
-        self.filled = len(begun)
-        self._body[: self.filled] = begun
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._body[self.filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._connection.has_moved = True
-        self.filled += nbytes
-        if self.filled == self.size:
-            self._connection.collected(self._target, self._body.toreadonly())
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._connection.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._connection.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._connection.resume_writing()
+def _head_text(stall_s: float) -> str:
+    return f"the request's head is not complete after {stall_s:g} s"

@@ -15,6 +15,7 @@ from aiohttp.http_parser import RawRequestMessage
 from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.core.view import FrameStreamReport
 from edge_server.errors import InvalidRequest
+from edge_server.frontends.http.accept import max_connections
 from edge_server.frontends.http.control import ControlEndpoints
 from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.fast_infer import FastInfer, infer_target
@@ -66,6 +67,7 @@ class HttpFrontend:
         config = self._config
         if config.tls_cert and config.tls_key:
             self._tls = server_tls(config.tls_cert, config.tls_key)
+            self._tls.sni_callback = self._use_newest
         loop = asyncio.get_running_loop()
         homecoming, brevity = Homecoming(loop), Brevity()
         limit = config.max_input_size_bytes
@@ -87,16 +89,25 @@ class HttpFrontend:
         )
         fast = FastLane(HeadReader(loop, self._find_target), FastInfer(self._service, homecoming, brevity))
         return await self._listener.open(
-            config.address, config.port, reuses_port=config.reuses_port, tls=self._tls, fast=fast
+            config.address,
+            config.port,
+            reuses_port=config.reuses_port,
+            tls=self._tls,
+            fast=fast,
+            max_connections=max_connections(config.max_connections),
         )
 
     def renew_tls(self, cert: str, key: str) -> None:
         """Use these files for connections from now on. Raises ServingFault, and changes nothing then."""
         if self._tls is None:
             return
-        # Tried on another first: a context would keep a certificate whose key does not fit.
-        server_tls(cert, key)
-        self._tls.load_cert_chain(cert, key)
+        # Another context: in one that is in use, a handshake would meet the new certificate without its key.
+        self._tls = server_tls(cert, key)
+
+    def _use_newest(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        """At the beginning of each handshake, whether the client names a server or not."""
+        if self._tls is not None:
+            connection.context = self._tls
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""

@@ -29,16 +29,29 @@ class FastInference(Protocol):
         connection may be used further; it is called on the loop's thread and never after `Call.cancel`."""
 
 
+class NoFastInference:
+    """Leaves every request to aiohttp."""
+
+    def is_open(self) -> bool:
+        return False
+
+    def begin(self, target: InferTarget, body: Body, answer: Callable[[list[bytes | memoryview], bool], None]) -> Call:
+        raise AssertionError("it is not open")
+
+
 class OrdinaryHandler(web.RequestHandler):
     """aiohttp's handler, which tells when it has answered."""
 
-    __slots__ = ("answered", "is_answering")
+    __slots__ = ("answered", "has_begun", "is_answering")
 
     answered: Callable[[bool], None]
     """Takes whether the connection lives on."""
 
     is_answering: bool
     """Whether a request is under way."""
+
+    has_begun: bool
+    """Whether one has begun since its connection last looked."""
 
     async def finish_response(self, request: Any, resp: Any, start_time: Any) -> Any:
         result = await super().finish_response(request, resp, start_time)

@@ -13,15 +13,15 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from edge_server.errors import ServingFault
-from edge_server.frontends.http.body import STALL_S
+from edge_server.frontends.http.accept import MOST_BY_DEFAULT, Acceptor
 from edge_server.frontends.http.connection import TICKS, Connection
 from edge_server.frontends.http.head import MAX_LINE_BYTES, HeadReader
-from edge_server.frontends.http.lanes import FastInference, OrdinaryHandler
+from edge_server.frontends.http.lanes import FastInference, NoFastInference, OrdinaryHandler
+from edge_server.frontends.http.pace import STALL_S
 from edge_server.records import dataclass
 
 # Larger than aiohttp's 64 KiB: a camera image then comes in fewer turns of the loop.
 _READ_BUFFER_BYTES = 1 << 20
-_BACKLOG = 1024
 # An idle connection lives longer than any proxy in front keeps its own; aiohttp's default, stated.
 _KEEP_ALIVE_S = 3630.0
 # aiohttp knows nothing of the inferences that pass it by: its own clock for idle connections must not end them.
@@ -57,7 +57,7 @@ def _noting(handler: Handler) -> Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         protocol = request.protocol
         if isinstance(protocol, OrdinaryHandler):
-            protocol.is_answering = True
+            protocol.is_answering = protocol.has_begun = True
         return await handler(request)
 
     return handle
@@ -66,7 +66,7 @@ def _noting(handler: Handler) -> Handler:
 class Connections(web.Server):
     """The connections of one listener; makes those that asyncio asks for. Lives on one event loop."""
 
-    def __init__(self, handler: Handler, lane: FastLane | None) -> None:
+    def __init__(self, handler: Handler, lane: FastLane) -> None:
         # aiohttp's own inflating knows no bound, and a handler has to learn that its client left.
         self._options: dict[str, Any] = {
             "auto_decompress": False,
@@ -75,21 +75,20 @@ class Connections(web.Server):
             "read_bufsize": _READ_BUFFER_BYTES,
             "max_field_size": MAX_LINE_BYTES,
             "max_line_size": MAX_LINE_BYTES,
-            "keepalive_timeout": _KEEP_ALIVE_S if lane is None else _NEVER_S,
+            "keepalive_timeout": _NEVER_S,
         }
-        super().__init__(handler if lane is None else _noting(handler), handler_cancellation=True, **self._options)
+        super().__init__(_noting(handler), handler_cancellation=True, **self._options)
         self._serving_loop = asyncio.get_running_loop()
         self._lane = lane
         self._open: dict[Connection, asyncio.Transport] = {}
+        self._idle: list[Connection] | None = None
         self._moved = asyncio.Event()
-        self._tick_s = STALL_S / TICKS
+        self._stall_s = STALL_S
+        self._tick_s = self._stall_s / TICKS
         self._ticker: asyncio.TimerHandle | None = None
 
-    def __call__(self) -> web.RequestHandler:
-        if self._lane is None:
-            return super().__call__()
-        # asyncio takes any protocol; only aiohttp's signature asks for its own.
-        return Connection(self, self._lane.heads, self._lane.fast)  # type: ignore[return-value]
+    def connection(self) -> Connection:
+        return Connection(self, self._lane.heads, self._lane.fast)
 
     def ordinary_handler(self) -> OrdinaryHandler:
         return OrdinaryHandler(self, loop=self._serving_loop, **self._options)
@@ -103,13 +102,31 @@ class Connections(web.Server):
         self._open.pop(connection, None)
         self._moved.set()
 
+    def open_count(self) -> int:
+        return len(self._open)
+
+    def drop_idle(self) -> bool:
+        """Close the connection that has been idle for the longest, for some ticks at least. False when none is."""
+        if self._idle is None:
+            # Once a tick: in a flood of connections, each must not cost a look at all others.
+            self._idle = sorted((item for item in self._open if item.idle_ticks), key=lambda item: item.idle_ticks)
+        while self._idle:
+            longest = self._idle.pop()
+            # At once, rather than when the loop tells that it is closed: the place is given to one new connection only.
+            if longest.idle_ticks and self._open.pop(longest, None) is not None:
+                longest.close_idle()
+                return True
+        return False
+
     def _tick(self) -> None:
         self._ticker = None
         if not self._open:
             return
-        for connection in list(self._open):
-            connection.tick(int(_KEEP_ALIVE_S / self._tick_s))
+        # First, so that nothing that one connection does ends it for all.
         self._ticker = self._serving_loop.call_later(self._tick_s, self._tick)
+        self._idle = None
+        for connection in list(self._open):
+            connection.tick(int(_KEEP_ALIVE_S / self._tick_s), self._stall_s)
 
     async def finish(self, grace_s: float) -> None:
         """Take no new request, wait `grace_s` for those under way, then cut what is left."""
@@ -132,12 +149,16 @@ class Connections(web.Server):
             self._ticker.cancel()
 
 
+def _no_fast_lane() -> FastLane:
+    return FastLane(HeadReader(asyncio.get_running_loop(), lambda message, size: None), NoFastInference())
+
+
 class Listener:
     """Serves `handler` on one address from `open` to `close`, on the event loop that called `open`."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._runner: web.ServerRunner | None = None
+        self._acceptor: Acceptor | None = None
         self._server: Connections | None = None
 
     async def open(
@@ -148,30 +169,26 @@ class Listener:
         reuses_port: bool = False,
         tls: ssl.SSLContext | None = None,
         fast: FastLane | None = None,
+        max_connections: int = MOST_BY_DEFAULT,
     ) -> int:
-        """Listen and return the bound port. Raises ServingFault when the address cannot be had."""
-        self._server = Connections(self._handler, fast)
-        self._runner = web.ServerRunner(self._server)
-        await self._runner.setup()
-        site = web.TCPSite(
-            self._runner, address, port, reuse_port=reuses_port or None, ssl_context=tls, backlog=_BACKLOG
-        )
+        """Listen and return the bound port. `fast` None: aiohttp answers everything.
+
+        Raises ServingFault when the address cannot be had.
+        """
+        self._server = server = Connections(self._handler, fast or _no_fast_lane())
+        self._acceptor = Acceptor(server.connection, server.open_count, server.drop_idle)
         try:
-            await site.start()
+            return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)
         except OSError as error:
-            await self._runner.cleanup()
             raise ServingFault(f"cannot listen on {address}, port {port}: {error}") from None
-        return int(self._runner.addresses[0][1])
 
     async def close(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, then cut what is left. May be called again."""
-        runner, self._runner = self._runner, None
-        if runner is None or self._server is None:
+        acceptor, self._acceptor = self._acceptor, None
+        if acceptor is None or self._server is None:
             return
-        for site in list(runner.sites):
-            await site.stop()
+        acceptor.close()
         await self._server.finish(grace_s)
-        await runner.cleanup()
 
 
 def server_tls(cert: str, key: str) -> ssl.SSLContext:

@@ -10,6 +10,9 @@ from aiohttp import web
 from edge_server.frontends.http.listener import Listener
 from edge_server.frontends.http.reply import plain_error
 
+_MOST_CONNECTIONS = 64
+"""Who collects metrics needs one or two."""
+
 
 class MetricsFrontend:
     """Serves what `render` returns, the text and its content type, to anyone who asks for /metrics.
@@ -25,7 +28,7 @@ class MetricsFrontend:
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
-        return await self._listener.open(self._address, self._port)
+        return await self._listener.open(self._address, self._port, max_connections=_MOST_CONNECTIONS)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""

@@ -10,8 +10,8 @@ from concurrent.futures import Executor
 from aiohttp import web
 
 from edge_server.errors import EdgeServerError, ServingFault, Throttled
-from edge_server.frontends.http.body import ClosingRefusal, StalledBody
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding, accepted_encoding, compress
+from edge_server.frontends.http.pace import ClosingRefusal, StalledBody
 from edge_server.frontends.status import http_status, retry_after
 from edge_server.frontends.v2.json_text import to_json
 

@@ -90,7 +90,7 @@ def decode_infer(
     payload = view[len(text) :]
     input_pins, output_pins = Pins(regions), Pins(regions)
     try:
-        return _InferBody(parse_object(text), spec).decode(payload, input_pins, output_pins, version, extra)
+        return _InferBody(parse_object(text, cuts=True), spec).decode(payload, input_pins, output_pins, version, extra)
     except BaseException:
         input_pins.release()
         output_pins.release()

@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.json_text import json_type, to_json
+from edge_server.frontends.v2.json_numbers import ArrayText
+from edge_server.frontends.v2.json_text import json_type, parse_json, to_json
 from edge_server.protocol.raw import element_count
 
 if TYPE_CHECKING:
@@ -35,12 +36,11 @@ def tensor_from_json(name: str, dtype: DType, shape: Sequence[int], data: object
             f"Please use the binary data format for input {name}"
         )
     count = element_count(name, shape, model=model)
-    flat = _flatten(name, data, model)
+    if isinstance(data, ArrayText):
+        return Tensor(name, dtype, _array_from_text(name, dtype, count, data, model).reshape(tuple(shape)))
+    flat, _ = _flatten(name, data, model)
     if len(flat) != count:
-        raise InvalidRequest(
-            f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{name}' for model "
-            f"'{model}' expected {count} elements, got {len(flat)}"
-        )
+        raise _other_count(name, count, len(flat), model)
     _check_types(name, dtype, flat, model)
     return Tensor(name, dtype, _array(name, dtype, flat, model).reshape(tuple(shape)))
 
@@ -74,16 +74,52 @@ def json_text_from_tensor(tensor: Tensor) -> str:
     return to_json(elements).decode("ascii") if "n" in text else text.replace(" ", "")
 
 
-def _flatten(name: str, data: object, model: str) -> list[object]:
+def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model: str) -> npt.NDArray[np.generic]:
+    """Return the `count` elements of a large array; little of it is Python objects at any time."""
+    most, is_exact = data.count()
+    if count > most or (is_exact and count != most):
+        raise _other_count(name, count, most, model)
+    array: npt.NDArray[np.generic] = np.empty(count, dtype.numpy)
+    filled, depth = 0, -1
+    for piece in data.pieces():
+        flat, levels = _flatten(name, parse_json(piece), model)
+        if depth not in (-1, levels):
+            raise _mixed(name, model)
+        depth = levels
+        _check_types(name, dtype, flat, model)
+        if filled + len(flat) > count:
+            raise _other_count(name, count, most, model)
+        array[filled : filled + len(flat)] = _array(name, dtype, flat, model)
+        filled += len(flat)
+    if filled != count:
+        raise _other_count(name, count, filled, model)
+    return array
+
+
+def _other_count(name: str, count: int, found: int, model: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{name}' for model "
+        f"'{model}' expected {count} elements, got {found}"
+    )
+
+
+def _mixed(name: str, model: str) -> InvalidRequest:
+    return InvalidRequest(f"'data' of input '{name}' for model '{model}' mixes arrays and elements")
+
+
+def _flatten(name: str, data: object, model: str) -> tuple[list[object], int]:
+    """Return the elements in a row, and the levels of arrays that they were in."""
     if not isinstance(data, list):
         raise InvalidRequest(f"'data' of input '{name}' for model '{model}' must be an array, got {json_type(data)}")
     level: list[object] = data
+    depth = 1
     # Whole levels at a time: the parser has bounded how many there can be.
     while level and isinstance(level[0], list):
         if set(map(type, level)) != {list}:
-            raise InvalidRequest(f"'data' of input '{name}' for model '{model}' mixes arrays and elements")
+            raise _mixed(name, model)
         level = list(chain.from_iterable(level))  # type: ignore[arg-type]
-    return level
+        depth += 1
+    return level, depth
 
 
 def _check_types(name: str, dtype: DType, flat: list[object], model: str) -> None:

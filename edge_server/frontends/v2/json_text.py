@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2.json_numbers import MAX_NESTING, ArrayText, cut_out, put_back
 
-MAX_NESTING = 100
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MAX_VALUES = 2 * 1024 * 1024
+"""Most commas, colons and opening brackets outside of strings that the parser is given. Each may stand for 70 bytes
+of Python objects, however few of text: 64 MiB of "{}," would be 1.5 GB."""
 
 _CHUNK_BYTES = 1 << 20
-_NOT_STRUCTURE = bytes(octet for octet in range(256) if octet not in b'[]{}"')
+_NOT_STRUCTURE = bytes(octet for octet in range(256) if octet not in b'[]{}",:')
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
-_STRING = re.compile(rb'"[^"]*"?')
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -31,36 +38,41 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
+def _decoder(arrays: dict[str, ArrayText]) -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=lambda pairs: _unique(put_back(pairs, arrays)))
+
+
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 # What is written are trees made here: to look for circles in them would take as long as to write them.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
-def parse_json(text: bytes | bytearray | memoryview) -> object:
+def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> object:
     """Return the value of a JSON text in UTF-8; bare NaN, Infinity and -Infinity are numbers.
 
-    Raises InvalidRequest for anything that is not JSON, is nested deeper than MAX_NESTING, repeats a member, or holds
-    half of a surrogate pair.
+    `cuts`: large arrays of members called "data" are left as ArrayText. Raises InvalidRequest for anything that is not
+    JSON, is nested deeper than MAX_NESTING, has more than MAX_VALUES values, repeats a member, or holds half of a
+    surrogate pair.
     """
-    raw = bytes(text)
-    _check_nesting(raw)
+    raw, arrays = cut_out(text) if cuts else (bytes(text), {})
+    _check_structure(raw)
     try:
         decoded = raw.decode("utf-8")
-        value: object = _DECODER.decode(decoded)
+        value: object = (_decoder(arrays) if arrays else _DECODER).decode(decoded)
         if _SURROGATE.search(decoded):
             # Only \u escapes can bring half a pair in, and such a string can be written nowhere later.
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+            json.dumps(value, ensure_ascii=False, default=str).encode("utf-8")
     except (ValueError, RecursionError) as error:
         # ValueError covers JSON's and Unicode's own errors and integers with more digits than Python converts.
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
     return value
 
 
-def parse_object(text: bytes | bytearray | memoryview) -> dict[str, object]:
-    """Return the members of a JSON object; an empty text counts as an empty object. Raises InvalidRequest."""
+def parse_object(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> dict[str, object]:
+    """Return the members of a JSON object; an empty text counts as an empty object. See `parse_json`."""
     if not len(text):
         return {}
-    value = parse_json(text)
+    value = parse_json(text, cuts=cuts)
     if not isinstance(value, dict):
         raise InvalidRequest(f"request JSON must be an object, got {json_type(value)}")
     return value
@@ -84,6 +96,7 @@ def json_type(value: object) -> str:
 _TYPE_NAMES: dict[type, str] = {
     dict: "an object",
     list: "an array",
+    ArrayText: "a large array",
     str: "a string",
     int: "an integer",
     float: "a number",
@@ -92,21 +105,43 @@ _TYPE_NAMES: dict[type, str] = {
 }
 
 
-def _check_nesting(raw: bytes) -> None:
-    """Refuse deep nesting before the recursive parser meets it."""
-    if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
+def _check_structure(raw: bytes) -> None:
+    """Refuse deep nesting before the recursive parser meets it, and so many values that memory would suffer."""
+    may_be_deep = raw.count(b"[") + raw.count(b"{") > MAX_NESTING
+    if not may_be_deep and (len(raw) <= MAX_VALUES or raw.count(b",") + raw.count(b":") <= MAX_VALUES - MAX_NESTING):
         return
-    if b"\\" in raw:
-        raw = _ESCAPE.sub(b"", raw)
-    brackets = _STRING.sub(b"", raw.translate(None, _NOT_STRUCTURE))
-    depth = 0
-    for start in range(0, len(brackets), _CHUNK_BYTES):
-        depth = _depth_after(brackets[start : start + _CHUNK_BYTES], depth)
+    depth = count = 0
+    for octets in _outside_strings(raw):
+        opens = (octets == ord("[")) | (octets == ord("{"))
+        closes = (octets == ord("]")) | (octets == ord("}"))
+        count += len(octets) - int(closes.sum())
+        if count > MAX_VALUES:
+            raise InvalidRequest(
+                f"failed to parse the request JSON buffer: more than {MAX_VALUES} values. Please use the binary data "
+                f"format for tensors of that many elements"
+            )
+        depths = depth + (opens.astype(np.int8) - closes.astype(np.int8)).cumsum(dtype=np.int64)
+        if len(depths):
+            if depths.max() > MAX_NESTING:
+                raise InvalidRequest(
+                    f"failed to parse the request JSON buffer: nested deeper than {MAX_NESTING} levels"
+                )
+            depth = int(depths[-1])
 
 
-def _depth_after(brackets: bytes, depth: int) -> int:
-    octets = np.frombuffer(brackets, np.uint8)
-    depths = depth + np.where((octets == ord("[")) | (octets == ord("{")), 1, -1).cumsum()
-    if depths.max() > MAX_NESTING:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: nested deeper than {MAX_NESTING} levels")
-    return int(depths[-1])
+def _outside_strings(raw: bytes) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the octets that structure the text, some at a time: whatever the text is, they take little memory."""
+    has_escapes = b"\\" in raw
+    is_inside = is_escaped = False
+    for start in range(0, len(raw), _CHUNK_BYTES):
+        chunk = raw[start + is_escaped : start + _CHUNK_BYTES]
+        if has_escapes:
+            chunk = _ESCAPE.sub(b"", chunk)
+            is_escaped = chunk.endswith(b"\\")
+        octets = np.frombuffer(chunk.translate(None, _NOT_STRUCTURE), np.uint8)
+        if not len(octets):
+            continue
+        quotes = octets == ord('"')
+        inside = np.logical_xor.accumulate(quotes) ^ is_inside
+        is_inside = bool(inside[-1])
+        yield octets[~(inside | quotes)]
