@@ -81,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[REPORT] = Report(hardware=HARDWARE.name, is_short=HARDWARE.is_short)
+    config.stash[REPORT] = Report(HARDWARE.name, bool(HARDWARE.kind), HARDWARE.is_short)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,9 +27,11 @@ svg text { font: 11px system-ui, sans-serif; fill: #555 }
 
 @dataclass
 class Report:
-    """Filled while tests run. `box` is what `edge-server doctor --json` says."""
+    """Filled while tests run. `box` is what `edge-server doctor --json` says. `hardware` names what they run on, or
+    says why there is none (`has_hardware`)."""
 
     hardware: str = ""
+    has_hardware: bool = True
     is_short: bool = False
     began_s: float = field(default_factory=time.time)
     box: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +56,8 @@ class Report:
             for kind in ("passed", "failed", "skipped")
         }
         return {
-            "hardware": self.hardware,
+            "hardware": self.hardware if self.has_hardware else None,
+            "not_run": None if self.has_hardware else self.hardware,
             "is_proof_of_the_tests_only": self.is_short,
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.began_s)),
             "counts": counts,
@@ -72,11 +75,14 @@ class Report:
 
     def as_page(self) -> str:
         data = self.as_json()
+        what = _text(self.hardware) if self.has_hardware else "hardware"
         parts = [
             "<!doctype html><html lang=en><meta charset=utf-8><title>edge_server on hardware</title>",
-            f"<style>{_STYLE}</style><h1>edge_server on {_text(self.hardware)}</h1>",
+            f"<style>{_STYLE}</style><h1>edge_server on {what}</h1>",
             f"<p>{data['began']}: {', '.join(f'{count} {kind}' for kind, count in data['counts'].items())}</p>",
         ]
+        if not self.has_hardware:
+            parts.append(f"<p class=forced>Nothing was run: it {_text(self.hardware)}.</p>")
         if self.is_short:
             parts.append("<p class=forced>Shortened, on the processor: this proves the tests, not any hardware.</p>")
         parts += [self._tests(), self._values(), self._plots(), self._box()]

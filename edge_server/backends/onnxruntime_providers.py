@@ -16,10 +16,12 @@ open session is believed here.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from edge_server.backends.base import OpenJob
+from edge_server.backends.runtime import import_runtime
 from edge_server.core.model import Accelerator
 from edge_server.errors import LoadError
 
@@ -140,6 +142,14 @@ def _value(model: str, key: str, value: str) -> str:
     if key in ("gpu_mem_limit", "trt_max_workspace_size") and not text.isdecimal():
         raise LoadError(f"model '{model}': {key} must be a whole number of bytes, got '{text[:80]}'")
     return text
+
+
+def reported() -> dict[str, tuple[str, ...]]:
+    """Return the accelerators that this onnxruntime was built with, which says nothing of whether they work. Raises
+    LoadError when it is not there."""
+    os.putenv("ORT_DISABLE_TELEMETRY", "1")  # before the import, as where models are opened
+    available = import_runtime("onnxruntime", "InferenceSession").get_available_providers()
+    return {name: () for name, provider in PROVIDERS.items() if provider in available}
 
 
 def is_cpu_only(chosen: Sequence[tuple[str, Pairs]]) -> bool:

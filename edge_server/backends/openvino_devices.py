@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from edge_server.backends.openvino_import import import_openvino
 from edge_server.errors import LoadError
 
 COMBINING = ("AUTO", "MULTI", "HETERO", "BATCH")
@@ -35,6 +36,19 @@ def checked_device(model: str, text: str, available: Sequence[str]) -> str:
     for name in names:
         _check(model, wanted, name, available)
     return wanted
+
+
+def reported() -> dict[str, tuple[str, ...]]:
+    """Return every device that OpenVINO lists, with what it computes in (FP32, FP16, INT8 ...; () where it does not
+    tell). Loads every plugin, and the drivers behind. Raises LoadError when OpenVINO is not there."""
+    core = import_openvino().Core()
+    found: dict[str, tuple[str, ...]] = {}
+    for device in core.available_devices:
+        try:
+            found[device] = tuple(map(str, core.get_property(device, "OPTIMIZATION_CAPABILITIES")))
+        except RuntimeError:  # what opening a model there says is worth more
+            found[device] = ()
+    return found
 
 
 def involves_accelerator(device: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import signal
 import sys
@@ -24,6 +26,7 @@ from edge_server.optimize.choice import Objective, Terms, choose
 from edge_server.optimize.contest import Contest, Effort, Outcome, Trial
 from edge_server.optimize.plan import Plan, Request, Surroundings, make_plan
 from edge_server.optimize.progress import Progress
+from edge_server.optimize.survey import survey
 from edge_server.optimize.variant import place_for, write
 
 _INTERRUPTED = 130
@@ -64,11 +67,13 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
     )
     terms = Terms(Objective(options.objective), options.tolerance, options.min_top1)
     with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
-        around = Surroundings(config.backends, config.engines.cache_dir, config.engines.build_timeout_s, Path(folder))
+        engines, limits = config.engines, _limits(options, config)
+        ask = functools.partial(survey, limits=dataclasses.replace(limits, open_s=limits.answer_s))
+        around = Surroundings(config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), ask)
         plan = make_plan(request, around)
         target = place_for(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
         progress = Progress(sys.stderr)
-        contest = Contest(plan.trials, _limits(options, config), _effort(options), Path(folder), progress.show)
+        contest = Contest(plan.trials, limits, _effort(options), Path(folder), progress.show)
         try:
             outcome, chosen = contest.run(lambda outcome: choose(outcome, terms))
         finally:

@@ -1,7 +1,4 @@
-"""What may be tried for a model on this box, runtime by runtime, and the configuration that means it.
-
-A candidate is measured with the very configuration that is written when it is chosen.
-"""
+"""What may be tried for a model on this box, runtime by runtime."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.backends import ONNX_ORDER, TENSORRT_LIBRARIES, backend_names, onnx_file
-from edge_server.backends.tensorrt.profiles import KEYS
 from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.optimize.accelerators import Survey, of_onnxruntime, of_openvino
+from edge_server.optimize.candidate import GPU, Candidate
+from edge_server.optimize.child import CandidateFailed
 from edge_server.records import dataclass
 from edge_server.repository.choice import candidates as runtimes_to_try
 from edge_server.repository.pbtxt import ConfigMessage
-
-CPU, GPU = "CPU", "GPU"
 
 _CPU_PRECISIONS = {
     "openvino": ("bf16", "f16"),
@@ -33,30 +30,6 @@ _NOT_SERVED_BY_ROWS = ("python",)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """`precision` as the parameter of that name says it; "" leaves the parameter as the configuration has it.
-
-    `parameters` are set besides. `is_plain`: the arithmetic that others are compared with.
-    """
-
-    runtime: str
-    precision: str
-    device: str = CPU
-    parameters: tuple[tuple[str, str], ...] = ()
-    is_plain: bool = False
-
-    @property
-    def title(self) -> str:
-        words = (self.runtime, self.precision, "" if self.device == CPU or self.is_engine else f"on {self.device}")
-        return " ".join(filter(None, words))
-
-    @property
-    def is_engine(self) -> bool:
-        """Whether an engine is built for it first."""
-        return self.runtime in TENSORRT_LIBRARIES
-
-
-@dataclass(frozen=True, slots=True)
 class Field:
     """All candidates, the preferred reference first. `file_name` is the model's file, "" when its runtime needs none.
     `left_out` says what is not tried, and why."""
@@ -67,10 +40,10 @@ class Field:
 
 
 def candidates_for(
-    base: ConfigMessage, model: str, version_dir: Path, *, no_gpu: str, only: Sequence[str] = ()
+    base: ConfigMessage, model: str, version_dir: Path, *, no_gpu: str, survey: Survey, only: Sequence[str] = ()
 ) -> Field:
-    """Return what to try for a version. `no_gpu` says why there is no GPU, "" when there is one; `only` names the
-    runtimes to try, () for all that may read the file.
+    """Return what to try for a version. `no_gpu` says why there is no NVIDIA GPU, "" when there is one; `survey` tells
+    what OpenVINO and ONNX Runtime list here; `only` names the runtimes to try, () for all that may read the file.
 
     Raises BadModelConfig when nothing says what the model is; InvalidRequest for a runtime that nobody knows, and for
     models that are no function of tensors.
@@ -99,13 +72,29 @@ def candidates_for(
             found.append(Candidate(name, "", GPU))
         else:
             found += _of_runtime(name, written, is_onnx=is_onnx)
-    if is_onnx and "onnxruntime" in runtimes:
-        if no_gpu:
-            left_out.append(f"onnxruntime on GPU: {no_gpu}")
-        else:
-            found.append(Candidate("onnxruntime", _as_written(written), GPU))
+    for name in runtimes:
+        more, less = _accelerated(name, base, written, no_gpu, survey, is_onnx=is_onnx)
+        found += more
+        left_out += less
     plain = [one for one in found if one.is_plain]
     return Field((*plain, *(one for one in found if not one.is_plain)), file_name, tuple(left_out))
+
+
+def _accelerated(
+    name: str, base: ConfigMessage, written: str | None, no_gpu: str, survey: Survey, *, is_onnx: bool
+) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates of a runtime that run elsewhere than plainly on the CPU, and what is left out."""
+    is_told = name == "openvino" or (name == "onnxruntime" and is_onnx)
+    if not is_told or importlib.util.find_spec(name) is None:
+        return [], []
+    try:
+        reported = survey(name)
+    except CandidateFailed as error:
+        return [], [f"{name} on anything but the CPU: it did not tell what there is: {error.reason}"]
+    if name == "onnxruntime":
+        return of_onnxruntime(reported, _as_written(written), no_gpu)
+    found = of_openvino(reported, base, written)
+    return found, [] if found else [f"openvino on GPU, NPU: it finds {', '.join(reported) or 'no device'} alone"]
 
 
 def _readers(base: ConfigMessage, model: str, version_dir: Path) -> tuple[tuple[str, ...], str]:
@@ -165,35 +154,3 @@ def _engine_precisions(name: str, written: str | None) -> tuple[str, ...]:
     if name == "tensorrt_rtx":  # builds the types that the file has, and no others
         return (_OF_FILE.get(written or "", "fp32"),)
     return (*_ENGINE_PRECISIONS, "int8") if written == "int8" else _ENGINE_PRECISIONS
-
-
-def config_of(base: ConfigMessage, candidate: Candidate, file_name: str, profiles: Sequence[str] = ()) -> ConfigMessage:
-    """Return the configuration that has a candidate serve. `profiles` are the values of the parameters `KEYS`."""
-    config = type(base)()
-    config.CopyFrom(base)
-    config.backend = candidate.runtime
-    config.platform = ""
-    config.default_model_filename = file_name
-    if candidate.precision:
-        config.parameters["precision"].string_value = candidate.precision
-    for key, value in candidate.parameters:
-        config.parameters[key].string_value = value
-    if candidate.is_engine:
-        for key, value in zip(KEYS, profiles, strict=False):
-            config.parameters[key].string_value = value
-    _place(config, candidate)
-    return config
-
-
-def _place(config: ConfigMessage, candidate: Candidate) -> None:
-    """Have the instances be where the candidate runs."""
-    group_type = config.DESCRIPTOR.fields_by_name["instance_group"].message_type
-    numbers = group_type.enum_types_by_name["Kind"].values_by_name
-    if candidate.device == GPU and not candidate.is_engine and not config.instance_group:
-        config.instance_group.add()
-    for group in config.instance_group:
-        if candidate.device == GPU:
-            group.kind = numbers["KIND_GPU"].number
-        elif group.kind == numbers["KIND_GPU"].number or group.gpus:
-            group.kind = numbers["KIND_CPU"].number
-            del group.gpus[:]

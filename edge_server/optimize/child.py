@@ -40,10 +40,11 @@ class CandidateFailed(Exception):
 class Child:
     """One candidate's process. Used by one thread; `end` must be called, and may be again."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, module: str = MODULE) -> None:
+        """Start it. Raises CandidateFailed."""
         self._limits = limits
         try:
-            self._process = JsonChild(MODULE)
+            self._process = JsonChild(module)
         except OSError as error:
             raise CandidateFailed(f"its process does not start: {error.strerror}") from error
 

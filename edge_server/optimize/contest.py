@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
-from edge_server.optimize.candidates import Candidate
+from edge_server.optimize.candidate import Candidate
 from edge_server.optimize.child import CandidateFailed, Child, Limits
 from edge_server.optimize.compare import Difference, compare
 from edge_server.optimize.exchange import load

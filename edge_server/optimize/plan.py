@@ -7,7 +7,9 @@ from pathlib import Path
 
 from edge_server.backends.tensorrt import cuda
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
-from edge_server.optimize.candidates import Candidate, candidates_for, config_of
+from edge_server.optimize.accelerators import Survey
+from edge_server.optimize.candidate import TARGET_DEVICE, Candidate, config_of
+from edge_server.optimize.candidates import candidates_for
 from edge_server.optimize.contest import Trial
 from edge_server.records import dataclass
 from edge_server.repository.pbtxt import ConfigMessage, new_config, read_file, write_json
@@ -34,12 +36,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """`settings[backend][key]`: those that the server has for all models. `scratch`: a folder that goes away."""
+    """`settings[backend][key]`: those that the server has for all models. `scratch`: a folder that goes away. `survey`
+    asks a runtime what it finds on the box."""
 
     settings: Mapping[str, Mapping[str, str]]
     engine_cache: str
     build_timeout_s: float
     scratch: Path
+    survey: Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,13 @@ def make_plan(request: Request, around: Surroundings) -> Plan:
     base = new_config() if model.config_path is None else read_file(model.config_path, model.name)
     if base.HasField("ensemble_scheduling"):
         raise BadModelConfig(f"model '{model.name}' is an ensemble: optimize its members one by one")
+    for_all = around.settings.get("openvino", {}).get(TARGET_DEVICE)
+    if for_all and TARGET_DEVICE not in base.parameters:  # each candidate says its own, so that none is elsewhere
+        base.parameters[TARGET_DEVICE].string_value = for_all
     no_gpu = cuda.missing()
-    field = candidates_for(base, model.name, model.path / str(version), no_gpu=no_gpu, only=request.runtimes)
+    field = candidates_for(
+        base, model.name, model.path / str(version), no_gpu=no_gpu, survey=around.survey, only=request.runtimes
+    )
     wanted = _wanted(field.candidates, request.precisions)
     if not wanted:
         raise LoadError(f"model '{model.name}': there is no runtime to try: {'; '.join(field.left_out)}")

@@ -29,7 +29,7 @@ def rows(outcome: Outcome, chosen: Trial | None, terms: Terms) -> list[tuple[str
 def _row(outcome: Outcome, trial: Trial, chosen: Trial | None, terms: Terms) -> tuple[str, ...]:
     candidate = trial.candidate
     start = (
-        f"{candidate.runtime}{'' if candidate.device == 'CPU' or candidate.is_engine else ' on ' + candidate.device}",
+        " ".join(filter(None, (candidate.runtime, candidate.where))),
         candidate.precision or "-",
         str(trial.facts.get("precision", "-")),
         f"{trial.facts['load_ms']:.0f}" if trial.facts else "-",

@@ -7,15 +7,12 @@ before. It ends with its input, and with the process that started it.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,14 +25,12 @@ from edge_server.core.lifecycle import Resolved
 from edge_server.core.model import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import EdgeServerError, LoadError, Unsupported
+from edge_server.optimize.answering import depend_on, leave, own_output, say
 from edge_server.optimize.engine import BuiltNotRun, EngineDesk
 from edge_server.optimize.exchange import Tensors, load, save
 from edge_server.optimize.samples import as_request, batch_of, from_file, from_warmup, made_up
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner, with_config
-
-_PR_SET_PDEATHSIG = 1
-_FIRST_TO_GO = "1000"
 
 
 class Bench:
@@ -58,7 +53,7 @@ class Bench:
         self._batches: dict[tuple[int, int], Mapping[str, Array]] = {}
 
     def progress(self, text: str, percent: float) -> None:
-        _write(self._out, {"progress": text, "percent": percent})
+        say(self._out, {"progress": text, "percent": percent})
 
     def _open(self, job: Mapping[str, Any]) -> Session:
         spec, resolved = self.spec, self._resolved
@@ -191,18 +186,18 @@ def _require_rows(spec: ModelSpec) -> None:
 
 
 def main() -> int:
-    out = _own_output()
+    out = own_output()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the one that started this one decides
     job = json.loads(sys.stdin.readline())
-    _depend_on(job["parent"])
+    depend_on(job["parent"])
     try:
         bench = Bench(job, out)
     except BuiltNotRun as error:
-        _write(out, {"failed": str(error), "kind": "BuiltNotRun"})
-        return _leave()
+        say(out, {"failed": str(error), "kind": "BuiltNotRun"})
+        return leave()
     except EdgeServerError as error:
-        _write(out, {"failed": error.message, "kind": type(error).__name__})
-        return _leave()
+        say(out, {"failed": error.message, "kind": type(error).__name__})
+        return leave()
     commands = {
         "samples": bench.make_samples,
         "load": bench.load,
@@ -210,46 +205,16 @@ def main() -> int:
         "turn": bench.turn,
         "keep": bench.keep,
     }
-    _write(out, {"done": bench.facts()})
+    say(out, {"done": bench.facts()})
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            _write(out, {"done": commands[command["do"]](command)})
+            say(out, {"done": commands[command["do"]](command)})
         except EdgeServerError as error:
-            _write(out, {"failed": error.message, "kind": type(error).__name__})
+            say(out, {"failed": error.message, "kind": type(error).__name__})
             break
     bench.close()
-    return _leave()
-
-
-def _leave() -> int:
-    # Libraries that are unloaded in the wrong order crash; everything has been said by now.
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def _write(out: TextIO, fields: Mapping[str, object]) -> None:
-    # Who reads may be gone: then this process ends too, by the signal below.
-    with suppress(BrokenPipeError):
-        out.write(json.dumps(fields) + "\n")
-        out.flush()
-
-
-def _own_output() -> TextIO:
-    """Return standard output, and let libraries that print write to standard error instead."""
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    return os.fdopen(kept, "w", encoding="utf-8")
-
-
-def _depend_on(parent: int) -> None:
-    """End with the parent, and be the first to go when memory runs out."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    return leave()
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ class Gpus:
     def loading(self, model: str, device_ids: tuple[int, ...]) -> Iterator[dict[int, int]]:
         """Have the GPUs for one load; yields the bytes that it took of each, complete once the block is left well.
 
-        Raises DeviceLost, and OutOfMemory when --model-load-gpu-limit forbids the load.
+        Raises DeviceLost, and OutOfMemory when --model-load-gpu-limit forbids the load: before it, where the limit is
+        passed already. What passes it by this very load is found by `check_limits` within the block, as in Triton.
         """
         taken: dict[int, int] = {}
         if not device_ids:
@@ -77,7 +78,8 @@ class Gpus:
                 lock = self._load_lock(device_id)
                 if lock.acquire(timeout=_PATIENCE_S):
                     held.callback(lock.release)
-                self._check(model, device_id)
+                self._check_lost(model, device_id)
+            self.check_limits(model, device_ids)
             before = {device_id: self._used(device_id) for device_id in device_ids}
             yield taken
             for device_id, used in before.items():
@@ -85,21 +87,26 @@ class Gpus:
                 if used is not None and after is not None:
                     taken[device_id] = max(after - used, 0)
 
-    def _check(self, model: str, device_id: int) -> None:
-        reason = self.lost().get(device_id)
-        if reason is not None:
-            raise DeviceLost(f"model '{model}': GPU {device_id} is lost to this process: {reason}")
-        limit = self._limits.get(device_id)
-        if limit is None:
-            return
-        told = self._memory(device_id)
-        if told is None or told[0] <= (1.0 - limit) * told[1]:
-            # Triton's sentence, and ours behind it.
+    def check_limits(self, model: str, device_ids: tuple[int, ...]) -> None:
+        """Raise OutOfMemory where more of a GPU is used than --model-load-gpu-limit allows, or nothing tells."""
+        for device_id in device_ids:
+            limit = self._limits.get(device_id)
+            if limit is None:
+                continue
+            told = self._memory(device_id)
+            if told is not None and told[1] - told[0] <= int(limit * told[1]):
+                continue
+            # Triton's sentence, of VerifyModelLoadGpuFraction in core's backend_model_instance.cc, and ours behind it.
             now = "its memory cannot be read" if told is None else f"{1 - told[0] / told[1]:.0%} of its memory is used"
             raise OutOfMemory(
                 f"can not create model '{model}': memory limit set for GPU {device_id} has exceeded, model loading is "
-                f"rejected: {now}, --model-load-gpu-limit allows {limit:.0%}"
+                f"rejected. {now[0].upper()}{now[1:]}, --model-load-gpu-limit allows {limit:.0%}"
             )
+
+    def _check_lost(self, model: str, device_id: int) -> None:
+        reason = self.lost().get(device_id)
+        if reason is not None:
+            raise DeviceLost(f"model '{model}': GPU {device_id} is lost to this process: {reason}")
 
     def _used(self, device_id: int) -> int | None:
         told = self._memory(device_id)

@@ -128,6 +128,7 @@ class ModelVersion:
             self._scheduler.enter_limiter(self._instances)
             for instance in self._instances:
                 self._info = instance.open()
+                self.gpus.check_limits(self.name, gpus_of(self.spec))
             self._move(VersionState.WARMING)
             for instance in self._instances:
                 instance.warm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,20 @@ def test_a_senseless_option_is_a_load_error_that_names_it(
 ) -> None:
     with pytest.raises(LoadError, match=f"model 'made'.*{key}.*{value}"):
         backend.open(job(linear(), parameters={key: value}))
+
+
+@pytest.mark.parametrize("key", ["session.some_entry", "memory.enable_memory_arena_shrinkage"])
+def test_an_entry_that_is_too_long_is_a_load_error_and_leaves_no_session(
+    key: str, backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    def sessions() -> int:
+        gc.collect()
+        return sum(type(item).__name__ == "InferenceSession" for item in gc.get_objects())
+
+    before = sessions()
+    with pytest.raises(LoadError, match=r"model 'made' version 1.*value is longer than"):
+        backend.open(job(linear(), parameters={key: "x" * 9000}))
+    assert sessions() == before
 
 
 def test_an_accelerator_that_this_build_lacks_is_a_load_error(

@@ -235,6 +235,16 @@ def test_batches_are_filled_up_when_the_model_is_compiled_for_exactly_max_batch_
     exact.close()
 
 
+def test_a_switch_that_is_none_is_refused_before_anything_is_read_and_held(
+    backend: Backend, linear: Write, job: Callable[..., Any]
+) -> None:
+    file = linear()
+    os.truncate(file.path, 100)
+    parameters = {"SKIP_OV_DYNAMIC_BATCHSIZE": "YES", "ENABLE_BATCH_PADDING": "perhaps"}
+    with pytest.raises(LoadError, match="ENABLE_BATCH_PADDING must be yes or no, got 'perhaps'"):
+        backend.open(job(file, inputs=X, outputs=Y, max_batch_size=4, parameters=parameters))
+
+
 def test_inputs_take_the_configurations_dims_when_asked(
     backend: Backend, write_onnx: Write, job: Callable[..., Any]
 ) -> None:

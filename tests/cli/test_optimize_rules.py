@@ -17,7 +17,10 @@ from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
 from edge_server.optimize import report, variant
-from edge_server.optimize.candidates import Candidate, candidates_for, config_of
+from edge_server.optimize.accelerators import of_openvino
+from edge_server.optimize.candidate import Candidate, config_of
+from edge_server.optimize.candidates import candidates_for
+from edge_server.optimize.child import CandidateFailed
 from edge_server.optimize.choice import Objective, Terms, choose, percentile, rejection
 from edge_server.optimize.compare import Difference, compare
 from edge_server.optimize.contest import Outcome, Trial
@@ -27,6 +30,12 @@ from edge_server.optimize.samples import batch_of, from_file, made_up
 from edge_server.repository.pbtxt import parse_text, read_file
 
 NO_GPU = "there is no GPU"
+OF_INTEL = {"CPU": ("FP32", "BF16", "INT8"), "GPU": ("FP32", "BIN", "FP16", "INT8"), "NPU": ("FP16", "INT8")}
+
+
+def survey(**reported: Any) -> Any:
+    """Return what stands for asking the runtimes: each lists the CPU alone unless told otherwise."""
+    return lambda name: reported.get(name, {"CPU": ("FP32",)} if name == "openvino" else {})
 
 
 def trial(name: str, ms: float, memory: int, apart: float = 0.0, top1: float | None = None, rows: int = 1) -> Trial:
@@ -214,24 +223,143 @@ def version_dir(tmp_path: Path) -> Path:
 def test_the_stated_runtime_comes_first_and_is_what_others_are_compared_with(version_dir: Path) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
     base = parse_text(b'backend: "onnxruntime"', "net")
-    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU)
+    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, survey=survey())
     assert [one.title for one in field.candidates[:2]] == ["onnxruntime f32", "openvino f32"]
     assert "openvino bf16" in [one.title for one in field.candidates]
     assert not any("int8" in one.precision for one in field.candidates)
     assert f"onnxruntime on GPU: {NO_GPU}" in field.left_out
-    with_gpu = candidates_for(base, "net", version_dir, no_gpu="")
-    assert "onnxruntime f32 on GPU" in [one.title for one in with_gpu.candidates]
+    assert "openvino on GPU, NPU: it finds CPU alone" in field.left_out
+
+
+def onnx_in(version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str) -> None:
+    (version_dir / "model.onnx").write_bytes(b"")
+    monkeypatch.setattr("edge_server.backends.onnx_file.arithmetic", lambda path: arithmetic)
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "expected"),
+    [
+        ("f32", ["openvino f32 on GPU", "openvino f16 on GPU", "openvino f16 on NPU"]),
+        ("f16", ["openvino f32 on GPU", "openvino f16 on GPU", "openvino f16 on NPU"]),
+        ("int8", ["openvino int8 on GPU", "openvino auto on NPU"]),
+    ],
+)
+def test_each_device_that_openvino_lists_is_tried_in_what_it_computes_in(
+    version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str, expected: list[str]
+) -> None:
+    onnx_in(version_dir, monkeypatch, arithmetic)
+    there = survey(openvino=OF_INTEL)
+    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=there)
+    assert [one.title for one in field.candidates if one.runtime == "openvino" and one.device != "CPU"] == expected
+    assert field.candidates[0].device == "CPU", "what others are compared with is the CPU's"
+    assert not any(line.startswith("openvino") for line in field.left_out)
+
+
+def test_a_device_that_does_not_tell_what_it_computes_in_is_left_to_choose(version_dir: Path) -> None:
+    (version_dir / "model.onnx").write_bytes(b"")
+    there = survey(openvino={"CPU": ("FP32",), "GPU.0": ("FP32",), "GPU.1": ()})
+    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=there)
+    titles = [one.title for one in field.candidates]
+    assert {"openvino f32 on GPU.0", "openvino auto on GPU.1"} < set(titles)
+    assert "openvino auto on GPU.0" not in titles
+
+
+def test_a_stated_combination_of_devices_is_tried_as_it_stands(version_dir: Path) -> None:
+    (version_dir / "model.onnx").write_bytes(b"")
+    base = parse_text(b'parameters { key: "TARGET_DEVICE" value { string_value: "auto:GPU,CPU" } }', "net")
+    field = candidates_for(base, "net", version_dir, no_gpu=NO_GPU, survey=survey(openvino=OF_INTEL))
+    by_title = {one.title: config_of(base, one, "model.onnx") for one in field.candidates}
+    told = {title: config.parameters["TARGET_DEVICE"].string_value for title, config in by_title.items()}
+    assert told["openvino on AUTO:GPU,CPU"] == "AUTO:GPU,CPU"
+    assert (told["openvino f32"], told["openvino f16 on GPU"]) == ("CPU", "GPU")
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "by_tensorrt"), [("f32", ["f32", "f16"]), ("f16", ["f16"]), ("int8", ["int8"]), ("bf16", [])]
+)
+def test_each_accelerator_that_onnxruntime_was_built_with_is_tried(
+    version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str, by_tensorrt: list[str]
+) -> None:
+    onnx_in(version_dir, monkeypatch, arithmetic)
+    built_with = survey(onnxruntime={"cuda": (), "dnnl": (), "tensorrt": ()})
+    field = candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu="", survey=built_with)
+    titles = [one.title for one in field.candidates if one.runtime == "onnxruntime" and one.accelerator]
+    expected = [
+        f"{arithmetic} by dnnl",
+        f"{arithmetic} on GPU",
+        *(f"{word} on GPU by tensorrt" for word in by_tensorrt),
+    ]
+    assert titles == [f"onnxruntime {words}" for words in expected]
+
+
+def test_what_cannot_work_is_left_out_with_the_reason(version_dir: Path) -> None:
+    (version_dir / "model.onnx").write_bytes(b"")
+    base = parse_text(b"", "net")
+    without = candidates_for(base, "net", version_dir, no_gpu="", survey=survey())
+    assert "onnxruntime on GPU: this build of it has no CUDA: onnxruntime-gpu has" in without.left_out
+    no_driver = candidates_for(
+        base, "net", version_dir, no_gpu=NO_GPU, survey=survey(onnxruntime={"cuda": (), "tensorrt": ()})
+    )
+    assert f"onnxruntime on GPU: {NO_GPU}" in no_driver.left_out
+
+    def crashes(name: str) -> Any:
+        raise CandidateFailed("its process was ended by SIGSEGV")
+
+    crashed = candidates_for(base, "net", version_dir, no_gpu="", survey=crashes)
+    assert [one.title for one in crashed.candidates[:2]] == ["openvino f32", "onnxruntime f32"]
+    lost = "on anything but the CPU: it did not tell what there is: its process was ended by SIGSEGV"
+    assert {f"openvino {lost}", f"onnxruntime {lost}"} <= set(crashed.left_out)
+
+
+def test_accelerators_are_configured_as_triton_does_and_keep_what_was_said_of_them() -> None:
+    base = parse_text(
+        b"""optimization { execution_accelerators {
+            gpu_execution_accelerator { name: "tensorrt" parameters { key: "max_workspace_size_bytes" value: "9" } }
+            gpu_execution_accelerator { name: "cuda" }
+            cpu_execution_accelerator { name: "dnnl" } } graph { level: 1 } }""",
+        "net",
+    )
+    mode = (("precision_mode", "FP16"),)
+    config = config_of(base, Candidate("onnxruntime", "f16", "GPU", accelerator="tensorrt", options=mode), "m.onnx")
+    (one,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    assert (one.name, dict(one.parameters)) == (
+        "tensorrt",
+        {"max_workspace_size_bytes": "9", "precision_mode": "FP16"},
+    )
+    assert (config.parameters["precision"].string_value, config.optimization.graph.level) == ("auto", 1)
+    assert "KIND_GPU" in str(config)
+    (one,) = config_of(
+        base, Candidate("onnxruntime", "f32", "GPU", accelerator="cuda"), "m.onnx"
+    ).optimization.execution_accelerators.gpu_execution_accelerator
+    assert (one.name, dict(one.parameters)) == ("cuda", {})
+    plain = config_of(base, Candidate("onnxruntime", "f32"), "m.onnx")
+    assert not plain.optimization.execution_accelerators.cpu_execution_accelerator
+    assert "optimization" not in str(config_of(parse_text(b"", "net"), Candidate("onnxruntime", "f32"), "m.onnx"))
+
+
+def test_openvinos_gpu_is_named_by_its_parameter_and_not_counted_with_those_of_cuda() -> None:
+    base = parse_text(b"max_batch_size: 4 instance_group { count: 2 kind: KIND_GPU gpus: 0 }", "net")
+    by_title = {one.title: one for one in of_openvino(OF_INTEL, base, "f32")}
+    on_gpu = config_of(base, by_title["openvino f16 on GPU"], "model.onnx")
+    assert on_gpu.parameters["TARGET_DEVICE"].string_value == "GPU"
+    assert "KIND_CPU" in str(on_gpu)
+    assert "KIND_GPU" not in str(on_gpu)
+    on_npu = config_of(base, by_title["openvino f16 on NPU"], "model.onnx").parameters
+    assert {key: on_npu[key].string_value for key in on_npu} == {
+        "TARGET_DEVICE": "NPU", "precision": "f16", "SKIP_OV_DYNAMIC_BATCHSIZE": "YES", "ENABLE_BATCH_PADDING": "YES",
+    }  # fmt: skip
 
 
 def test_models_without_a_choice_of_runtime_have_their_one_candidate_or_a_reason(version_dir: Path) -> None:
-    (stub,) = candidates_for(parse_text(b'backend: "stub"', "net"), "net", version_dir, no_gpu=NO_GPU).candidates
+    field = candidates_for(parse_text(b'backend: "stub"', "net"), "net", version_dir, no_gpu=NO_GPU, survey=survey())
+    (stub,) = field.candidates
     assert (stub.runtime, stub.precision) == ("stub", "")
     (version_dir / "model.py").write_text("")
     with pytest.raises(InvalidRequest, match="backend 'python' chooses its runtime by itself"):
-        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU)
+        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=survey())
     (version_dir / "model.py").unlink()
     with pytest.raises(BadModelConfig, match="no backend"):
-        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU)
+        candidates_for(parse_text(b"", "net"), "net", version_dir, no_gpu=NO_GPU, survey=survey())
 
 
 def test_a_configuration_is_moved_between_cpu_and_gpu_and_keeps_what_it_says_besides() -> None:
@@ -283,12 +411,15 @@ def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> 
 
 def test_a_terminal_gets_a_bar_that_goes_away(capfd: pytest.CaptureFixture[str]) -> None:
     reader, writer = pty.openpty()
+    text = ""
     with os.fdopen(writer, "w") as terminal:
         bar = Progress(terminal)
         bar.show(0.5, "openvino f32: opening \x1b[31m" + "long " * 100)
         bar.close()
-        text = os.read(reader, 4096).decode()
+        # A terminal hands on what was written piece by piece.
+        while len(pieces := text.split("\r\x1b[K")) < 3:
+            text += os.read(reader, 4096).decode()
     os.close(reader)
-    assert text.startswith("\r\x1b[K[############............]  50% openvino f32: opening  [31mlong")
-    assert text.endswith("\r\x1b[K")
+    assert [pieces[0], pieces[2]] == ["", ""]
+    assert pieces[1].startswith("[############............]  50% openvino f32: opening  [31mlong")
     assert "\n" not in text

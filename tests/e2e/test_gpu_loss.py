@@ -187,7 +187,7 @@ def test_beyond_the_limit_of_the_gpus_memory_nothing_is_loaded_onto_it(
     with serve(repository.path, *flags, environment=box.environment) as server:
         assert states(server) == {"any": "UNAVAILABLE", "host": "READY"}
         (reason,) = [item["reason"] for item in server.ask("/v2/repository/index", {})[1] if item["name"] == "any"]
-        assert "memory limit set for GPU 0 has exceeded, model loading is rejected: 90% of its memory is used" in reason
+        assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 90% of its memory is used" in reason
         box.cuda.tell(used=100 << 20, total=1000 << 20)
         assert eventually(lambda: states(server)["any"] == "READY"), "the load is tried again"
         assert server.stop() == 0

@@ -38,11 +38,15 @@ def has_hardware() -> bool:
 def test_elsewhere_every_test_skips_with_the_reason(tmp_path: Path) -> None:
     if has_hardware():
         pytest.skip("this box has hardware that they run on")
-    done = run("hil_tests", f"--report={tmp_path / 'report'}", "--ignore=hil_tests/test_tensorrt.py")
+    done = run("hil_tests", f"--report={tmp_path / 'report'}", "--ignore-glob=*/test_tensorrt*.py")
     assert done.returncode == 0, done.stdout
     report = json.loads((tmp_path / "report/report.json").read_text())
     assert report["counts"]["passed"] == report["counts"]["failed"] == 0
     assert report["counts"]["skipped"] >= 18
+    assert (report["hardware"], "needs a Jetson or an NVIDIA GPU: " in report["not_run"]) == (None, True)
+    page = (tmp_path / "report/index.html").read_text()
+    assert "<h1>edge_server on hardware</h1>" in page
+    assert "Nothing was run: it needs a Jetson or an NVIDIA GPU: " in page
     for name, item in report["tests"].items():
         assert item["outcome"] == "skipped", name
         assert "needs a Jetson or an NVIDIA GPU: " in item["reason"], name

@@ -223,17 +223,35 @@ def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(house: Any) -> None:
 
 def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(house: Any, eventually: Any) -> None:
     meter = FakeMeter(1000)
-    meter.used = 600
+    meter.used = 601
     house.manager.use_gpus(Gpus(meter, {0: 0.6}))
     house.load(on_gpu(house, "other", 1))
     house.load(house.spec("host"))
     house.wish_for(on_gpu(house, "m"))
     assert house.manager.wait_settled(["m"], 20)
-    words = "can not create model 'm': memory limit set for GPU 0 has exceeded, model loading is rejected"
+    words = "can not create model 'm': memory limit set for GPU 0 has exceeded, model loading is rejected."
     assert words in house.manager.failure("m")
     assert [name for name, _ in house.script.opened if name.startswith("m")] == []
-    meter.used = 599
+    meter.used = 600
     eventually(lambda: house.service.is_model_ready("m", 1))
+
+
+def test_a_load_that_itself_passes_the_limit_is_taken_back(house: Any) -> None:
+    """As in Triton, which looks after each instance is there."""
+    meter = FakeMeter(1000)
+    house.manager.use_gpus(Gpus(meter, {0: 0.6}))
+    house.script.on_open = lambda job: setattr(meter, "used", meter.used + 400)
+    house.script.on_close = lambda *_: setattr(meter, "used", meter.used - 400)
+    house.load(on_gpu(house, "first"))
+    assert meter.used == 400
+    house.wish_for(on_gpu(house, "m"))
+    assert house.manager.wait_settled(["m"], 20)
+    assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 80% of its memory is used" in (
+        house.manager.failure("m")
+    )
+    assert {name for name, _ in house.script.opened if name.startswith("m")}, "it was opened, and found too large"
+    assert house.service.is_model_ready("first", 1)
+    assert not house.service.is_model_ready("m", 1)
 
 
 def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(house: Any) -> None:
@@ -242,4 +260,4 @@ def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(house: Any) -> None:
     house.manager.use_gpus(Gpus(meter, {0: 0.9}))
     house.wish_for(on_gpu(house, "m"))
     assert house.manager.wait_settled(["m"], 20)
-    assert "its memory cannot be read" in house.manager.failure("m")
+    assert "Its memory cannot be read" in house.manager.failure("m")

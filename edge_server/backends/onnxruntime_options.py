@@ -1,0 +1,133 @@
+"""What a model's configuration asks of onnxruntime: threads, memory, optimisation, providers, precision.
+
+The keys are those that the text of `onnxruntime` lists.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge_server.backends import onnx_file
+from edge_server.backends import onnxruntime_providers as providers
+from edge_server.backends.base import ModelFile, OpenJob
+from edge_server.backends.onnxruntime_providers import Pairs
+from edge_server.backends.runtime import load_error, precision_of_tensors, usable_cores, whole_number, yes_or_no
+from edge_server.backends.tensorrt import cuda
+from edge_server.errors import LoadError
+from edge_server.records import dataclass
+
+LOG_FATAL = 4
+"""Severity that keeps onnxruntime off stderr; what went wrong arrives as an exception in any case."""
+
+_ENTRY_PREFIXES = ("session.", "optimization.", "mlas.", "ep.")
+_SPINNING = "session.intra_op.allow_spinning"
+_ARM_BF16 = "mlas.enable_gemm_fastmath_arm64_bfloat16"
+_LEVEL = "optimization.graph.level"
+_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a session is opened; equal options on the same file may share one. None and 0 leave it to onnxruntime."""
+
+    intra_threads: int
+    inter_threads: int
+    is_parallel: bool
+    graph_level: str
+    arena: bool | None
+    pattern: bool | None
+    entries: Pairs
+    providers: tuple[tuple[str, Pairs], ...]
+
+    def as_text(self) -> dict[str, str]:
+        """Return the options for people and metrics."""
+        text = {
+            "intra_op_thread_count": str(self.intra_threads),
+            "inter_op_thread_count": str(self.inter_threads),
+            "execution_mode": "1" if self.is_parallel else "0",
+            "graph_optimization": self.graph_level,
+            **dict(self.entries),
+        }
+        if self.arena is not None:
+            text["enable_mem_arena"] = str(int(self.arena))
+        if self.pattern is not None:
+            text["enable_mem_pattern"] = str(int(self.pattern))
+        return text
+
+
+def chosen_options(job: OpenJob, merged: Mapping[str, str], available: Sequence[str]) -> Options:
+    """Return the options as configured; `available` are the providers that onnxruntime lists. Raises LoadError."""
+    model = job.spec.name
+    entries = {key: value for key, value in merged.items() if key.startswith(_ENTRY_PREFIXES) and key != _LEVEL}
+    entries.setdefault(_SPINNING, "0")
+    threads = whole_number(model, merged, "intra_op_thread_count", 0)
+    return Options(
+        intra_threads=threads or usable_cores(),
+        inter_threads=whole_number(model, merged, "inter_op_thread_count", 0),
+        is_parallel=whole_number(model, merged, "execution_mode", 0) == 1,
+        graph_level=_graph_level(job, merged),
+        arena=yes_or_no(model, merged, "enable_mem_arena", True) if "enable_mem_arena" in merged else None,
+        pattern=yes_or_no(model, merged, "enable_mem_pattern", True) if "enable_mem_pattern" in merged else None,
+        entries=tuple(sorted(entries.items())),
+        providers=providers.providers(job, merged, available, gpu="" if job.device_id is None else cuda.missing()),
+    )
+
+
+def _graph_level(job: OpenJob, merged: Mapping[str, str]) -> str:
+    level = job.spec.optimization.graph_level
+    if level is None:
+        level = whole_number(job.spec.name, merged, _LEVEL, 0, least=-1)
+    if level not in _LEVELS:
+        raise LoadError(f"model '{job.spec.name}': {_LEVEL} must be -1 (basic), 1 (extended) or 2 (none), got {level}")
+    return _LEVELS[level]
+
+
+def with_precision(job: OpenJob, merged: Mapping[str, str], path: Path, options: Options) -> tuple[str, Options]:
+    """Return the arithmetic in use and the options for it. Raises LoadError when the one asked for is not to be had."""
+    written = _arithmetic(job.file, path)
+    asked = merged.get("precision", "f32").strip().lower()
+    in_file = providers.precision_of(options.providers) or written or precision_of_tensors(job.spec)
+    if asked in ("f32", "auto") or asked == written:
+        return in_file, options
+    on_arm = platform.machine() == "aarch64"
+    if asked == "bf16" and on_arm:
+        return "bf16", replace(options, entries=tuple(sorted({**dict(options.entries), _ARM_BF16: "1"}.items())))
+    offered = ["f32 or auto (the file as it is)", *([written] if written else []), *(["bf16"] if on_arm else [])]
+    raise LoadError(
+        f"model '{job.spec.name}': onnxruntime cannot run '{job.file.path.name}' in precision '{asked}' "
+        f"on {platform.machine()}; it offers {', '.join(offered)}"
+    )
+
+
+def _arithmetic(file: ModelFile, path: Path) -> str | None:
+    """Return the arithmetic that a file is written in, None when it does not tell. Raises LoadError."""
+    try:
+        return onnx_file.arithmetic(path)
+    except (ValueError, OSError) as error:
+        failure = load_error(file, "onnxruntime", error)
+    raise failure
+
+
+def session_options(ort: Any, wanted: Options) -> Any:
+    """Return the options as onnxruntime, the module `ort`, takes them; the providers are given it beside.
+
+    Raises what onnxruntime raises, for entries that are too long for it.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = LOG_FATAL
+    options.intra_op_num_threads = wanted.intra_threads
+    options.inter_op_num_threads = wanted.inter_threads
+    modes = ort.ExecutionMode
+    options.execution_mode = modes.ORT_PARALLEL if wanted.is_parallel else modes.ORT_SEQUENTIAL
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, wanted.graph_level)
+    if wanted.arena is not None:
+        options.enable_cpu_mem_arena = wanted.arena
+    if wanted.pattern is not None:
+        options.enable_mem_pattern = wanted.pattern
+    for entry, value in wanted.entries:
+        options.add_session_config_entry(entry, value)
+    return options

@@ -1,0 +1,105 @@
+"""Runs of a model that OpenVINO compiled: one infer request, tensors over the callers' memory, batches filled up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.base import Array, Session, SessionInfo
+from edge_server.backends.runtime import words, writable
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError
+from edge_server.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled model with what is known about it."""
+
+    model: Any
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+    bf16: frozenset[str]
+    """Tensors whose elements numpy lacks, and which travel as bit patterns."""
+    precision: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """OpenVINO's Python module, and all exception classes that it raises."""
+
+    ov: Any
+    failures: tuple[type[Exception], ...]
+
+    def tensor(self, array: Array, is_bf16: bool) -> Any:
+        """Return an OpenVINO tensor over the array's own memory."""
+        if is_bf16:
+            return self.ov.Tensor(array, self.ov.Shape(array.shape), self.ov.Type.bf16)
+        return self.ov.Tensor(array, shared_memory=True)
+
+
+class OpenVinoSession(Session):
+    """One infer request of a shared compiled model."""
+
+    def __init__(
+        self,
+        library: Library,
+        model: str,
+        info: SessionInfo,
+        compiled: Compiled,
+        request: Any,
+        padded_rows: int,
+        give_back: Callable[[], None],
+    ) -> None:
+        """`padded_rows`: rows to fill batches up to, 0 for none. `give_back` ends the share of the compiled model."""
+        self.info = info
+        self._library = library
+        self._failures = library.failures
+        self._model = model
+        self._request = request
+        self._inputs = compiled.inputs
+        self._outputs = compiled.outputs
+        self._padded_rows = padded_rows
+        self._bf16 = compiled.bf16
+        self._give_back = give_back
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        try:
+            return self._infer(inputs, outputs)
+        except self._failures as error:
+            said = words(error)
+        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+        raise BackendError(f"model '{self._model}': openvino failed: {said}")
+
+    def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        rows = 0
+        held = []
+        for name, given in inputs.items():
+            array = given
+            if self._padded_rows and len(array) < self._padded_rows:
+                rows, array = len(array), _padded(array, self._padded_rows)
+            ready = writable(array)
+            tensor = self._library.tensor(ready, name in self._bf16)
+            held.append((array, ready, tensor))
+            self._request.set_input_tensor(self._inputs[name], tensor)
+        # Results share the request's own memory, which the next run overwrites: hand out copies.
+        results = list(self._request.infer(share_outputs=True).values())
+        found = {
+            name: np.array(results[self._outputs[name]][:rows] if rows else results[self._outputs[name]])
+            for name in outputs
+        }
+        found.update({name: found[name].view(DType.BF16.numpy) for name in found.keys() & self._bf16})
+        return found
+
+    def close(self) -> None:
+        self._request = None
+        self._give_back()
+
+
+def _padded(array: Array, rows: int) -> Array:
+    padded = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+    padded[: len(array)] = array
+    return padded

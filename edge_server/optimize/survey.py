@@ -1,0 +1,46 @@
+"""What a runtime reports of this box, asked in a process of its own: `python -m edge_server.optimize.survey`.
+
+Answering loads the drivers of every device. What crashes or hangs in one costs that runtime's accelerators alone.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+from edge_server.backends import onnxruntime_providers, openvino_devices
+from edge_server.errors import EdgeServerError
+from edge_server.optimize.accelerators import Reported
+from edge_server.optimize.answering import depend_on, leave, own_output, say
+from edge_server.optimize.child import Child, Limits
+
+MODULE = "edge_server.optimize.survey"
+
+_REPORTS = {"onnxruntime": onnxruntime_providers.reported, "openvino": openvino_devices.reported}
+
+
+def survey(runtime: str, limits: Limits) -> Reported:
+    """Return what `runtime`, onnxruntime or openvino, lists. Raises CandidateFailed."""
+    child = Child(limits, MODULE)
+    try:
+        answer = child.open({"runtime": runtime}, lambda text, percent: None)
+    finally:
+        child.kill()
+    return {str(name): tuple(map(str, able)) for name, able in answer.items()}
+
+
+def main() -> int:
+    out = own_output()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the one that started this one decides
+    job = json.loads(sys.stdin.readline())
+    depend_on(job["parent"])
+    try:
+        say(out, {"done": _REPORTS[job["runtime"]]()})
+    except EdgeServerError as error:
+        say(out, {"failed": error.message, "kind": type(error).__name__})
+    return leave()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
