@@ -310,7 +310,7 @@ def test_cancelling_the_caller_cancels_whom_it_called(
     responses, final, ticket = python_house.start("caller")
     assert eventually(lambda: any("(run)" in thread.name for thread in threading.enumerate()))
     ticket.cancel()
-    assert final.wait(5)
+    assert final.wait(20)
     assert isinstance(responses[-1].error, Cancelled)
     python_house.service.unload_model("endless")
     assert eventually(lambda: not any("(run)" in thread.name for thread in threading.enumerate()))

@@ -8,11 +8,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_server.backends.python.session import HealthCheck
 from edge_server.core.message import SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ErrorCode, LoadError, NotFound
@@ -376,7 +378,6 @@ def test_auto_complete_config_fills_what_the_configuration_leaves_out(python_hou
 
 
 def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_server.backends.python.session.HealthCheck.ask.__defaults__", (0.2,))
     python_house.add(
         "m",
         """
@@ -393,9 +394,27 @@ def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.Mo
         """,
     )
     assert python_house.service.is_model_ready("m", None)
+    monkeypatch.setattr("edge_server.backends.python.session.HealthCheck.ask.__defaults__", (0.2,))
     for mood in (0, 2, 3):
         python_house.value("m", [mood])
         assert not python_house.service.is_model_ready("m", None)
+
+
+def test_two_who_ask_for_a_models_health_at_once_get_the_same_answer() -> None:
+    check, may_answer = HealthCheck(), threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(check.ask, lambda: may_answer.wait(20), 20.0) for _ in range(2)]
+        assert not wait(answers, 0.2).done, "one of them was told before the model was"
+        may_answer.set()
+        assert [answer.result() for answer in answers] == [True, True]
+
+
+def test_while_a_model_hangs_in_its_health_check_the_answer_is_no_at_once(eventually: Any) -> None:
+    check, may_answer = HealthCheck(), threading.Event()
+    assert not check.ask(lambda: may_answer.wait(60), 0.05)
+    assert not check.ask(lambda: True, 60.0)
+    may_answer.set()
+    assert eventually(lambda: check.ask(lambda: True, 20.0))
 
 
 def test_metrics_of_a_model_are_on_the_page_until_it_is_unloaded(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from edge_server.backends.python.source import ModelSource
+
+ISOLATED = """
+input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+parameters { key: "isolation" value { string_value: "process" } }
+"""
 
 
 @pytest.fixture
@@ -47,3 +57,90 @@ def test_a_model_is_unloaded_while_other_threads_import(tmp_path: Path, quick_sw
         is_over.set()
         for thread in others:
             thread.join()
+
+
+def test_in_a_process_of_its_own_a_models_modules_go_by_plain_names_too(python_house: Any) -> None:
+    folder = python_house.write(
+        "m",
+        """
+        import importlib, pickle
+        import plugins.double
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                importlib.import_module("audit_helper")
+                return config
+            def execute(self, requests):
+                helper = importlib.import_module("audit_helper")
+                import audit_helper
+                assert helper is audit_helper and sys.modules["audit_helper"] is helper
+                assert importlib.import_module("plugins.double") is plugins.double
+                assert helper.__spec__.name == helper.__name__
+                pickled = b"\\x80\\x04caudit_helper\\nThing\\n."
+                assert pickle.loads(pickled) is audit_helper.Thing
+                assert pickle._loads(pickled) is audit_helper.Thing
+                import c_python_backend_utils
+                assert c_python_backend_utils.Tensor is pb_utils.Tensor
+                try:
+                    importlib.import_module("audit_nobodys")
+                except ModuleNotFoundError:
+                    return [answer([audit_helper.LOADED])]
+        """,
+        ISOLATED,
+    )
+    version = folder.parent / "1"
+    (version / "audit_helper.py").write_text("LOADED = globals().get('LOADED', 0) + 1\nclass Thing: pass\n")
+    (version / "plugins").mkdir()
+    (version / "plugins" / "__init__.py").touch()
+    (version / "plugins" / "double.py").touch()
+    python_house.service.load_model("m")
+    assert python_house.value("m") == [1.0]
+    assert "audit_helper" not in sys.modules
+
+
+def test_plain_names_are_gone_with_the_model_and_nobodys_in_a_shared_process(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "audit_helper.py").touch()
+    path = tmp_path / "1" / "model.py"
+    path.write_text("import importlib\nhelper = importlib.import_module('audit_helper')\n")
+    before = list(sys.meta_path)
+    source = ModelSource(path, tmp_path, is_alone=True)
+    assert source.load().helper is sys.modules["audit_helper"]
+    source.unload()
+    assert "audit_helper" not in sys.modules
+    with pytest.raises(ModuleNotFoundError, match="audit_helper"):
+        ModelSource(path, tmp_path).load()
+    assert sys.meta_path == before
+
+
+class Unloading(MetaPathFinder):
+    """Unloads a model in the middle of somebody's import, just before files are looked for."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self.asked: list[str] = []
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        self.asked.append(fullname)
+        self._source.unload()
+
+
+def test_an_import_misses_nothing_when_the_last_model_is_unloaded_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "1").mkdir()
+    path = tmp_path / "1" / "model.py"
+    path.write_text("TritonPythonModel = object\n")
+    (tmp_path / "_edge_test_bystander.py").write_text("WORD = 'found'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = ModelSource(path, tmp_path)
+    source.load()
+    finder = Unloading(source)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
+    try:
+        assert importlib.import_module("_edge_test_bystander").WORD == "found"
+    finally:
+        sys.meta_path.remove(finder)
+        sys.modules.pop("_edge_test_bystander", None)
+    assert "_edge_test_bystander" in finder.asked
+    assert source.package not in sys.modules

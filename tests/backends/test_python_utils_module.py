@@ -31,7 +31,7 @@ def test_each_level_of_the_logger_is_a_level_of_the_log(
             def execute(self, requests):
                 log = pb_utils.Logger
                 log.log_verbose("one"); log.log_info("two"); log.log_warn("three"); log.log_error("four")
-                log.log("five"); log.log("six", log.WARNING); log.log("se\\nven", log.ERROR)
+                log.log("five"); log.log("six", log.LogLevel.WARNING); log.log("se\\nven", log.ERROR)
                 return [answer([0])]
         """,
         config,
@@ -89,7 +89,7 @@ def test_tensors_pass_between_numpy_and_torch_over_one_memory(python_house: Any)
                 seen += 1
                 mine = torch.arange(6.0).reshape(2, 3).T
                 lent = pb_utils.Tensor.from_dlpack("LENT", mine)
-                assert lent.as_numpy().ctypes.data == mine.data_ptr() and lent.shape() == (3, 2)
+                assert lent.as_numpy().ctypes.data == mine.data_ptr() and lent.shape() == [3, 2]
                 values = torch.cat([torch.from_dlpack(lent).reshape(-1), seen])
                 return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", values)])]
         """,
@@ -178,3 +178,79 @@ def test_a_parameter_that_no_wire_carries_fails_that_batch_alone(python_house: A
     )
     assert "expected integers of 64 bits, got 'n' with" in python_house.error("m", [1.0])
     assert python_house.value("m", [0.0]) == [0.0]
+
+
+@BOTH
+def test_a_model_finds_its_own_version_folder_at_each_stage(python_house: Any, config: str) -> None:
+    code = """
+        AT_IMPORT = pb_utils.get_model_dir()
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                with open(pb_utils.get_model_dir() + "/size.txt") as file:
+                    config.set_max_batch_size(int(file.read()))
+                return config
+            def initialize(self, args):
+                assert AT_IMPORT == pb_utils.get_model_dir() == f"{args['model_repository']}/{args['model_version']}"
+            def execute(self, requests):
+                found = []
+                thread = threading.Thread(target=lambda: found.append(pb_utils.get_model_dir()))
+                thread.start(), thread.join()
+                assert found == [AT_IMPORT] == [pb_utils.get_model_dir()]
+                return [answer([[7]]) for _ in requests]
+        """
+    folder = python_house.write("m", code, config)
+    (folder.parent / "1" / "size.txt").write_text("3")
+    python_house.service.load_model("m")
+    assert python_house.service.model_spec("m", None).max_batch_size == 3
+    assert python_house.value("m", [[1.0]]) == [[7.0]]
+
+
+def test_the_folder_of_a_model_is_nobodys_outside_of_models() -> None:
+    import edge_server.backends.python.triton_python_backend_utils as pb_utils
+
+    with pytest.raises(pb_utils.TritonModelException, match="get_model_dir: called by no model"):
+        pb_utils.get_model_dir()
+
+
+def test_shapes_are_lists_that_models_may_add_to(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                (tensor,) = requests[0].inputs()
+                shape = [1] + tensor.shape()
+                shape.append(9)
+                assert tensor.shape() == [2] and pb_utils.Tensor("X", np.zeros((0, 3))).shape() == [0, 3]
+                return [answer(shape)]
+        """,
+    )
+    assert python_house.value("m", [1.0, 2.0]) == [1, 2, 9]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("pb_utils.InferenceRequest('', 1.5, [], ['OUT'], 'm')", "Correlation ID must be integer or string"),
+        ("pb_utils.InferenceRequest('', 1, [], ['OUT'], 'm', parameters={'a': [1]})", "got 'a' with list"),
+        ("pb_utils.InferenceResponse([], parameters={1: 1})", "got 1 with int"),
+    ],
+)
+def test_values_that_no_wire_carries_are_refused_with_tritons_exception(
+    python_house: Any, made: str, words: str
+) -> None:
+    python_house.add(
+        "m",
+        f"""
+        class TritonPythonModel:
+            def execute(self, requests):
+                try:
+                    {made}
+                except pb_utils.TritonModelException as error:
+                    return [pb_utils.InferenceResponse(error=pb_utils.TritonError("refused: " + str(error)))]
+        """,
+    )
+    said = python_house.error("m")
+    assert said.startswith("refused: ")
+    assert words in said

@@ -23,7 +23,7 @@ from edge_server.backends.base import Backend, ModelFile, OpenJob, RequestSessio
 from edge_server.backends.python import triton_python_backend_utils
 from edge_server.backends.python.completion import completed
 from edge_server.backends.python.isolated import IsolatedSession
-from edge_server.backends.python.process import completed_in_process
+from edge_server.backends.python.isolated_completion import completed_in_process
 from edge_server.backends.python.session import PythonSession
 from edge_server.backends.python.threads import PARAMETER, ExecutionThread, execution_thread
 from edge_server.backends.runtime import existing_file
@@ -31,7 +31,8 @@ from edge_server.errors import BadModelConfig
 
 log = logging.getLogger(__name__)
 
-MODULE_NAME = "triton_python_backend_utils"
+_MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
+"""What models import. The second is the part of the first that is written in C++ in Triton; some name it themselves."""
 
 _ISOLATION = "isolation"
 
@@ -47,7 +48,8 @@ class PythonBackend(Backend):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        sys.modules[MODULE_NAME] = triton_python_backend_utils
+        for name in _MODULE_NAMES:
+            sys.modules[name] = triton_python_backend_utils
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
         existing_file(file, self.default_filename)

@@ -8,6 +8,7 @@ import logging
 from edge_server.backends.base import ModelFile
 from edge_server.backends.python.failures import full_text, let_go, told
 from edge_server.backends.python.model_config import ModelConfig
+from edge_server.backends.python.scope import Host, enter
 from edge_server.backends.python.source import ModelSource
 from edge_server.backends.runtime import file_title
 from edge_server.errors import LoadError
@@ -15,12 +16,14 @@ from edge_server.errors import LoadError
 log = logging.getLogger(__name__)
 
 
-def completed(file: ModelFile, config_json: str) -> str | None:
+def completed(file: ModelFile, config_json: str, *, is_alone: bool = False) -> str | None:
     """Return the configuration as the model completes it, None when it has no `auto_complete_config`.
 
-    The file is run for this and forgotten again. Raises LoadError.
+    `is_alone`: in a process of the model's own. The file is run for this and forgotten again. Raises LoadError.
     """
-    source = ModelSource(file.path, file.model_dir)
+    source = ModelSource(file.path, file.model_dir, is_alone=is_alone)
+    host = Host(file.model_dir.name, source.package, None, folder=str(file.path.parent))
+    enter(host)
     try:
         module = source.load()
         complete = getattr(getattr(module, "TritonPythonModel", None), "auto_complete_config", None)

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 
 from edge_server.backends.base import Execution, OpenJob, RequestSession
+from edge_server.backends.python.handed import ProcessGone
 from edge_server.backends.python.metrics import REGISTRY
-from edge_server.backends.python.process import ModelProcess, ProcessGone
+from edge_server.backends.python.process import ModelProcess
 from edge_server.errors import EdgeServerError, Refusal
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class IsolatedSession(RequestSession):
         if job.server is not None:
             job.server.add_metrics(REGISTRY.views)
         process = self._start()
-        self._process = process
+        self._take(process)
         self.info = process.info
         self.has_health_check = process.has_health_check
 
@@ -89,6 +90,14 @@ class IsolatedSession(RequestSession):
         process.open()
         return process
 
+    def _take(self, process: ModelProcess) -> None:
+        """Execute on this process from now on; not on one that has ended again, of which `_on_lost` is told."""
+        with self._changed:
+            if not process.is_over:
+                self._process = process
+                self._started_s = time.monotonic()
+                self._changed.notify_all()
+
     def _on_lost(self, process: ModelProcess, why: str) -> None:
         """Told by the process's own thread."""
         log.error("model '%s': the process of instance %s %s", self._job.spec.name, self._job.instance_name, why)
@@ -124,8 +133,5 @@ class IsolatedSession(RequestSession):
                     self._reason = f"did not start again: {error.message}"
                     self._put_off()
                 continue
-            with self._changed:
-                self._process = process
-                self._started_s = time.monotonic()
-                self._changed.notify_all()
+            self._take(process)
             return

@@ -27,31 +27,35 @@ _LEVELS = {
 }
 
 
-class Logger:
-    """All static, as in Triton."""
+_Levels = LogLevel
 
-    INFO = LogLevel.INFO
-    WARNING = LogLevel.WARNING
-    ERROR = LogLevel.ERROR
-    VERBOSE = LogLevel.VERBOSE
+
+class Logger:
+    """All static, as in Triton, whose name for the levels is `Logger.LogLevel`."""
+
+    LogLevel = _Levels
+    INFO = _Levels.INFO
+    WARNING = _Levels.WARNING
+    ERROR = _Levels.ERROR
+    VERBOSE = _Levels.VERBOSE
 
     @staticmethod
-    def log(message: str, level: int = LogLevel.INFO) -> None:
+    def log(message: str, level: int = _Levels.INFO) -> None:
         host = find_host()
-        log.log(_LEVELS[LogLevel(level)], "%s: %s", "a model" if host is None else f"model '{host.model}'", message)
+        log.log(_LEVELS[_Levels(level)], "%s: %s", "a model" if host is None else f"model '{host.model}'", message)
 
     @staticmethod
     def log_info(message: str) -> None:
-        Logger.log(message, LogLevel.INFO)
+        Logger.log(message, _Levels.INFO)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        Logger.log(message, LogLevel.WARNING)
+        Logger.log(message, _Levels.WARNING)
 
     @staticmethod
     def log_error(message: str) -> None:
-        Logger.log(message, LogLevel.ERROR)
+        Logger.log(message, _Levels.ERROR)
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        Logger.log(message, LogLevel.VERBOSE)
+        Logger.log(message, _Levels.VERBOSE)

@@ -252,7 +252,7 @@ def _correlation_id(value: Any) -> int | str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("Correlation ID must be integer or string")
+        raise TritonModelException("Correlation ID must be integer or string")
     return _in_range(value, "correlation_id", _UINT64_MAX)
 
 

@@ -15,20 +15,22 @@ COMPLETE_FINAL = 1
 
 
 def checked_parameters(given: Any, owner: str) -> Mapping[str, Parameter]:
-    """Return parameters given as a dict or as JSON text. Raises TypeError for what no wire can carry."""
+    """Return parameters given as a dict or as JSON text. Raises TritonModelException for what no wire can carry."""
     if not given:
         return NO_PARAMETERS
     found = json.loads(given) if isinstance(given, str) else given
     if not isinstance(found, Mapping):
-        raise TypeError(f"parameters of {owner}: expected a dict, got {type(given).__name__}")
+        raise TritonModelException(f"parameters of {owner}: expected a dict, got {type(given).__name__}")
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str | int | float):
-            raise TypeError(
+            raise TritonModelException(
                 f"parameters of {owner}: expected names with a str, int, float or bool each, "
                 f"got {key!r} with {type(value).__name__}"
             )
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise TypeError(f"parameters of {owner}: expected integers of 64 bits, got {key!r} with {value:#x}")
+            raise TritonModelException(
+                f"parameters of {owner}: expected integers of 64 bits, got {key!r} with {value:#x}"
+            )
     return dict(found)
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 
 from edge_server.backends.base import Execution, ServerCalls
+from edge_server.backends.python.failures import TritonModelException
 from edge_server.backends.python.source import package_of
 from edge_server.backends.python.waits import Waits
 from edge_server.records import dataclass
@@ -17,13 +18,14 @@ from edge_server.records import dataclass
 class Host:
     """One opened model, as the functions of the module see it. `package` is that of its modules. `waits` None: who
     waits for whom is found out elsewhere. `may_wait`: whether it may call other models while it executes; not on the
-    thread of a front end, see `threads`."""
+    thread of a front end, see `threads`. `folder` is where the model's file is."""
 
     model: str
     package: str
     server: ServerCalls | None
     waits: Waits[Host] | None = None
     may_wait: bool = True
+    folder: str = ""
 
 
 @dataclass(eq=False)
@@ -61,3 +63,11 @@ def find_host() -> Host | None:
     """Return the model that calls: by context on its instance's thread and in its coroutines, else by its code."""
     host = current_host.get()
     return host if host is not None else _hosts.get(package_of(sys._getframe(1)))
+
+
+def get_model_dir() -> str:
+    """Return the folder of the model's file: that of its version. Raises TritonModelException outside of models."""
+    host = find_host()
+    if host is None or not host.folder:
+        raise TritonModelException("get_model_dir: called by no model that a server runs")
+    return host.folder

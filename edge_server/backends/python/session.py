@@ -52,8 +52,8 @@ class PythonSession(RequestSession):
         self._plan = BatchPlan(spec)
         self._outputs = {item.name: item.dtype for item in spec.outputs}
         self._dropped: set[str] = set()
-        self._source = ModelSource(job.file.path, job.file.model_dir)
-        self._host = Host(spec.name, self._source.package, job.server, waits)
+        self._source = ModelSource(job.file.path, job.file.model_dir, is_alone=waits is None)
+        self._host = Host(spec.name, self._source.package, job.server, waits, folder=str(job.file.path.parent))
         self._is_iterative = spec.sequence is not None and spec.sequence.is_iterative
         self._is_read_only = yes_or_no(spec.name, spec.parameters, "read_only_inputs", False)
         self._loop = ModelLoop(f"{job.instance_name}-loop")
@@ -320,29 +320,40 @@ class PythonSession(RequestSession):
 
 
 class HealthCheck:
-    """Asks a question that may hang, on threads of its own; while one hangs the answer is no."""
+    """Asks a question that may hang, on threads of its own. Who comes while it is being asked gets the same answer;
+    once one has waited in vain the answer is no for as long as the question hangs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: threading.Thread | None = None
+        self._asked: _Asked | None = None
 
     def ask(self, question: Any, limit_s: float = HEALTH_LIMIT_S) -> bool:
-        answers: list[bool] = []
-
-        def answer() -> None:
-            try:
-                answers.append(question())
-            except _RAISED as error:
-                log.error("is_ready failed: %s", full_text(error))
-                answers.append(False)
-
         with self._lock:
-            if self._pending is not None and self._pending.is_alive():
+            asked = self._asked
+            if asked is None or not asked.is_alive():
+                asked = self._asked = _Asked(question)
+                asked.start()
+            elif asked.is_late:
                 return False
-            thread = self._pending = threading.Thread(target=answer, name="is-ready", daemon=True)
-            thread.start()
-        thread.join(limit_s)
-        return bool(answers) and answers[0]
+        asked.join(limit_s)
+        asked.is_late = asked.is_alive()
+        return asked.answer and not asked.is_late
+
+
+class _Asked(threading.Thread):
+    def __init__(self, question: Any) -> None:
+        super().__init__(name="is-ready", daemon=True)
+        self._question = question
+        self.answer = False
+        self.is_late = False
+
+    def run(self) -> None:
+        try:
+            self.answer = self._question()
+        except _RAISED as error:
+            log.error("is_ready failed: %s", full_text(error))
+        finally:
+            del self._question
 
 
 def initialize_arguments(job: OpenJob) -> dict[str, str]:

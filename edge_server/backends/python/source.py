@@ -4,7 +4,8 @@ Triton gives each instance a process and appends the version's and the model's f
 model gets a package of its own, `_edge_model_<number>`, which holds `model` and whatever that imports from these two
 folders. `import helper` in one of them means the file beside it: the modules of the package carry an `__import__` of
 their own, which looks into the two folders first. The standard library and `triton_python_backend_utils` always mean
-themselves. Imports by `importlib.import_module("helper")` and unpickling by such a name do not look there: use
+themselves. `importlib.import_module("helper")` and unpickling by such a name look there only in a process of the
+model's own (`isolation: process`), where the name is nobody else's; elsewhere use
 `importlib.import_module(".helper", __package__)`.
 
 Nothing is written beside the models: their byte code is not cached, so that a change is always seen.
@@ -38,16 +39,20 @@ _numbers = itertools.count(1)
 class ModelSource:
     """One package of modules, from `load` to `unload`. Not thread-safe, apart from the imports of the model itself."""
 
-    def __init__(self, path: Path, model_dir: Path) -> None:
+    def __init__(self, path: Path, model_dir: Path, *, is_alone: bool = False) -> None:
+        """`is_alone`: this process runs no other model, so the modules go by their plain names as well."""
         self.folders = tuple(dict.fromkeys((path.parent, model_dir)))
         self.package = f"{PREFIX}{next(_numbers)}"
         self._path = path
         self._builtins = {**vars(builtins), "__import__": self._import}
         self._known: dict[str, bool] = {}
+        self._plain_names = _PlainNames(self) if is_alone else None
 
     def load(self) -> ModuleType:
         """Run the model's file and return its module. Whatever the file raises passes through."""
         _finder.enter(self)
+        if self._plain_names is not None:
+            sys.meta_path.append(self._plain_names)
         package = ModuleType(self.package)
         package.__path__ = [str(folder) for folder in self.folders]
         sys.modules[self.package] = package
@@ -60,6 +65,8 @@ class ModelSource:
     def unload(self) -> None:
         """Forget the modules. May be called more than once."""
         _finder.leave(self)
+        if self._plain_names is not None:
+            self._plain_names.leave()
         for name in [name for name in list(sys.modules) if name == self.package or name.startswith(f"{self.package}.")]:
             module = sys.modules.pop(name)
             # Threads that a model left behind may run on: its names are not taken from under them.
@@ -147,7 +154,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of all packages that are loaded. Stands in `sys.meta_path` while there is one."""
+    """Finds the modules of all packages that are loaded.
+
+    Stands in `sys.meta_path` from the first of them on, and stays: a thread that imports walks that very list, and
+    would miss the entry that finds its file if one before it were taken out meanwhile.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -162,8 +173,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     def leave(self, source: ModelSource) -> None:
         with self._lock:
             self._sources.pop(source.package, None)
-            if not self._sources and self in sys.meta_path:
-                sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -175,6 +184,37 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 _finder = _Finder()
+
+
+class _PlainNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Answers `import_module("helper")` with the very module that `import helper` in the model's code means. Stands
+    last in `sys.meta_path`: what is installed goes before."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self._own: dict[str, ModuleSpec | None] = {}
+
+    def leave(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for name in self._own:
+            sys.modules.pop(name, None)
+        self._own.clear()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        first = fullname.partition(".")[0]
+        return ModuleSpec(fullname, self) if not first.startswith(PREFIX) and self._source.has(first) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"{self._source.package}.{spec.name}")
+        self._own[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # It ran under its own name already; the machinery has just put the other name's spec into it.
+        module.__spec__ = self._own[module.__name__.partition(".")[2]]
 
 
 def package_of(frame: FrameType | None) -> str:

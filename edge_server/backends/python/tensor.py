@@ -63,8 +63,9 @@ class Tensor:
     def name(self) -> str:
         return self._name
 
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+    def shape(self) -> list[int]:
+        """Return the size along each dimension: a list, as in Triton, so that models may add to it."""
+        return list(self._array.shape)
 
     def triton_dtype(self) -> int:
         """Return the number of TRITONSERVER_DataType."""

@@ -27,6 +27,7 @@ from edge_server.backends.python.request import (
     get_output_tensor_by_name,
 )
 from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseSender
+from edge_server.backends.python.scope import get_model_dir
 from edge_server.backends.python.tensor import Tensor
 from edge_server.core.tensor import BY_CONFIG_NAME, DType
 
@@ -58,6 +59,7 @@ __all__ = [
     "deserialize_bytes_tensor",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
+    "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",

@@ -256,7 +256,7 @@ def complete(channel: Channel, file: Any, config_json: str) -> None:
     from edge_server.backends.python.completion import completed
 
     try:
-        channel.send(("completed", completed(file, config_json)))
+        channel.send(("completed", completed(file, config_json, is_alone=True)))
     except EdgeServerError as error:
         channel.send(("failed", error.detached()))
 
