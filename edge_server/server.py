@@ -25,7 +25,6 @@ from edge_server.frontends.frames.gate import FrameGate, NoGate
 from edge_server.memory.allocator import keep_big_blocks
 from edge_server.records import compile_initializers
 from edge_server.repository.trust.verify import trust_policy
-from edge_server.repository.watch import Watcher
 from edge_server.supervision import EndRequest, HungRuns, Supervision, Surroundings, summary
 from edge_server.telemetry.cuda_memory import cuda_memory_families
 from edge_server.telemetry.custom import custom_families
@@ -243,6 +242,8 @@ class Server:
         if repository.control_mode != "poll":
             core.service.wish_for_all(first_wish(repository, core.source))
             return
+        from edge_server.repository.watch import Watcher
+
         watcher = Watcher(core.source, core.service.wish_for_all, repository.poll_s)
         self._closers.append(lambda: asyncio.to_thread(watcher.close))
         core.service.wish_for_all(await asyncio.to_thread(watcher.first))
@@ -265,8 +266,8 @@ class Server:
         lines = []
         for report in service.instance_reports():
             lines.append(
-                f"  {report.name} version {report.version}: {report.runtime} on {report.device}, {report.precision}, "
-                f"{report.instance_count} instance(s), loaded in {report.load_s * 1000:.0f} ms"
+                f"  {report.name} version {report.version}: {report.how_it_runs}, "
+                f"loaded in {report.load_s * 1000:.0f} ms"
             )
         lines += [
             f"  {entry.name} {'version ' + entry.version if entry.version else ''} is NOT served: {entry.reason}"

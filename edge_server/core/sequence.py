@@ -221,7 +221,9 @@ class SequenceQueue(Generic[Item]):
         Each entry is to be given back with `finish`. Call `expire` first.
         """
         chosen = self._lines[instance].take(now_ns, self.row_limit)
-        turn: Turn[Item] = Turn([], [], self._slots.height(instance) if self._is_direct else len(chosen))
+        # Slots above the highest that runs have no row, as in Triton: they would be computed for nobody.
+        height = max((row for row, _ in chosen), default=-1) + 1
+        turn: Turn[Item] = Turn([], [], height if self._is_direct else len(chosen))
         for row, entry in chosen:
             assert entry.sequence is not None
             del entry.sequence.waiting[entry]

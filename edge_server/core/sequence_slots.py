@@ -64,7 +64,3 @@ class Slots:
         rows = self._instances[slot.instance]
         rows.used.remove(slot.row)
         heapq.heappush(rows.returned, slot.row)
-
-    def height(self, instance: int) -> int:
-        """Return how many rows reach up to the highest one in use; 0 when none is."""
-        return max(self._instances[instance].used, default=-1) + 1

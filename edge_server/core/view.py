@@ -128,6 +128,13 @@ class InstanceReport:
     """How many sequences hold a slot of the model, and `waiting_sequences` how many wait for one."""
     waiting_sequences: int = 0
 
+    @property
+    def how_it_runs(self) -> str:
+        """Return it for a line of text; an ensemble has no instances of its own."""
+        if not self.instance_count:
+            return self.runtime
+        return f"{self.runtime} on {self.device}, {self.precision}, {self.instance_count} instance(s)"
+
 
 @dataclass(frozen=True, slots=True)
 class FrameStreamReport:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 
 from edge_server.backends.base import RequestSession, Session, SessionInfo
 from edge_server.errors import EdgeServerError, LoadError
+from edge_server.memory.allocator import trim_own_end
 from edge_server.serving.limiter import ResourceKey
 from edge_server.serving.passing import as_passing
 from edge_server.serving.ticket import Ticket
@@ -122,6 +123,7 @@ class Instance:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `open`
             self._opened.set_exception(self._as_load_error(error))
             return
+        trim_own_end()
         self._opened.set_result(self._session.info)
         while True:
             job = self._jobs.get()
@@ -130,7 +132,12 @@ class Instance:
             job()
             # Not to hold the last batch, and what it borrowed, while waiting for the next.
             del job
+        self._close()
+        trim_own_end()
+
+    def _close(self) -> None:
         session, self._session = self._session, None
+        assert session is not None
         try:
             session.close()
         except Exception:
@@ -150,6 +157,7 @@ class Instance:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `_try`
             done.set_exception(self._as_load_error(error))
         else:
+            trim_own_end()
             done.set_result(None)
 
     def _as_load_error(self, error: BaseException) -> EdgeServerError:

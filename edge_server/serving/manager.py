@@ -20,6 +20,7 @@ from edge_server.serving.gpu_keeper import GpuKeeper
 from edge_server.serving.hang import HangWatch
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
+from edge_server.serving.load_log import LONG_LOAD_S, log_long_loads
 from edge_server.serving.mover import Announce, AskRoom
 from edge_server.serving.parked import Cancellable, ParkedRequest, Submit
 from edge_server.serving.record import UNLOADED_IDLE, Failure, ModelRecord
@@ -83,6 +84,7 @@ class Manager(GpuKeeper):
         self._hangs = HangWatch(self._limits.hang_timeout_s)
         # A caller whose own thread hangs in a runtime could not be told so.
         self.callers_may_run = self._limits.hang_timeout_s <= 0
+        self._repeat(LONG_LOAD_S, self._tell_of_long_loads)
         if self._limits.idle_unload_s > 0:
             self._repeat(self._limits.idle_unload_s / _LOOKS, self._unload_idle)
         if self._limits.hang_timeout_s > 0:
@@ -434,6 +436,10 @@ class Manager(GpuKeeper):
                 self._repeat(period_s, work)
 
         self._timer.call_at(time.monotonic_ns() + int(period_s * 1e9), again)
+
+    def _tell_of_long_loads(self) -> None:
+        with self._changed:
+            log_long_loads(self._models.values(), LONG_LOAD_S)
 
     def _unload_idle(self) -> None:
         with self._changed:

@@ -11,6 +11,7 @@ from edge_server.core.model import ModelSpec
 from edge_server.core.view import VersionReport
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.records import dataclass
+from edge_server.serving.load_log import loading_reason
 from edge_server.serving.parked import ParkedRequest
 from edge_server.serving.passing import HEALS
 from edge_server.serving.routes import FallenCanary, Routes
@@ -97,6 +98,8 @@ class ModelRecord:
     is_replacing: bool = False
     has_lost_gpu: bool = False
     loading_since_s: float = 0.0
+    loading_since_ns: int = 0
+    """The same on the clock of time.monotonic_ns, for how long: the time of day of a small box may jump by years."""
     fallen: FallenCanary | None = None
     stated: ModelWish = field(init=False)
     """The wish as it was stated; for an ensemble `wish` takes its members into account."""
@@ -131,7 +134,7 @@ class ModelRecord:
 
     def begin_load(self, action: Load) -> None:
         self.loading = action
-        self.loading_since_s = time.time()
+        self.loading_since_s, self.loading_since_ns = time.time(), time.monotonic_ns()
 
     def end_load(self) -> None:
         self.loading = None
@@ -193,6 +196,8 @@ class ModelRecord:
             resting = set() if self.is_demanded else self.resting().keys()
             coming = self.wish.versions.keys() - failed.keys() - resting
             rows.update(dict.fromkeys(coming, ("LOADING", "")))
+            if self.loading is not None and self.loading.version in coming:
+                rows[self.loading.version] = ("LOADING", loading_reason(self.loading_since_ns))
         for item in self.living:
             if item.state is VersionState.READY:
                 rows[item.version] = ("READY", self._note_on(item, failed))
@@ -211,7 +216,8 @@ class ModelRecord:
         living = {item.version for item in self.living}
         if self.loading is not None:
             number, since_s = self.loading.version, self.loading_since_s
-            reports.append(VersionReport(self.name, number, self.generation, "LOADING", since_s, 0, "", 0.0))
+            reason = loading_reason(self.loading_since_ns)
+            reports.append(VersionReport(self.name, number, self.generation, "LOADING", since_s, 0, reason, 0.0))
             living.add(number)
         return reports + [report for report in self._past() if report.version not in living]
 

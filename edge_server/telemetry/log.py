@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from logging.handlers import WatchedFileHandler
 
 from edge_server.config import ConfigError, LogConfig
 from edge_server.config.slices import LOG_FORMATS, LogFormat
@@ -163,6 +162,8 @@ class _LineFormatter(logging.Formatter):
 def _open_handler(config: LogConfig) -> logging.Handler:
     if not config.file:
         return logging.StreamHandler(sys.stderr)
+    from logging.handlers import WatchedFileHandler
+
     try:
         return WatchedFileHandler(config.file, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

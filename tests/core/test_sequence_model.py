@@ -125,7 +125,7 @@ class SequenceMachine(RuleBasedStateMachine):
         assert len({self.entries[number].key for number in numbers}) == 1
         rows = [self.entries[number].row for number in numbers]
         assert rows == sorted(set(rows))
-        assert rows[-1] < row_count <= MAX_ROWS
+        assert rows[-1] + 1 == row_count <= MAX_ROWS
         if not self.is_direct:
             assert rows == list(range(row_count))
         for number, known in zip(numbers, sequences, strict=True):

@@ -38,7 +38,7 @@ def run(line: SequenceQueue[str], now_us: int = 0, instance: int = 0) -> list[st
     return turn.items
 
 
-def test_direct_batches_have_a_row_for_every_slot_up_to_the_highest_in_use() -> None:
+def test_direct_batches_have_a_row_for_every_slot_up_to_the_highest_that_runs() -> None:
     line = queue(DirectStrategy())
     for name in ("a+", "b+", "c+"):
         offer(line, name)
@@ -52,6 +52,10 @@ def test_direct_batches_have_a_row_for_every_slot_up_to_the_highest_in_use() -> 
     turn = line.take(0, 0)
     assert (turn.items, turn.entries[0].row, turn.row_count) == (["c"], 2, 3)
     assert c.row == 2
+    line.finish(turn.entries[0], 0)
+    offer(line, "a")
+    turn = line.take(0, 0)
+    assert (turn.items, turn.row_count) == (["a"], 1), "nobody computes for the slot of c, which has nothing to run"
     offer(line, "d+")
     assert line.take(0, 0).entries[0].row == 1, "the lowest free slot is taken"
 
