@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import re
 import shutil
 import socket
@@ -241,12 +242,37 @@ def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
         item.close()
 
 
+def find_free_ports(count: int) -> list[int]:
+    """Return ports for servers that are ended and started again on the same one.
+
+    They lie below those that the kernel hands out by itself: one of these would be taken by whatever connection comes
+    first while the server is away, its own clients' among them.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = random.SystemRandom().sample(range(10_000, lowest), 200)
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in candidates:
+            # Nobody lingers on what is only bound and closed again.
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise AssertionError(f"there are no {count} free ports")
+
+
+@pytest.fixture(scope="session")
+def free_ports() -> Callable[[int], list[int]]:
+    """`free_ports(2)`: two ports that nobody takes while no server listens there."""
+    return find_free_ports
+
+
 class RedisServer:
     """A Redis server as a process of its own, on a port that stays the same when it is killed and started again."""
 
     def __init__(self, binary: str, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        (self.port,) = find_free_ports(1)
         self._command = [
             binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
             "--dir", str(folder), "--daemonize", "no",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import harness
+import networks
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -20,13 +22,14 @@ FULL_TRANSPORTS = ("grpc", "stream", "http", "shm")
 @dataclass(frozen=True)
 class Case:
     """`there` names the model that Triton serves beside it, "" where its wheel has no backend for one; `runtime` the
-    bare runtime to compare with."""
+    bare runtime to compare with, `network` what both run: "" is the bundled classifier."""
 
     name: str
     says: str
     transports: Sequence[str]
     there: str = ""
     runtime: str = ""
+    network: str = ""
 
 
 CASES = (
@@ -37,6 +40,8 @@ CASES = (
     Case("frame_python", "uint8[480,640,3], model.py here and there", FULL_TRANSPORTS, "frame_python"),
     Case("classifier_onnxruntime", "EfficientNet-Lite0 beside ONNX Runtime", FULL_TRANSPORTS, runtime="onnxruntime"),
     Case("classifier_openvino", "EfficientNet-Lite0 beside OpenVINO", FULL_TRANSPORTS, runtime="openvino"),
+    Case("resnet18_onnxruntime", "ResNet-18 beside ONNX Runtime", FULL_TRANSPORTS, "", "onnxruntime", "resnet18"),
+    Case("resnet18_openvino", "ResNet-18 beside OpenVINO", FULL_TRANSPORTS, "", "openvino", "resnet18"),
 )
 
 _SMALL = "max_batch_size: 0\ninstance_group { count: 1 kind: KIND_CPU }\n"
@@ -87,6 +92,8 @@ def write_models(repository: Path) -> None:
         harness.write_model(repository, name, config, {"model.onnx": model})
     for runtime in ("onnxruntime", "openvino"):
         write_classifier(repository, runtime)
+        config = f'backend: "{runtime}"\nmax_batch_size: 0\ninstance_group {{ count: 1 kind: KIND_CPU }}\n'
+        harness.write_model(repository, f"resnet18_{runtime}", config, {"model.onnx": _resnet18()})
 
 
 def write_classifier(repository: Path, runtime: str) -> str:
@@ -99,26 +106,32 @@ def write_classifier(repository: Path, runtime: str) -> str:
     return name
 
 
-def raw_call(runtime: str, array: np.ndarray) -> harness.Call:
-    """Return one inference of the bundled classifier in the runtime's own words, with the settings of the server."""
-    path = str(BUNDLED / "1/model.onnx")
+def raw_call(runtime: str, array: np.ndarray, network: str = "") -> harness.Call:
+    """Return one inference of the network in the runtime's own words, with the settings of the server."""
+    model = _resnet18() if network else (BUNDLED / "1/model.onnx").read_bytes()
     if runtime == "onnxruntime":
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         return lambda: session.run(None, {"input": array})
     import openvino
 
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+    core = openvino.Core()
+    request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
     request.set_tensor("input", openvino.Tensor(array, shared_memory=True))
     return lambda: request.infer(share_outputs=True)
 
 
 def picture() -> np.ndarray:
     return np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
+
+
+@functools.cache
+def _resnet18() -> bytes:
+    return networks.resnet18().SerializeToString()
 
 
 def _add_sub() -> bytes:

@@ -81,7 +81,9 @@ def ways_of(
         if model:
             ways[way] = partial(harness.perf_analyzer, where, model, transport, concurrency, window_s)
     if case.runtime:
-        ways[RAW] = partial(harness.closed_loop, cases.raw_call(case.runtime, cases.picture()), RAW_TURN_S)
+        ways[RAW] = partial(
+            harness.closed_loop, cases.raw_call(case.runtime, cases.picture(), case.network), RAW_TURN_S
+        )
     return ways
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -230,10 +229,8 @@ def next_of(kind: str, lines: Any) -> dict[str, Any]:
     raise AssertionError(f"the output ended before {kind}")
 
 
-def test_events_are_followed_over_a_restart_of_the_server(repository: Path, follow: Any) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_events_are_followed_over_a_restart_of_the_server(repository: Path, follow: Any, free_ports: Any) -> None:
+    (port,) = free_ports(1)
     follower = follow("--json", "--url", f"http://127.0.0.1:{port}")
     # It waits for a server that is not there yet, and says so once.
     assert "trying again" in follower.stderr.readline()

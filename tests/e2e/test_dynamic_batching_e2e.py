@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +23,7 @@ def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> 
 
     add("busy", "max_queue_delay_microseconds: 0", inputs=2)
     add("shapes", "max_queue_delay_microseconds: 100000")
-    add("preferred", "preferred_batch_size: [4] max_queue_delay_microseconds: 5000000", delay_ms=0)
+    add("preferred", "preferred_batch_size: [4] max_queue_delay_microseconds: 100000000", delay_ms=0)
     add("ordered", "preserve_ordering: true")
     add("small_queue", "default_queue_policy { max_queue_size: 2 }", delay_ms=400, batch=1)
     add("impatient", "default_queue_policy { default_timeout_microseconds: 50000 }", delay_ms=300, batch=1)
@@ -91,13 +90,11 @@ def test_requests_of_different_sizes_and_shapes_never_mix(server: Any) -> None:
 
 
 def test_a_preferred_size_is_sent_without_waiting_for_the_delay(server: Any) -> None:
-    began = time.monotonic()
+    # An unfilled batch would wait for longer than the client does.
     with ThreadPoolExecutor(4) as pool:
         statuses = [answer[0] for answer in pool.map(lambda number: server.infer("preferred", body(number)), range(4))]
     assert statuses == [200] * 4
     assert batches(server, "preferred") == {4: 1}
-    # Far below the five seconds that an unfilled batch would wait.
-    assert time.monotonic() - began < 4.5
 
 
 def test_a_full_queue_refuses_at_once_and_says_so(server: Any) -> None:

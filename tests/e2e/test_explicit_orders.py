@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +14,32 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-STUB = """
-backend: "stub"
+GATED = """
+backend: "python"
 max_batch_size: 8
 input { name: "INPUT0" data_type: TYPE_INT32 dims: [-1] }
 output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [-1] }
+parameters { key: "warmup_probe" value { string_value: "false" } }
+"""
+GATED_MODEL = """
+import pathlib
+import time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while not pathlib.Path(%r).exists():
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        raise NotImplementedError
 """
 CONFLICT = "a related model '{}' to a load/unload request is currently loading or unloading"
 
 
-def slow(delay_ms: int) -> str:
-    return STUB + f'parameters {{ key: "stub_open_delay_ms" value {{ string_value: "{delay_ms}" }} }}'
+def gate_of(repository: Any, name: str) -> Path:
+    """Return the file whose appearance lets the load of that model go on."""
+    return Path(f"{repository.path}-{name}-may-open")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +48,9 @@ def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> 
     module_repository.add("two", identity())
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     for protocol in ("http", "grpc"):
-        module_repository.add(f"slow_{protocol}", slow(2500))
+        name = f"slow_{protocol}"
+        folder = module_repository.add(name, GATED)
+        (folder / "1/model.py").write_text(GATED_MODEL % str(gate_of(module_repository, name)))
     with serve(module_repository.path, "--model-control-mode=explicit") as running:
         yield running
         assert running.stop() == 0
@@ -137,7 +155,7 @@ def test_files_need_a_configuration_and_names_must_stay_inside(server: Any, clie
 
 
 def test_an_order_for_a_model_that_is_being_loaded_fails_at_once_and_the_load_goes_on(
-    server: Any, client: Any, eventually: Callable[[Callable[[], bool]], bool]
+    server: Any, client: Any, module_repository: Any, eventually: Callable[[Callable[[], bool]], bool]
 ) -> None:
     name = f"slow_{client.protocol}"
     failures: list[BaseException] = []
@@ -151,16 +169,19 @@ def test_an_order_for_a_model_that_is_being_loaded_fails_at_once_and_the_load_go
 
     loading = threading.Thread(target=load)
     loading.start()
-    assert eventually(lambda: state(server, name) == "LOADING")
-    for order in (client.load_model, client.unload_model):
-        with pytest.raises(InferenceServerException) as caught:
-            order(name)
-        assert CONFLICT.format(name) in caught.value.message()
-        assert caught.value.status() in ("500", "StatusCode.INTERNAL")
-    assert state(server, name) == "LOADING", "the refusals came while it loaded"
-    # Other models are not concerned.
-    client.load_model("one")
-    loading.join()
+    try:
+        assert eventually(lambda: state(server, name) == "LOADING")
+        for order in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException) as caught:
+                order(name)
+            assert CONFLICT.format(name) in caught.value.message()
+            assert caught.value.status() in ("500", "StatusCode.INTERNAL")
+        assert state(server, name) == "LOADING", "the refusals came while it loaded"
+        # Other models are not concerned.
+        client.load_model("one")
+    finally:
+        gate_of(module_repository, name).touch()
+        loading.join()
     assert failures == []
     assert client.is_model_ready(name)
     client.unload_model(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,6 @@ from edge_server.client import AioFrameStream, BackOff, Delivery, FrameResult, F
 MODEL = "efficientnet_lite0"
 QUICK = BackOff(first_s=0.05, most_s=0.5)
 Serve = Callable[..., Any]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_espresso(result: FrameResult) -> bool:
@@ -47,8 +40,10 @@ async def aio_results(address: str, jpeg: bytes, options: dict[str, Any]) -> lis
         return [result.header.seq async for result in stream.results(camera()) if is_espresso(result)]
 
 
-def test_a_stream_goes_on_after_the_server_was_restarted(serve: Serve, bundled_repository: Path, coffee: Path) -> None:
-    jpeg, port = coffee.read_bytes(), free_port()
+def test_a_stream_goes_on_after_the_server_was_restarted(
+    serve: Serve, bundled_repository: Path, coffee: Path, free_ports: Callable[[int], list[int]]
+) -> None:
+    jpeg, (port,) = coffee.read_bytes(), free_ports(1)
     broken: list[StreamError] = []
     options: dict[str, Any] = {
         "returns": Returns(top_k=1), "delivery": Delivery(depth=1), "stream_id": "front", "back_off": QUICK,
@@ -70,7 +65,7 @@ def test_a_stream_goes_on_after_the_server_was_restarted(serve: Serve, bundled_r
 
 
 def test_the_asyncio_stream_goes_on_after_the_server_was_restarted(
-    serve: Serve, bundled_repository: Path, coffee: Path
+    serve: Serve, bundled_repository: Path, coffee: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
     async def go(port: int) -> int:
         async with AioFrameStream(f"127.0.0.1:{port}", MODEL, returns=Returns(top_k=1), back_off=QUICK) as stream:
@@ -87,7 +82,7 @@ def test_the_asyncio_stream_goes_on_after_the_server_was_restarted(
                 assert result.header.frame_id == f"server {number}"
             return stream.counters().answered
 
-    assert asyncio.run(go(free_port())) == 2
+    assert asyncio.run(go(*free_ports(1))) == 2
 
 
 def test_an_unknown_model_is_said_to_be_unknown(serve: Serve, bundled_repository: Path, coffee: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -133,11 +132,8 @@ class Ros:
 
 
 @pytest.fixture
-def ros(tmp_path: Path) -> Iterator[Ros]:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
-    found = Ros(tmp_path, port)
+def ros(tmp_path: Path, free_ports: Any) -> Iterator[Ros]:
+    found = Ros(tmp_path, *free_ports(1))
     try:
         yield found
     finally:

@@ -257,9 +257,10 @@ def test_a_server_that_is_started_anew_is_found_again_and_what_was_under_way_cou
     serve: Callable[..., AbstractContextManager[Any]],
     bundled_repository: Path,
     eventually: Callable[[Callable[[], bool]], bool],
+    free_ports: Callable[[int], list[int]],
 ) -> None:
-    with serve(bundled_repository) as first:
-        port = first.grpc.rpartition(":")[2]
+    (port,) = free_ports(1)
+    with serve(bundled_repository, f"--grpc-port={port}") as first:
         process = subprocess.Popen(
             [
                 str(COMMAND), "stream", f"--address={first.grpc}", f"--model={MODEL}", "--source=pattern", "--json",

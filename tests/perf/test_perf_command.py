@@ -196,7 +196,7 @@ def test_an_interrupt_ends_it_with_what_was_measured(server: Any, number: int) -
     process = subprocess.Popen(
         [
             str(COMMAND), "perf", "-m", "slow", f"--address={server.grpc}", "--concurrency=1:60:1",
-            "--measurement-interval=60", "--measurement-request-count=1",
+            "--measurement-interval=200", "--measurement-request-count=1",
         ],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

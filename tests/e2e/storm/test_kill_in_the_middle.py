@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,19 +21,10 @@ SEED = int(os.environ.get("EDGE_STORM_SEED", "0")) or random.SystemRandom().rand
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2")
 
 
-def free_ports() -> list[int]:
-    """Return three ports that are free now; the servers of one test use them one after the other."""
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
-
-
 @pytest.fixture
-def flags() -> list[str]:
+def flags(free_ports: Callable[[int], list[int]]) -> list[str]:
     """Fixed ports: a restart that finds one taken does not start."""
-    return [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(), strict=True)]
+    return [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
 
 
 @pytest.fixture
