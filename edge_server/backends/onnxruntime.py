@@ -88,7 +88,7 @@ class OnnxRuntimeBackend(Backend):
 
     def open(self, job: OpenJob) -> OnnxSession:
         merged = {**job.settings, **job.spec.parameters}
-        options = chosen_options(job, merged, self._ort.get_available_providers())
+        options = chosen_options(job, merged, self._ort)
         path = existing_file(job.file, self.default_filename)
         precision, options = with_precision(job, merged, path, options)
         # Only the CPU provider is known to take many threads in one session under every option.

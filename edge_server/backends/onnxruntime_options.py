@@ -6,7 +6,8 @@ The keys are those that the text of `onnxruntime` lists.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ LOG_FATAL = 4
 _ENTRY_PREFIXES = ("session.", "optimization.", "mlas.", "ep.")
 _SPINNING = "session.intra_op.allow_spinning"
 _ARM_BF16 = "mlas.enable_gemm_fastmath_arm64_bfloat16"
+_FIRST_WITH_TF32 = (1, 18)
 _LEVEL = "optimization.graph.level"
 _LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
 
@@ -59,8 +61,10 @@ class Options:
         return text
 
 
-def chosen_options(job: OpenJob, merged: Mapping[str, str], available: Sequence[str]) -> Options:
-    """Return the options as configured; `available` are the providers that onnxruntime lists. Raises LoadError."""
+def chosen_options(job: OpenJob, merged: Mapping[str, str], ort: Any) -> Options:
+    """Return the options as configured, for `ort`, the module onnxruntime. Raises LoadError."""
+    no_gpu = "" if job.device_id is None else cuda.missing()
+    knows_tf32 = tuple(map(int, re.findall(r"\d+", ort.__version__)[:2])) >= _FIRST_WITH_TF32
     model = job.spec.name
     entries = {key: value for key, value in merged.items() if key.startswith(_ENTRY_PREFIXES) and key != _LEVEL}
     entries.setdefault(_SPINNING, "0")
@@ -73,7 +77,7 @@ def chosen_options(job: OpenJob, merged: Mapping[str, str], available: Sequence[
         arena=yes_or_no(model, merged, "enable_mem_arena", True) if "enable_mem_arena" in merged else None,
         pattern=yes_or_no(model, merged, "enable_mem_pattern", True) if "enable_mem_pattern" in merged else None,
         entries=tuple(sorted(entries.items())),
-        providers=providers.providers(job, merged, available, gpu="" if job.device_id is None else cuda.missing()),
+        providers=providers.providers(job, merged, ort.get_available_providers(), gpu=no_gpu, knows_tf32=knows_tf32),
     )
 
 

@@ -6,7 +6,8 @@ the provider's own (`trt_...`, `cudnn_...`) goes through as it is. On a GPU, CUD
 
 The options of CUDA may also stand among a model's `parameters`, as in Triton: `cudnn_conv_algo_search` (0 exhaustive,
 1 heuristic, 2 default), `gpu_mem_limit` (bytes), `arena_extend_strategy` (0 next power of two, 1 as requested),
-`do_copy_in_default_stream`, `cudnn_conv_use_max_workspace`.
+`do_copy_in_default_stream`, `cudnn_conv_use_max_workspace`, `use_tf32`. The last is 0 unless it, or `precision: auto`,
+says otherwise: CUDA's own default rounds the factors of f32 products to 10 bits. onnxruntime knows it since 1.18.
 
 `get_available_providers` tells what a wheel was built with, not what works: one for GPUs lists CUDA on a box without
 one, and opening a session with it falls back to the CPU without an error. Only `InferenceSession.get_providers()` of an
@@ -58,7 +59,7 @@ _TENSORRT_PRECISIONS: Mapping[str, Pairs] = {
 
 _SWITCHES = frozenset(
     ("trt_engine_cache_enable", "trt_int8_use_native_calibration_table", "trt_fp16_enable", "trt_int8_enable",
-     "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph")
+     "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph", "use_tf32")
 )  # fmt: skip
 """Options that the providers want as "1" or "0", and people write as true and false."""
 
@@ -68,15 +69,18 @@ _CUDA_WORDS: Mapping[str, tuple[str, ...]] = {
 }
 """Options whose values are words; Triton numbers them."""
 
-_CUDA_PARAMETERS = (*_CUDA_WORDS, "gpu_mem_limit", "do_copy_in_default_stream", "cudnn_conv_use_max_workspace")
+_CUDA_PARAMETERS = (
+    *_CUDA_WORDS, "gpu_mem_limit", "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "use_tf32"
+)  # fmt: skip
 
 _PRECISION_OF_PROVIDER = {"trt_fp16_enable": "f16", "trt_int8_enable": "int8"}
 
 
 def providers(
-    job: OpenJob, merged: Mapping[str, str], available: Sequence[str], *, gpu: str = ""
+    job: OpenJob, merged: Mapping[str, str], available: Sequence[str], *, gpu: str = "", knows_tf32: bool = True
 ) -> tuple[tuple[str, Pairs], ...]:
-    """Return the providers with their options, best first, the CPU last. `gpu` says why there is no GPU, if so.
+    """Return the providers with their options, best first, the CPU last. `gpu` says why there is no GPU, if so;
+    `knows_tf32`: whether this onnxruntime has the option `use_tf32`.
 
     Raises LoadError for an accelerator that this onnxruntime lacks, or an option without sense.
     """
@@ -103,11 +107,11 @@ def providers(
                 f"model '{job.spec.name}': this onnxruntime does not offer the execution accelerator "
                 f"'{accelerator.name}'; it offers: {here}"
             )
-        chosen.append((provider, _options(job, accelerator, merged)))
+        chosen.append((provider, _options(job, accelerator, merged, knows_tf32=knows_tf32)))
     return (*chosen, (CPU, ()))
 
 
-def _options(job: OpenJob, accelerator: Accelerator, merged: Mapping[str, str]) -> Pairs:
+def _options(job: OpenJob, accelerator: Accelerator, merged: Mapping[str, str], *, knows_tf32: bool) -> Pairs:
     """Return an accelerator's parameters in the provider's own words."""
     model = job.spec.name
     options = dict(accelerator.parameters)
@@ -120,6 +124,8 @@ def _options(job: OpenJob, accelerator: Accelerator, merged: Mapping[str, str]) 
         options.update(_TENSORRT_PRECISIONS[precision])
     if accelerator.name == "cuda":
         options = {**{key: merged[key] for key in _CUDA_PARAMETERS if key in merged}, **options}
+        if knows_tf32 and merged.get("precision", "f32").strip().lower() != "auto":
+            options.setdefault("use_tf32", "0")
     if job.device_id is not None and accelerator.name in _OF_GPU:
         options["device_id"] = str(job.device_id)
     return tuple(sorted((key, _value(model, key, value)) for key, value in options.items()))

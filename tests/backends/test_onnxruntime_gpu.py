@@ -187,7 +187,9 @@ def test_a_gpu_instance_gets_cuda_and_behind_it_the_cpu(
     backend: OnnxRuntimeBackend, double: Double, linear: Any, job: Callable[..., Any]
 ) -> None:
     session = backend.open(job(linear, device_id=1))
-    assert double.opened == [[("CUDAExecutionProvider", {"device_id": "1"}), ("CPUExecutionProvider", {})]]
+    assert double.opened == [
+        [("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"}), ("CPUExecutionProvider", {})]
+    ]
     assert session.info.device == "GPU:1"
     assert session.info.options["providers"] == "CUDAExecutionProvider,CPUExecutionProvider"
     session.close()
@@ -223,9 +225,34 @@ def test_tritons_parameters_reach_tensorrt_and_cuda_in_their_own_words(
         "cudnn_conv_algo_search": "HEURISTIC",
         "device_id": "0",
         "gpu_mem_limit": "4294967296",
+        "use_tf32": "0",
     }
     assert session.info.precision == "f16"
     session.close()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "version", "expected"),
+    [
+        ({}, "1.20.1", "0"),
+        ({"precision": "f32"}, "1.18.0", "0"),
+        ({"use_tf32": "true"}, "1.20.1", "1"),
+        ({"precision": "auto"}, "1.20.1", None),
+        ({}, "1.17.3", None),
+    ],
+)
+def test_f32_is_not_rounded_to_tf32_unless_somebody_says_so(
+    backend: Any,
+    double: Double,
+    linear: Any,
+    job: Callable[..., Any],
+    parameters: dict[str, str],
+    version: str,
+    expected: str | None,
+) -> None:
+    double.__version__ = version  # type: ignore[attr-defined]
+    backend.open(job(linear, device_id=0, parameters=parameters)).close()
+    assert double.opened[0][0][1].get("use_tf32") == expected
 
 
 def test_int8_with_a_calibration_table(backend: Any, double: Double, linear: Any, job: Callable[..., Any]) -> None:
