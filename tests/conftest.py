@@ -1,4 +1,4 @@
-"""An S3 server as a process of its own, and a network in front of it that can be cut."""
+"""How property tests look for examples; an S3 server as a process of its own, and a network in front of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples each time, however slow the machine is; `--hypothesis-profile=search` looks for others.
+_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("suite", derandomize=True, **_PATIENT)
+settings.register_profile("search", **_PATIENT)
+settings.load_profile("suite")
 
 S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "test",

@@ -129,7 +129,7 @@ def test_notices_of_drops_reach_their_listener_and_count_once(scripted: Connect,
         for number, frame in enumerate(call.frames(), 1):
             if number == 1:
                 yield encode_server_message(FrameDropped(frame.header, DropReason.MAX_FPS, "too soon"))
-            if number == 2:
+            if number == 3:  # all are sent: a client counts no drops of frames that it has yet to send
                 yield call.result(frame, 100, dropped={DropReason.MAX_FPS: 2})
                 # Told by the result before already.
                 yield encode_server_message(FrameDropped(frame.header, DropReason.MAX_FPS, "late notice"))
