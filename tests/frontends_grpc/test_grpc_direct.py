@@ -83,16 +83,13 @@ def test_a_model_is_brief_once_it_was_seen_to_be_and_until_it_is_not() -> None:
 
 def test_a_brief_model_runs_on_the_thread_that_reads(direct_door: Any, make_request: Any) -> None:
     def answer_now(call: Any) -> None:
-        call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")), started_ns=time.monotonic_ns())
+        begun_ns = time.monotonic_ns() + BRIEF_NS  # brief however long this thread is held up before it is looked at
+        call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")), started_ns=begun_ns)
 
     direct_door.service.behaviours["brief"] = answer_now
-    # On a busy machine a brief run may look long.
-    for _ in range(200):
+    for _ in range(2):
         direct_door.call("ModelInfer", make_request("brief"))
-        if direct_door.service.calls[-1].may_run:
-            break
-    assert [call.may_run for call in direct_door.service.calls[:1]] == [False]
-    assert direct_door.service.calls[-1].may_run
+    assert [call.may_run for call in direct_door.service.calls] == [False, True]
     assert [message.infer_response.id for message in direct_door.stream([make_request("brief", id="s")])] == ["s"]
     assert direct_door.service.calls[-1].may_run
 
