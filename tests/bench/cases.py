@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,6 +129,13 @@ def raw_call(runtime: str, array: np.ndarray, network: str = "") -> harness.Call
 
 def picture() -> np.ndarray:
     return np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
+
+
+def write_picture(folder: Path) -> Path:
+    """Write the picture as perf_analyzer reads inputs, and return the file."""
+    file = folder / "picture.json"
+    file.write_text(json.dumps({"data": [{"input": {"b64": base64.b64encode(picture().tobytes()).decode()}}]}))
+    return file
 
 
 @functools.cache

@@ -221,22 +221,28 @@ TRANSPORTS: dict[str, tuple[str, ...]] = {
 _TOO_SHORT = ("Failed to obtain stable measurement", "No valid requests recorded within time interval")
 
 
-def perf_analyzer(where: Server, model: str, transport: str, concurrency: int, window_s: float = 0.5) -> Load:
-    """Load `model` through three windows of perf_analyzer, and return what it and the kernel measured."""
+def perf_analyzer(
+    where: Server, model: str, transport: str, concurrency: int, window_s: float = 0.5, inputs: Path | None = None
+) -> Load:
+    """Load `model` through three windows of perf_analyzer, and return what it and the kernel measured.
+
+    `inputs` is a file for its --input-data. What it makes up by itself slows a network down by a tenth, which a
+    comparison with other inputs would blame on the server.
+    """
     if not PERF_ANALYZER:
         raise SystemExit('no perf_analyzer; get one with: eval "$(tests/e2e/fetch_perf_analyzer.sh DEST)"')
     for longer in (1, 4, 16):
         # It gives up where a window saw no request end, as happens on a busy machine: a longer one sees some.
-        load = _try_perf_analyzer(where, model, transport, concurrency, longer * window_s, is_last=longer == 16)
+        flags = [*TRANSPORTS[transport], *(() if inputs is None else ("--input-data", str(inputs)))]
+        load = _try_perf_analyzer(where, model, flags, concurrency, longer * window_s, is_last=longer == 16)
         if load is not None:
             return load
     raise AssertionError("the last attempt raises")
 
 
 def _try_perf_analyzer(
-    where: Server, model: str, transport: str, concurrency: int, window_s: float, *, is_last: bool
+    where: Server, model: str, flags: Sequence[str], concurrency: int, window_s: float, *, is_last: bool
 ) -> Load | None:
-    flags = TRANSPORTS[transport]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.csv"
         command = [

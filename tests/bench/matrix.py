@@ -73,13 +73,19 @@ def systems(other: Path | None) -> Iterator[dict[str, harness.Server]]:
 
 
 def ways_of(
-    case: cases.Case, transport: str, concurrency: int, servers: dict[str, harness.Server], window_s: float
+    case: cases.Case,
+    transport: str,
+    concurrency: int,
+    servers: dict[str, harness.Server],
+    window_s: float,
+    picture: Path,
 ) -> dict[str, Callable[[], Load]]:
     ways: dict[str, Callable[[], Load]] = {}
     for way, where in servers.items():
         model = case.there if way == TRITON else case.name
         if model:
-            ways[way] = partial(harness.perf_analyzer, where, model, transport, concurrency, window_s)
+            inputs = picture if case.runtime else None
+            ways[way] = partial(harness.perf_analyzer, where, model, transport, concurrency, window_s, inputs)
     if case.runtime:
         ways[RAW] = partial(
             harness.closed_loop, cases.raw_call(case.runtime, cases.picture(), case.network), RAW_TURN_S
@@ -88,13 +94,14 @@ def ways_of(
 
 
 def measure(only: Sequence[str], rounds: int, window_s: float, other: Path | None) -> Iterator[Cell]:
-    with systems(other) as servers:
+    with systems(other) as servers, tempfile.TemporaryDirectory() as folder:
+        picture = cases.write_picture(Path(folder))
         for case in cases.CASES:
             for transport in case.transports:
                 for concurrency in CONCURRENCIES:
                     if not is_wanted(only, case.name, transport, str(concurrency)):
                         continue
-                    ways = ways_of(case, transport, concurrency, servers, window_s)
+                    ways = ways_of(case, transport, concurrency, servers, window_s, picture)
                     yield Cell(case.name, transport, concurrency, harness.in_turns(ways, rounds))
                     print(f"{case.name} {transport} {concurrency} done", file=sys.stderr, flush=True)
 
