@@ -228,12 +228,15 @@ class Server:
         core.service.started()
         if core.engines is not None:
             core.engines.start()
+        must_end = self._config.lifecycle.exits_on_error and core.manager.has_failures()
+        if not must_end:
+            # Before the line that says so: whoever reads it may send a signal at once.
+            self._supervision.started()
         self._say_what_is_served()
+        if must_end:
+            return False
         # Without a model there is no hurry: it need not hold up the start.
         await _compile_initializers()
-        if self._config.lifecycle.exits_on_error and core.manager.has_failures():
-            return False
-        self._supervision.started()
         return True
 
     async def _state_first_wish(self) -> None:
