@@ -10,10 +10,19 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_TO_GO = "1000"
+
+
+def begin() -> tuple[TextIO, dict[str, Any]]:
+    """Return where answers go, and the job, which is the first line of standard input."""
+    out = _own_output()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the one that started this one decides
+    job: dict[str, Any] = json.loads(sys.stdin.readline())
+    _depend_on(job["parent"])
+    return out, job
 
 
 def say(out: TextIO, fields: Mapping[str, object]) -> None:
@@ -24,14 +33,14 @@ def say(out: TextIO, fields: Mapping[str, object]) -> None:
         out.flush()
 
 
-def own_output() -> TextIO:
+def _own_output() -> TextIO:
     """Return standard output, and let libraries that print write to standard error instead."""
     kept = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(kept, "w", encoding="utf-8")
 
 
-def depend_on(parent: int) -> None:
+def _depend_on(parent: int) -> None:
     """End with the parent, and be the first to go when memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)

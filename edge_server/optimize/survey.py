@@ -5,14 +5,12 @@ Answering loads the drivers of every device. What crashes or hangs in one costs 
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
 
 from edge_server.backends import onnxruntime_providers, openvino_devices
 from edge_server.errors import EdgeServerError
 from edge_server.optimize.accelerators import Reported
-from edge_server.optimize.answering import depend_on, leave, own_output, say
+from edge_server.optimize.answering import begin, leave, say
 from edge_server.optimize.child import Child, Limits
 
 MODULE = "edge_server.optimize.survey"
@@ -31,10 +29,7 @@ def survey(runtime: str, limits: Limits) -> Reported:
 
 
 def main() -> int:
-    out = own_output()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the one that started this one decides
-    job = json.loads(sys.stdin.readline())
-    depend_on(job["parent"])
+    out, job = begin()
     try:
         say(out, {"done": _REPORTS[job["runtime"]]()})
     except EdgeServerError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from edge_server.core.lifecycle import Resolved
 from edge_server.core.model import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import EdgeServerError, LoadError, Unsupported
-from edge_server.optimize.answering import depend_on, leave, own_output, say
+from edge_server.optimize.answering import begin, leave, say
 from edge_server.optimize.engine import BuiltNotRun, EngineDesk
 from edge_server.optimize.exchange import Tensors, load, save
 from edge_server.optimize.samples import as_request, batch_of, from_file, from_warmup, made_up
@@ -186,10 +185,7 @@ def _require_rows(spec: ModelSpec) -> None:
 
 
 def main() -> int:
-    out = own_output()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the one that started this one decides
-    job = json.loads(sys.stdin.readline())
-    depend_on(job["parent"])
+    out, job = begin()
     try:
         bench = Bench(job, out)
     except BuiltNotRun as error:

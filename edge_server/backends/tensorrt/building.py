@@ -129,9 +129,7 @@ def _check_precision(order: EngineOrder, library: Library) -> None:
 def _configure(config: Any, order: EngineOrder, site: Site, library: Library) -> None:
     trt, flags = library.trt, library.trt.BuilderFlag
     library.target(config, site.capability)
-    wanted = {"fp32": (), "fp16": ("FP16",), "int8": ("INT8", "FP16"), "best": ("FP16", "BF16", "TF32")}[
-        order.precision
-    ]
+    wanted = _FLAGS[order.precision]
     if order.precision == "best" and onnx_file.arithmetic(order.path) == "int8":
         wanted = (*wanted, "INT8")
     if hasattr(flags, "TF32") and "TF32" not in wanted:
