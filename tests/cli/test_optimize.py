@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,28 +161,6 @@ def add(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
-    """Return a function that starts the installed server and returns its HTTP address."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(repository: Path, *flags: str, **more: str) -> str:
-        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
-        command = [str(COMMAND), "serve", f"--model-repository={repository}", *ports, *flags]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(None, **more)))
-        assert running[-1].stdout is not None
-        for line in running[-1].stdout:
-            ready = re.search(r"is ready: HTTP http://([^;\s]+)", line)
-            if ready is not None:
-                return ready[1]
-        raise AssertionError("the server ended before it was ready")
-
-    yield start
-    for process in running:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
 def test_candidates_are_measured_compared_and_the_written_choice_is_what_a_server_serves(
     add: Callable[..., Path], serve: Callable[..., str]
 ) -> None:
@@ -200,7 +178,9 @@ def test_candidates_are_measured_compared_and_the_written_choice_is_what_a_serve
     text = (folder / "configs" / "fast.pbtxt").read_text()
     assert f'backend: "{chosen["runtime"]}"' in text
     assert list((folder / "configs").iterdir()) == [folder / "configs" / "fast.pbtxt"]
-    client = tritonclient.http.InferenceServerClient(serve(folder.parent, "--model-config-name=fast"))
+    client = tritonclient.http.InferenceServerClient(
+        serve(folder.parent, "--model-config-name=fast", environment=environment())
+    )
     config = client.get_model_config("net")
     assert config["backend"] == chosen["runtime"]
     assert config["max_batch_size"] == 4
@@ -426,7 +406,12 @@ def test_an_engine_is_built_measured_and_kept_for_the_server(
     (kept,) = (cache / "engines").iterdir()
     built_s = (kept / "engine.plan").stat().st_mtime_ns
     assert json.loads((kept / "engine.json").read_text())["compared_with"] == "slow"
-    address = serve(folder.parent, "--model-config-name=engine", f"--engine-cache-dir={cache}", **there)
+    address = serve(
+        folder.parent,
+        "--model-config-name=engine",
+        f"--engine-cache-dir={cache}",
+        environment=environment(None, **there),
+    )
     client = tritonclient.http.InferenceServerClient(address)
     assert client.get_model_config("net")["backend"] == "tensorrt_rtx"
     client.close()

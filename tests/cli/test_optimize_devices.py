@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,28 +134,6 @@ def optimize(folder: Path, site: Path, *words: str, **more: str) -> dict[str, An
     return {**answer, "by_title": {one["title"]: one for one in answer["candidates"]}}
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
-    """Return a function that starts the installed server and returns its HTTP address."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(repository: Path, *flags: str, site: Path, **more: str) -> str:
-        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
-        command = [str(COMMAND), "serve", f"--model-repository={repository}", *ports, *flags]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(site, **more)))
-        assert running[-1].stdout is not None
-        for line in running[-1].stdout:
-            ready = re.search(r"is ready: HTTP http://([^;\s]+)", line)
-            if ready is not None:
-                return ready[1]
-        raise AssertionError("the server ended before it was ready")
-
-    yield start
-    for process in running:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
 def test_a_device_that_fails_is_a_row_with_its_reason_and_the_one_that_works_is_what_a_server_opens(
     double: Path, model: Path, serve: Callable[..., str]
 ) -> None:
@@ -170,7 +147,7 @@ def test_a_device_that_fails_is_a_row_with_its_reason_and_the_one_that_works_is_
     assert [item["rows"] for item in npu["latency_ms"]] == [1, 4]
     assert found["chosen"] == "openvino f16 on NPU"
     client = tritonclient.http.InferenceServerClient(
-        serve(model.parent, "--model-config-name=found", site=double, NO_CPU="1")
+        serve(model.parent, "--model-config-name=found", environment=environment(double, NO_CPU="1"))
     )
     stated = {key: value["string_value"] for key, value in client.get_model_config("net")["parameters"].items()}
     assert (stated["TARGET_DEVICE"], stated["precision"]) == ("NPU", "f16")
