@@ -325,6 +325,17 @@ def test_who_takes_is_told_from_who_does_not():
 # -- crowds
 
 
+def test_as_many_as_are_allowed_are_let_in_also_when_they_come_at_once(open_impatient, connect):
+    most = 200
+    site = open_impatient(60.0, max_connections=most)
+    clients = [connect(site) for _ in range(most)]
+    for client in clients:
+        client.sendall(infer([1.0]))
+    assert all(answer(client).startswith(b"HTTP/1.1 200 ") for client in clients)
+    one_more = connect(site)
+    assert everything(one_more).startswith(b"HTTP/1.1 503 ")
+
+
 def test_the_longest_idle_connection_makes_room_for_a_new_one(open_impatient, connect):
     site = open_impatient(0.2, max_connections=3)
     clients = [connect(site) for _ in range(3)]

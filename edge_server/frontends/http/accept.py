@@ -14,11 +14,14 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import Refusal
 from edge_server.frontends.http.reply import error_reply
 from edge_server.frontends.http.wire import wire_reply
+
+if TYPE_CHECKING:
+    from edge_server.frontends.http.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +48,31 @@ def max_connections(setting: int) -> int:
     return MOST_BY_DEFAULT if files == resource.RLIM_INFINITY else max(1, min(MOST_BY_DEFAULT, files // 2))
 
 
+class Crowd(Protocol):
+    """The connections of a listener."""
+
+    def count(self) -> int:
+        """Return how many are open or on their way, each counted once."""
+
+    def expect(self) -> Connection:
+        """Return the protocol of one that was accepted; it counts from now on."""
+
+    def expect_no_more(self, connection: Connection) -> None:
+        """It is open, or was given up on its way."""
+
+    def drop_idle(self) -> bool:
+        """Close the one that has been idle the longest; return whether there was one: a client that comes counts for
+        more than one that went silent, as with nginx."""
+
+
 class Acceptor:
     """Accepts for one listener, from `open` to `close`, on one event loop.
 
-    `count` returns how many connections are open. `drop_idle` closes the one that has been idle the longest and returns
-    whether there was one: a client that comes counts for more than one that went silent, as with nginx.
+    `crowd` knows the connections, and counts those on their way here with the open ones.
     """
 
-    def __init__(
-        self, protocol: Callable[[], asyncio.BaseProtocol], count: Callable[[], int], drop_idle: Callable[[], bool]
-    ) -> None:
-        self._protocol = protocol
-        self._count = count
-        self._drop_idle = drop_idle
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
@@ -71,7 +86,7 @@ class Acceptor:
         self._tls, self._limit = tls, limit
         # asyncio finds the addresses and binds; the accepting is done here.
         bound = await self._loop.create_server(
-            self._protocol, address, port, reuse_port=reuses_port or None, start_serving=False
+            asyncio.Protocol, address, port, reuse_port=reuses_port or None, start_serving=False
         )
         self._sockets = [item.dup() for item in bound.sockets]
         bound.close()
@@ -111,21 +126,24 @@ class Acceptor:
                 # accept(2): what went wrong with one connection on its way comes out here; it costs no other.
                 continue
             accepted.setblocking(False)
-            if self._count() + len(self._arriving) >= self._limit and not self._make_room(accepted):
+            if self._crowd.count() >= self._limit and not self._make_room(accepted):
                 continue
-            task = self._loop.create_task(self._welcome(accepted))
+            task = self._loop.create_task(self._welcome(accepted, self._crowd.expect()))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
 
-    async def _welcome(self, accepted: socket.socket) -> None:
+    async def _welcome(self, accepted: socket.socket, protocol: Connection) -> None:
         """Make the connection; with TLS, this is where its handshake may take a minute, and fail."""
-        # TimeoutError, and all that a handshake fails with, is the client's affair.
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await self._loop.connect_accepted_socket(self._protocol, accepted, ssl=self._tls)
+        try:
+            # TimeoutError, and all that a handshake fails with, is the client's affair.
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+        finally:
+            self._crowd.expect_no_more(protocol)
 
     def _make_room(self, accepted: socket.socket) -> bool:
         text = f"{self._limit} HTTP connections are open already"
-        if self._drop_idle():
+        if self._crowd.drop_idle():
             self._log(f"{text}: those that idle the longest are closed for new ones")
             return True
         self._log(f"{text}, and none is idle: new ones are refused")
@@ -142,7 +160,7 @@ class Acceptor:
         """Leave who waits in the system's queue for a moment: without a file, asking again at once would only spin."""
         self._loop.remove_reader(listening)
         self._resting[listening] = self._loop.call_later(_REST_S, self._resume, listening)
-        has_room = self._drop_idle()
+        has_room = self._crowd.drop_idle()
         then = "the connection that idled the longest is closed" if has_room else "new connections wait"
         self._log(f"no HTTP connection can be accepted: {error.strerror}; {then}")
 

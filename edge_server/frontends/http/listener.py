@@ -80,6 +80,7 @@ class Connections(web.Server):
         super().__init__(_noting(handler), handler_cancellation=True, **self._options)
         self._serving_loop = asyncio.get_running_loop()
         self._lane = lane
+        self._expected: set[Connection] = set()
         self._open: dict[Connection, asyncio.Transport] = {}
         self._idle: list[Connection] | None = None
         self._moved = asyncio.Event()
@@ -87,13 +88,19 @@ class Connections(web.Server):
         self._tick_s = self._stall_s / TICKS
         self._ticker: asyncio.TimerHandle | None = None
 
-    def connection(self) -> Connection:
-        return Connection(self, self._lane.heads, self._lane.fast)
+    def expect(self) -> Connection:
+        connection = Connection(self, self._lane.heads, self._lane.fast)
+        self._expected.add(connection)
+        return connection
+
+    def expect_no_more(self, connection: Connection) -> None:
+        self._expected.discard(connection)
 
     def ordinary_handler(self) -> OrdinaryHandler:
         return OrdinaryHandler(self, loop=self._serving_loop, **self._options)
 
     def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._expected.discard(connection)
         self._open[connection] = transport
         if self._ticker is None:
             self._ticker = self._serving_loop.call_later(self._tick_s, self._tick)
@@ -102,8 +109,8 @@ class Connections(web.Server):
         self._open.pop(connection, None)
         self._moved.set()
 
-    def open_count(self) -> int:
-        return len(self._open)
+    def count(self) -> int:
+        return len(self._open) + len(self._expected)
 
     def drop_idle(self) -> bool:
         """Close the connection that has been idle for the longest, for some ticks at least. False when none is."""
@@ -176,7 +183,7 @@ class Listener:
         Raises ServingFault when the address cannot be had.
         """
         self._server = server = Connections(self._handler, fast or _no_fast_lane())
-        self._acceptor = Acceptor(server.connection, server.open_count, server.drop_idle)
+        self._acceptor = Acceptor(server)
         try:
             return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)
         except OSError as error:
