@@ -107,10 +107,17 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(repository: Path, *flags: str, tree: Path | None = None) -> Iterator[Server]:
-    """Start the installed server on free ports; or the one in the source tree `tree`, to measure a change beside it."""
+def server(
+    repository: Path,
+    *flags: str,
+    tree: Path | None = None,
+    program: Sequence[str] = (str(COMMAND),),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Start the installed server on free ports; or the one in the source tree `tree`, to measure a change beside it; or
+    another program that takes its words."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
-    program = [str(COMMAND)]
+    environment.update(variables or {})
     if tree is not None:
         environment["PYTHONPATH"] = str(tree)
         program = [sys.executable, "-m", "edge_server"]
