@@ -15,7 +15,7 @@ from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, 
 from edge_server.core.lifecycle import ModelWish, ReloadPolicy
 from edge_server.core.model import ModelSpec
 from edge_server.core.priority import priority_class
-from edge_server.engines.chance import look
+from edge_server.engines.chance import Chance, look
 from edge_server.memory.allocator import trim
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.memory.pressure import MemoryFloor
@@ -93,20 +93,9 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     mirrors = Mirrors(
         repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
     )
-    scanner = Scanner(
-        mirrors.roots,
-        repository.model_config_name,
-        allows_external_links=repository.allows_external_links,
-    )
-    scanner.check_roots()
+    scanner = _scanner(repository, mirrors)
     chance = look(config.engines)
-    options = ResolveOptions(
-        auto_complete=not repository.is_auto_complete_disabled,
-        checks=(_check_vision, priority_class),
-        trust=trust_policy(repository.requires_checksums, repository.public_key),
-    )
-    if chance is not None:
-        options = replace(options, gpu_count=chance.gpu_count, onnx_order=chance.onnx_order)
+    options = _resolve_options(repository, chance)
     devices = cuda_device.find()
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
     options = replace(options, gpu_count=options.gpu_count or (devices.count if devices else 0), lost_gpus=gpus.lost)
@@ -116,29 +105,9 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     events = EventBus()
     cache = _cache(config)
     governor = _governor(config)
-    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
-    manager = Manager(
-        timer,
-        _with_model_cache(config),
-        load_threads=repository.load_thread_count,
-        announce=events.publish,
-        limits=_limits(config),
-        gate=OPEN_GATE if governor is None else governor.gate,
-        ask_room=memory.refusal if governor is None else governor.room.after(memory.refusal),
-        limiter=_limiter(config.rate_limit),
-        cache=cache,
-    )
-    service = InferenceService(
-        manager,
-        source,
-        _shared_memory(config.memory.allows_client_shm, devices),
-        log_settings,
-        server_id=config.lifecycle.server_id,
-        server_version=__version__,
-        is_explicit=repository.control_mode == "explicit",
-        is_strict=config.lifecycle.is_readiness_strict,
-        events=events,
-        traces=Traces(config.trace),
+    manager = _manager(config, timer, events, governor, cache)
+    service = _service(
+        config, manager, source, events, _shared_memory(config.memory.allows_client_shm, devices), log_settings
     )
     manager.let_models_call(service)
     manager.use_gpus(gpus)
@@ -150,6 +119,61 @@ def build(config: ServerConfig, log_settings: LogSettings) -> Core:
     events.subscribe(loads.receive)
     lose_gpu = _lose_gpu(manager, devices)
     return Core(service, manager, source, timer, events, loads, mirrors, governor, cache, engines, lose_gpu)
+
+
+def _scanner(config: RepositoryConfig, mirrors: Mirrors) -> Scanner:
+    """Return the scanner of the repositories as mirrored. Raises ServingFault for one that cannot be read."""
+    scanner = Scanner(mirrors.roots, config.model_config_name, allows_external_links=config.allows_external_links)
+    scanner.check_roots()
+    return scanner
+
+
+def _resolve_options(config: RepositoryConfig, chance: Chance | None) -> ResolveOptions:
+    options = ResolveOptions(
+        auto_complete=not config.is_auto_complete_disabled,
+        checks=(_check_vision, priority_class),
+        trust=trust_policy(config.requires_checksums, config.public_key),
+    )
+    return options if chance is None else replace(options, gpu_count=chance.gpu_count, onnx_order=chance.onnx_order)
+
+
+def _manager(
+    config: ServerConfig, timer: Timer, events: EventBus, governor: Governor | None, cache: ResponseCache | None
+) -> Manager:
+    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
+    return Manager(
+        timer,
+        _with_model_cache(config),
+        load_threads=config.repository.load_thread_count,
+        announce=events.publish,
+        limits=_limits(config),
+        gate=OPEN_GATE if governor is None else governor.gate,
+        ask_room=memory.refusal if governor is None else governor.room.after(memory.refusal),
+        limiter=_limiter(config.rate_limit),
+        cache=cache,
+    )
+
+
+def _service(
+    config: ServerConfig,
+    manager: Manager,
+    source: RepositorySource,
+    events: EventBus,
+    shared_memory: SharedMemoryRegistry,
+    log_settings: LogSettings,
+) -> InferenceService:
+    return InferenceService(
+        manager,
+        source,
+        shared_memory,
+        log_settings,
+        server_id=config.lifecycle.server_id,
+        server_version=__version__,
+        is_explicit=config.repository.control_mode == "explicit",
+        is_strict=config.lifecycle.is_readiness_strict,
+        events=events,
+        traces=Traces(config.trace),
+    )
 
 
 def _shared_memory(is_allowed: bool, devices: CudaDevices | None) -> SharedMemoryRegistry:

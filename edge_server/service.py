@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 from edge_server.core.engine import EngineFile, EngineOrder
-from edge_server.core.lifecycle import ModelWish, VersionState
+from edge_server.core.lifecycle import ModelWish
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.metric import MetricFamilyView, MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
@@ -28,11 +27,12 @@ from edge_server.core.view import (
     TensorMetadata,
     VersionReport,
 )
-from edge_server.errors import Draining, InvalidRequest, LoadError, NotReady, Refusal, ServingFault, UnknownModel
+from edge_server.errors import Draining, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.manager import Manager
+from edge_server.serving.model_control import ModelControl, ModelSource
 from edge_server.serving.variants import Variants, marked
-from edge_server.telemetry.events import MODEL_PINNED, MODEL_UNPINNED, SERVER_READY, SERVER_STOPPING, EventBus
+from edge_server.telemetry.events import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.trace import Traces
 
@@ -76,35 +76,6 @@ class Ticket(Protocol):
         """
 
 
-class ModelSource(Protocol):
-    """Where models come from: the repository, as the load and unload calls see it."""
-
-    def names(self) -> Iterable[str]:
-        """Return the models that are there, loaded or not."""
-
-    def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
-        """Return what should be served of a model, with the overrides in place, or None when it is not there."""
-
-    def with_pins(self, wishes: Mapping[str, ModelWish]) -> Mapping[str, ModelWish]:
-        """Return earlier wishes as they would be with the pins that hold now."""
-
-    def versions(self, name: str) -> Sequence[int]:
-        """Return the versions of a model that are there, ascending, wished for or not."""
-
-    def pins(self) -> Mapping[str, int]:
-        """Return the pinned models, each with its version."""
-
-    def pin(self, name: str, version: int) -> int | None:
-        """Wish for that version of a model alone; return the one that it was pinned to before."""
-
-    def unpin(self, name: str) -> int | None:
-        """Let the version policy decide again; return the version it was pinned to, if it was."""
-
-    @property
-    def pins_are_durable(self) -> bool:
-        """Whether a pin survives a restart."""
-
-
 class EngineShelf(Protocol):
     """Where engines are found, and built that are not there."""
 
@@ -138,18 +109,15 @@ class InferenceService:
         """Set before anything is loaded, where engines are built."""
         self._manager = manager
         self._source = source
+        self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
         self._metadata = ServerMetadata(server_id, server_version, extensions)
-        self._is_explicit = is_explicit
         self._is_strict = is_strict
         self._has_started = False
         self._is_stopping = False
-        self._ordering = threading.Lock()
-        self._ordered: set[str] = set()
-        self._wishing = threading.Lock()
-        self._wished: set[str] = set()
-        self._ordered_by_name: set[str] = set()
         self._metric_sources: list[MetricSource] = []
+
+    # -- the server --------------------------------------------------------------------------------------------------
 
     def started(self) -> None:
         """Say that the first wish was worked off: from now on the server may be ready."""
@@ -161,13 +129,6 @@ class InferenceService:
         if not self._is_stopping:
             self._is_stopping = True
             self.events.publish(SERVER_STOPPING)
-
-    def wish_for_all(self, wishes: Mapping[str, ModelWish]) -> None:
-        """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
-        with self._wishing:
-            # A pin that was put or lifted since the scan counts: the wish must not take an operator's order back.
-            self._manager.wish_for_all(self._source.with_pins(wishes).values())
-            self._wished = set(wishes)
 
     @property
     def has_started(self) -> bool:
@@ -182,6 +143,11 @@ class InferenceService:
         if self._is_stopping or not self._has_started:
             return False
         return not self._is_strict or not self._manager.has_failures()
+
+    def server_metadata(self) -> ServerMetadata:
+        return self._metadata
+
+    # -- one model, or all that serve --------------------------------------------------------------------------------
 
     def is_model_ready(self, name: str, version: int | None) -> bool:
         """Return whether it can serve, by its own word too where it has a check for that. *Blocking* for seconds then.
@@ -199,9 +165,6 @@ class InferenceService:
                 return False
             raise
         return self._manager.is_healthy(name, version)
-
-    def server_metadata(self) -> ServerMetadata:
-        return self._metadata
 
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         """Return names, types and shapes as clients see them. Raises UnknownModel, NotReady."""
@@ -251,26 +214,22 @@ class InferenceService:
         self._check_traceable(name)
         return self.traces.update(name, parse_change(raw))
 
+    def _check_traceable(self, name: str) -> None:
+        if not name:
+            return
+        try:
+            self._manager.spec(name, None)
+        except (NotReady, UnknownModel):
+            raise InvalidRequest(f"Request for unknown model : {name}") from None
+
     def instance_reports(self) -> list[InstanceReport]:
         return [self._with_variant(item.report()) for item in self._manager.all_ready()]
 
-    def metric_tags(self, name: str, version: int) -> Mapping[str, str]:
-        """Return the `metric_tags` of a version, none when it does not serve any more."""
-        serving = self._manager.ready_versions(name)
-        return next((item.spec.metric_tags for item in serving if item.version == version), {})
+    def _with_variant(self, report: InstanceReport) -> InstanceReport:
+        note = self.variants.note(report.name)
+        return dataclasses.replace(report, notes=(*report.notes, note)) if note else report
 
-    def add_metrics(self, source: MetricSource) -> None:
-        """Show a model's own metric families from now on. The same source counts once."""
-        if source not in self._metric_sources:
-            self._metric_sources.append(source)
-
-    def find_engine(self, order: EngineOrder) -> EngineFile | None:
-        """See backends.base.ServerCalls."""
-        return None if self.engines is None else self.engines.find(order)
-
-    def model_families(self) -> list[MetricFamilyView]:
-        """Return the metric families that models made."""
-        return [view for source in list(self._metric_sources) for view in source()]
+    # -- the repository, and orders for it ---------------------------------------------------------------------------
 
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
         """Return every model there is, with the state and reason of each version that was ever wished for."""
@@ -301,83 +260,47 @@ class InferenceService:
         """Return the models that an operator pinned, each with its version."""
         return self._source.pins()
 
-    def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load or reload, and wait for it. *Blocking.*
+    def wish_for_all(self, wishes: Mapping[str, ModelWish]) -> None:
+        """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
+        self._control.wish_for_all(wishes)
 
-        `config_json` overrides config.pbtxt; `files` maps "1/model.onnx" to contents that stand in for the disk's.
-        Raises Refusal outside explicit mode, LoadError, ServingFault; also while another order for it is carried out.
-        """
-        self._check_control()
-        with self._alone(name):
-            self._check_settled(name)
-            wish = self._source.wish(name, config_json, files or {})
-            if wish is None:
-                raise ServingFault(f"failed to load '{name}', failed to poll from model repository")
-            self._wished.add(name)
-            self._ordered_by_name.add(name)
-            self._load_members(wish)
-            reason = self._settle(wish)
-        if reason:
-            raise LoadError(f"load failed for model '{name}': {reason}")
-        if not wish.versions:
-            raise LoadError(f"load failed for model '{name}': at least one version must be available")
+    def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload, and wait for it. *Blocking*, see ModelControl.load."""
+        self._control.load(name, config_json, files)
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Stop offering a model and drain it in the background. *Blocking* for the hand-over only.
-
-        A model that is not loaded is left as it is. With `unload_dependents` the members of an ensemble go too, but for
-        those that were ordered by name, or that another ensemble needs. Ensembles that the model is a member of stop
-        serving with it. Raises Refusal outside explicit mode, and ServingFault while another order for it is carried
-        out.
-        """
-        self._check_control()
-        with self._alone(name):
-            self._check_settled(name)
-            members = self._manager.members_of(name)
-            self._wished.discard(name)
-            self._ordered_by_name.discard(name)
-            if self._manager.is_known(name):
-                self._settle(ModelWish(name))
-        if unload_dependents:
-            for member in members:
-                if member not in self._ordered_by_name and not self._manager.is_member(member):
-                    self.unload_model(member, unload_dependents=True)
+        """Stop offering a model and drain it in the background. *Blocking*, see ModelControl.unload."""
+        self._control.unload(name, unload_dependents=unload_dependents)
 
     def rollback(self, name: str, version: int | None = None) -> PinReport:
-        """Pin a model to `version`, or to the one before that which serves now, and wait for it. *Blocking.*
-
-        The version policy and newer versions count for nothing until `unpin`. When the version does not load, the
-        order is taken back. In explicit mode the pin of a model that is not loaded waits for its next load. Raises
-        UnknownModel (no such model, no such version), InvalidRequest (none before), LoadError, ServingFault.
-        """
-        with self._alone(name):
-            there = self._source.versions(name)
-            if not there:
-                raise UnknownModel(f"model '{name}' has no version in the repository")
-            if version is None:
-                version = self._version_before(name, there)
-            elif version not in there:
-                raise UnknownModel(f"model '{name}' has no version {version} in the repository, there are {[*there]}")
-            before, problem = self._pin(name, version)
-            serves = self._serving(name)
-            if problem:
-                self._pin(name, before, retry=False)
-                tail = "nothing of it serves" if serves is None else f"version {serves} goes on serving"
-                raise LoadError(f"model '{name}' was not rolled back to version {version}: {problem} {tail}")
-        self.events.publish(MODEL_PINNED, model=name, version=version)
-        return PinReport(name, version, before, serves, self._source.pins_are_durable)
+        """Pin a model to a version, None: the one before, and wait for it. *Blocking*, see ModelControl.rollback."""
+        return self._control.rollback(name, version)
 
     def unpin(self, name: str) -> PinReport:
-        """Let the version policy decide again, and wait for what it wants. *Blocking.*
+        """Let the version policy decide again. *Blocking*, see ModelControl.unpin."""
+        return self._control.unpin(name)
 
-        Raises InvalidRequest when the model is not pinned, ServingFault.
-        """
-        with self._alone(name):
-            if name not in self._source.pins():
-                raise InvalidRequest(f"model '{name}' is not pinned to a version")
-            before, problem = self._pin(name, None)
-        self.events.publish(MODEL_UNPINNED, model=name, version=before)
-        return PinReport(name, None, before, self._serving(name), self._source.pins_are_durable, problem)
+    # -- what models bring along -------------------------------------------------------------------------------------
+
+    def metric_tags(self, name: str, version: int) -> Mapping[str, str]:
+        """Return the `metric_tags` of a version, none when it does not serve any more."""
+        serving = self._manager.ready_versions(name)
+        return next((item.spec.metric_tags for item in serving if item.version == version), {})
+
+    def add_metrics(self, source: MetricSource) -> None:
+        """Show a model's own metric families from now on. The same source counts once."""
+        if source not in self._metric_sources:
+            self._metric_sources.append(source)
+
+    def find_engine(self, order: EngineOrder) -> EngineFile | None:
+        """See backends.base.ServerCalls."""
+        return None if self.engines is None else self.engines.find(order)
+
+    def model_families(self) -> list[MetricFamilyView]:
+        """Return the metric families that models made."""
+        return [view for source in list(self._metric_sources) for view in source()]
+
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     def submit(
         self, request: Request, sink: ResponseSink, *, may_run: bool = False, may_stand_in: bool = True
@@ -427,102 +350,9 @@ class InferenceService:
                 raise Draining(_STOPPING) from error
             raise
 
-    def _load_members(self, wish: ModelWish) -> None:
-        """Wish for what an ensemble is made of, members of members first, as far as it is not served already."""
-        for member in dict.fromkeys(name for name, _ in wish.members):
-            is_fine = not self._manager.is_known(member) or self._manager.failure(member) is None
-            if member in self._wished and is_fine:
-                continue
-            found = self._source.wish(member, None, {})
-            if found is None or member == wish.name:
-                continue
-            self._wished.add(member)
-            self._load_members(found)
-            self._manager.wish_for(found, retry=True)
-
-    def _with_variant(self, report: InstanceReport) -> InstanceReport:
-        note = self.variants.note(report.name)
-        return dataclasses.replace(report, notes=(*report.notes, note)) if note else report
-
-    @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Keep other orders for the model away, as Triton does: they fail at once instead of waiting their turn."""
-        with self._ordering:
-            if name in self._ordered:
-                raise _conflict(name)
-            self._ordered.add(name)
-        try:
-            yield
-        finally:
-            with self._ordering:
-                self._ordered.discard(name)
-
-    def _check_settled(self, name: str) -> None:
-        """Raise ServingFault while a load of the model that no order waits for is under way, as at the start."""
-        if not self._manager.wait_settled([name], 0):
-            raise _conflict(name)
-
-    def _settle(self, wish: ModelWish) -> str:
-        """State the wish for one model and wait for it. Return why not all of it is served, "" when it is."""
-        self._manager.wish_for(wish, retry=True)
-        return self._outcome(wish.name)
-
-    def _outcome(self, name: str) -> str:
-        if not self._manager.wait_settled([name]):
-            raise Draining(f"Server is stopping, model '{name}' can be neither loaded nor unloaded")
-        return self._manager.failure(name) or ""
-
-    def _pin(self, name: str, version: int | None, *, retry: bool = True) -> tuple[int | None, str]:
-        """Pin, with None unpin, and wait for the wish that follows. Return the pin before and what went wrong.
-
-        Without `retry`, what is known about failed loads stays known.
-        """
-        with self._wishing:
-            before = self._source.unpin(name) if version is None else self._source.pin(name, version)
-            if self._is_explicit and name not in self._wished:
-                return before, ""
-            wish = self._source.wish(name, None, {})
-            if wish is None:
-                return before, f"model '{name}' is not in the repository any more;"
-            self._manager.wish_for(wish, retry=retry)
-        return before, self._outcome(name)
-
-    def _version_before(self, name: str, there: Iterable[int]) -> int:
-        """Return the highest version below the one that serves now, those left out whose load failed."""
-        serves = self._serving(name)
-        if serves is None:
-            raise InvalidRequest(f"no version of model '{name}' serves now; name the one to roll back to")
-        failed = {report.version for report in self._manager.versions(name) if report.state == VersionState.FAILED.name}
-        earlier = [version for version in there if version < serves and version not in failed]
-        if not earlier:
-            raise InvalidRequest(f"there is nothing to roll back to: no good version of model '{name}' below {serves}")
-        return max(earlier)
-
-    def _serving(self, name: str) -> int | None:
-        """Return the highest version that takes requests which name none, if need be by being loaded for one."""
-        reports = self._manager.versions(name)
-        taking = [item.version for item in reports if item.state == VersionState.READY.name and item.share > 0]
-        return max(taking or self._manager.offered_versions(name), default=None)
-
-    def _check_traceable(self, name: str) -> None:
-        if not name:
-            return
-        try:
-            self._manager.spec(name, None)
-        except (NotReady, UnknownModel):
-            raise InvalidRequest(f"Request for unknown model : {name}") from None
-
-    def _check_control(self) -> None:
-        if not self._is_explicit:
-            raise Refusal("explicit model load / unload is not allowed if polling is enabled", retry_after_s=None)
-
 
 def _tensor_metadata(spec: ModelSpec, item: InputSpec | OutputSpec) -> TensorMetadata:
     return TensorMetadata(item.name, item.dtype.value, spec.wire_dims(item.dims))
-
-
-def _conflict(name: str) -> ServingFault:
-    return ServingFault(f"a related model '{name}' to a load/unload request is currently loading or unloading")
 
 
 def _with_pin(entry: IndexEntry, pin: int | None) -> IndexEntry:

@@ -1,6 +1,6 @@
 """Living models: instances and their threads, schedulers, versions, and the manager that makes the wish come true.
 
-A request enters at `ModelVersion.submit` and leaves through its ticket's sink; a version enters as a wish given to
-`Manager` and leaves when its last request is answered. Used by `service` and `server`. Knows no event loop and no wire;
-opens runtimes only through `backends.load_backend`.
+A request enters at `Router.submit`, goes to a version's `submit` and leaves through its ticket's sink; a version
+enters as a wish given to `Manager` and leaves when its last request is answered. Used by `service` and `server`. Knows
+no event loop and no wire; opens runtimes only through `backends.load_backend`.
 """

@@ -55,14 +55,14 @@ class GpuKeeper(Mover):
         log.error("GPU %d is lost to this process: %s", device_id, reason)
         words = f"GPU {device_id} is lost to this process: {reason}"
         with self._changed:
-            self._news.append((GPU_LOST, {"gpu": device_id, "reason": reason}))
+            self._news.add(GPU_LOST, gpu=device_id, reason=reason)
             for model in self._models.values():
                 for version in list(model.living):
                     if device_id in gpus_of(version.spec) and self._stop_for_good(model, version, words):
                         model.has_lost_gpu = True
                         self._proceed(model)
         # Not told here: this may be an instance's thread, or the governor's.
-        threading.Thread(target=self._tell_news, name="edge-gpu-lost", daemon=True).start()
+        threading.Thread(target=self._news.tell, name="edge-gpu-lost", daemon=True).start()
 
     def _give_up_for_memory(self, version: ServedVersion, error: EdgeServerError) -> None:
         words = (
@@ -81,14 +81,14 @@ class GpuKeeper(Mover):
         """Take a version out of service, under the lock. False when it was not in service."""
         if version.state is not VersionState.READY or self._is_closed:
             return False
-        self._publish_routes(model, without=version)
+        self._router.publish(model, without=version)
         version.stop_for_good(reason)
         # Not one of the threads that `close` waits for: closing what was on a lost GPU may never end.
         threading.Thread(target=self._bury, args=(model, version), name="edge-bury", daemon=True).start()
         return True
 
     def _bury(self, model: ModelRecord, version: ServedVersion) -> None:
-        self._tell_news()
+        self._news.tell()
         version.bury()
         with self._changed:
             model.living.remove(version)

@@ -1,4 +1,7 @@
-"""The manager moves reality toward the latest wish, one action at a time for each model, and owns the routing table."""
+"""The manager moves reality toward the latest wish, one action at a time for each model.
+
+This is the half that is told what to serve, and asked what became of it; `mover` is the half that acts.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,19 @@ from typing import TYPE_CHECKING
 from edge_server.backends.base import ServerCalls
 from edge_server.core.ensemble import members_first
 from edge_server.core.lifecycle import ModelWish, VersionState
-from edge_server.core.message import Request, ResponseSink
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import IndexEntry, VersionReport
-from edge_server.errors import Draining, EdgeServerError, MemberMissing, NotReady, QueueFull, SessionLost, UnknownModel
+from edge_server.errors import Draining, EdgeServerError, MemberMissing, SessionLost
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.gpu_keeper import GpuKeeper
 from edge_server.serving.hang import HangWatch
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.load_log import LONG_LOAD_S, log_long_loads
-from edge_server.serving.mover import Announce, AskRoom
-from edge_server.serving.parked import Cancellable, ParkedRequest, Submit
+from edge_server.serving.news import Announce
+from edge_server.serving.placement import AskRoom
 from edge_server.serving.record import UNLOADED_IDLE, Failure, ModelRecord
 from edge_server.serving.residency import idle
-from edge_server.serving.routes import Routes
 from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.events import MODEL_HUNG
@@ -38,18 +39,12 @@ log = logging.getLogger(__name__)
 _GRACE_S = 3.0
 """How long batches that run, and sessions that close, are still waited for when the time to drain is over."""
 
-_ROUTE_ATTEMPTS = 16
-"""How often a request that met a version just being retired looks for its successor. One is the rule."""
-
-_MOST_PARKED = 1000
-"""How many requests may wait for one model to be loaded; each holds its inputs in memory."""
-
 _LOOKS = 4
 """How many times within a time-out idle models and hung runs are looked for."""
 
 
 class Manager(GpuKeeper):
-    """Thread-safe. See Mover for what happens on which thread.
+    """Thread-safe. See Mover for what happens on which thread, Router for `submit`, `route` and what else requests ask.
 
     `limits` None: the defaults of Limits. `ask_room` None: there is always memory enough. `gate` is asked before a
     request is taken up; `limiter` None: instances run whenever they are free; `cache` None: nothing is cached.
@@ -79,6 +74,12 @@ class Manager(GpuKeeper):
             limiter=limiter,
             cache=cache,
         )
+        # What requests ask the router answers itself, with no call in between.
+        router = self._router
+        self.submit, self.spec, self.is_healthy = router.submit, router.spec, router.is_healthy
+        self.route, self.route_request, self.routes_of = router.route, router.route_request, router.routes_of
+        self.ready_versions, self.all_ready = router.ready_versions, router.all_ready
+        self.offered_versions, self.serving_names = router.offered_versions, router.serving_names
         self._loader.members = self
         self._loader.on_gpu_fault = self.note_gpu_fault
         self._hangs = HangWatch(self._limits.hang_timeout_s)
@@ -107,24 +108,6 @@ class Manager(GpuKeeper):
         except EdgeServerError as error:
             raise MemberMissing(error.message) from error
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Cancellable:
-        """Have the model answer that the request names, whichever version of it serves now; one out of memory is
-        brought back first. What it raises leaves the request with the caller."""
-        for _ in range(_ROUTE_ATTEMPTS):
-            try:
-                version = self.route_request(request.model, request.version)
-            except (NotReady, UnknownModel):
-                parked = self.park(request, sink, lambda again: self.submit(again, sink, may_run=False))
-                if parked is None:
-                    raise
-                return parked
-            try:
-                return version.submit(request, sink, may_run=may_run)
-            except Draining:
-                # Retired between the look and the call: the routing table names its successor, or says there is none.
-                continue
-        raise NotReady(f"model '{request.model}' is being replaced faster than requests can follow")
-
     def members_of(self, name: str) -> list[str]:
         """Return the models that a wished-for ensemble is made of; none of any other model."""
         with self._changed:
@@ -148,7 +131,7 @@ class Manager(GpuKeeper):
             if self._is_closed:
                 raise Draining(f"Server is stopping, model '{wish.name}' can be neither loaded nor unloaded")
             self._replace_wish(wish, retry=retry)
-        self._tell_news()
+        self._news.tell()
 
     def wish_for_all(self, wishes: Iterable[ModelWish]) -> None:
         """Replace the whole wish: models that it leaves out are unloaded. Does nothing once `close` was called."""
@@ -166,7 +149,7 @@ class Manager(GpuKeeper):
             self._proceeding.difference_update(order)
             for name in order:
                 self._proceed(self._models[name])
-        self._tell_news()
+        self._news.tell()
 
     def renew(self, name: str, version: int, mark: str) -> bool:
         """Load a version anew although its files are as they were: what else it is made from has changed, for which
@@ -178,7 +161,7 @@ class Manager(GpuKeeper):
                 return False
             model.renewals[version] = wish.fingerprint, mark
             self._proceed(model)
-        self._tell_news()
+        self._news.tell()
         return True
 
     def wait_settled(self, names: Iterable[str] | None = None, timeout_s: float | None = None) -> bool:
@@ -191,8 +174,13 @@ class Manager(GpuKeeper):
         with self._changed:
             self._changed.wait_for(lambda: self._is_settled(chosen) or self._is_closed, timeout_s)
             is_settled = self._is_settled(chosen)
-        self._tell_news()
+        self._news.tell()
         return is_settled
+
+    # -- what became of it -----------------------------------------------------------------------------------------
+
+    def is_known(self, name: str) -> bool:
+        return name in self._models
 
     def failure(self, name: str) -> str | None:
         """Return why not all of the wish for a model is served, in Triton's words, or None when all of it is."""
@@ -205,103 +193,6 @@ class Manager(GpuKeeper):
             ]
             return " ".join(parts) or None
 
-    # -- routing ----------------------------------------------------------------------------------------------------
-
-    def route(self, name: str, version: int | None) -> ServedVersion:
-        """Return the version that stands for a model: metadata, configuration, types. Takes no lock: the table is
-        replaced, never changed.
-
-        Raises UnknownModel or NotReady with Triton's words.
-        """
-        routes = self._routes.get(name)
-        if routes is not None:
-            found = routes.first if version is None else routes.ready.get(version)
-            if found is not None:
-                return found
-        raise self._no_route(name, version)
-
-    def route_request(self, name: str, version: int | None) -> ServedVersion:
-        """Return the version that takes a request: as `route`, but a canary gets its share. Ask once a request."""
-        if version is None:
-            routes = self._routes.get(name)
-            if routes is not None and routes.trial is not None:
-                return routes.next()
-        return self.route(name, version)
-
-    def routes_of(self, name: str) -> Routes | None:
-        """Return the routing table of a model, None when nothing of it serves. Takes no lock."""
-        return self._routes.get(name)
-
-    def serving_names(self) -> list[str]:
-        """Return the models of which something serves."""
-        return sorted(self._routes)
-
-    def spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the specification that a request would meet, of a model out of memory too. Raises as `route`."""
-        try:
-            return self.route(name, version).spec
-        except (NotReady, UnknownModel):
-            offered = self._out_of_memory(name)
-            if version is None and offered:
-                return offered[max(offered)]
-            if version in offered:
-                return offered[version]
-            raise
-
-    def is_healthy(self, name: str, version: int | None) -> bool:
-        """Return what the version itself says of its health; True for one that is out of memory. May take seconds."""
-        try:
-            serving = self.route(name, version)
-        except (NotReady, UnknownModel):
-            return True
-        return serving.is_healthy()
-
-    def offered_versions(self, name: str) -> list[int]:
-        """Return the versions of a model that a request may ask for, ascending; those too that it would bring back."""
-        routes = self._routes.get(name)
-        return sorted({*(routes.ready if routes is not None else ()), *self._out_of_memory(name)})
-
-    def park(self, request: Request, sink: ResponseSink, submit: Submit) -> ParkedRequest | None:
-        """Let a request for a model that is out of memory wait for it, and have it loaded. Returns at once.
-
-        `submit` is called with the request, on a loading thread, once it can be. None when waiting would not help.
-        Raises QueueFull when too many wait already.
-        """
-        if not self._limits.may_evict:
-            return None
-        parked = ParkedRequest(request, sink, submit, self._forget)
-        with self._changed:
-            model = self._models.get(request.model)
-            if model is None or self._is_closed:
-                return None
-            routes = self._routes.get(request.model)
-            is_there = routes is not None and (request.version is None or request.version in routes.ready)
-            if not is_there:
-                if not model.may_wait_for(request.version):
-                    return None
-                if len(model.parked) >= _MOST_PARKED:
-                    raise QueueFull(f"{_MOST_PARKED} requests wait for model '{model.name}' to be loaded already")
-                model.parked.add(parked)
-                model.is_demanded = True
-                self._proceed(model)
-        if is_there:
-            # It came back between the look at the table and this one.
-            parked.resume()
-        else:
-            parked.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
-        return parked
-
-    def ready_versions(self, name: str) -> list[ServedVersion]:
-        """Return the serving versions of a model, highest first; empty when there is none."""
-        routes = self._routes.get(name)
-        return list(routes.ready.values()) if routes is not None else []
-
-    def all_ready(self) -> list[ServedVersion]:
-        return [version for name in sorted(self._routes) for version in reversed(self.ready_versions(name))]
-
-    def is_known(self, name: str) -> bool:
-        return name in self._models
-
     def has_failures(self) -> bool:
         """Return whether anything that is wished for is not served. What a request would bring back counts as such."""
         with self._changed:
@@ -312,15 +203,16 @@ class Manager(GpuKeeper):
 
     def look_again(self) -> None:
         """Go on with what was held back: the gate allows more than before. Returns at once."""
-        for version in self._living():
+        for version in self.living():
             version.look_again()
 
     def living(self) -> list[ServedVersion]:
         """Return the versions that hold a runtime, whatever their state."""
-        return self._living()
+        with self._changed:
+            return [item for model in self._models.values() for item in model.living]
 
     def in_flight(self) -> int:
-        return sum(version.in_flight for version in self._living())
+        return sum(version.in_flight for version in self.living())
 
     def index(self) -> list[IndexEntry]:
         """Return every version that lives, failed, or was unloaded, with its state and reason."""
@@ -337,7 +229,7 @@ class Manager(GpuKeeper):
         """Return what is known of every version that lives, failed, or was unloaded; of one model or of all."""
         with self._changed:
             chosen = [(key, model) for key, model in sorted(self._models.items()) if name in (None, key)]
-            return [report for key, model in chosen for report in model.reports(self._routes.get(key))]
+            return [report for key, model in chosen for report in model.reports(self.routes_of(key))]
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -349,7 +241,7 @@ class Manager(GpuKeeper):
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
-            parked = [item for model in self._models.values() for item in model.parked]
+            parked = self._router.close()
             for model in self._models.values():
                 for failure in model.failures.values():
                     failure.forget_retry()
@@ -357,16 +249,12 @@ class Manager(GpuKeeper):
             self._changed.notify_all()
         for item in parked:
             item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
-        self._tell_news()
+        self._news.tell()
         self._join(deadline)
-        failed_count = sum(version.abandon_waiting() for version in self._living())
+        failed_count = sum(version.abandon_waiting() for version in self.living())
         self._join(time.monotonic() + _GRACE_S)
-        failed_count += sum(version.abandon_running() for version in self._living())
+        failed_count += sum(version.abandon_running() for version in self.living())
         return failed_count == 0
-
-    def _living(self) -> list[ServedVersion]:
-        with self._changed:
-            return [item for model in self._models.values() for item in model.living]
 
     def _join(self, deadline: float) -> None:
         """Wait for loads and drains to end, those included that begin meanwhile."""
@@ -396,37 +284,6 @@ class Manager(GpuKeeper):
             model.is_demanded = True
         self._proceed(model)
 
-    def _out_of_memory(self, name: str) -> dict[int, ModelSpec]:
-        """Return the versions that a request would bring back, or waits for while they are on their way."""
-        if not self._limits.may_evict:
-            return {}
-        with self._changed:
-            model = self._models.get(name)
-            return {} if model is None else {number: cold.spec for number, cold in model.resting().items()}
-
-    def _no_route(self, name: str, version: int | None) -> EdgeServerError:
-        with self._changed:
-            model = self._models.get(name)
-            if model is None or not model.is_known:
-                return UnknownModel(f"Request for unknown model: '{name}' is not found")
-            rows = model.index_rows()
-            is_replacing = model.is_replacing
-        if version is None and is_replacing:
-            return NotReady(f"model '{name}' is being replaced: its reload_policy unloads the old version first")
-        if version is None:
-            return UnknownModel(f"Request for unknown model: '{name}' has no available versions")
-        if version not in rows:
-            return UnknownModel(f"Request for unknown model: '{name}' version {version} is not found")
-        state, reason = rows[version]
-        tail = f": {reason}" if reason else f", it is {state}"
-        return NotReady(f"Request for model '{name}' version {version} is not at ready state{tail}")
-
-    def _forget(self, parked: ParkedRequest) -> None:
-        with self._changed:
-            model = self._models.get(parked.request.model)
-            if model is not None:
-                model.parked.discard(parked)
-
     # -- from time to time, on the timer's thread -------------------------------------------------------------------
 
     def _repeat(self, period_s: float, work: Callable[[], None]) -> None:
@@ -447,7 +304,7 @@ class Manager(GpuKeeper):
                 self._evict(model, UNLOADED_IDLE)
 
     def _look_for_hangs(self) -> None:
-        versions = [item for item in self._living() if item.state is VersionState.READY]
+        versions = [item for item in self.living() if item.state is VersionState.READY]
         for version, instance in self._hangs.look(versions, time.monotonic_ns()):
             limit_s = self._limits.hang_timeout_s
             self._give_up(
@@ -464,10 +321,12 @@ class Manager(GpuKeeper):
             if version.state is not VersionState.READY or self._is_closed:
                 return
             log.error("%s", reason)
-            self._publish_routes(model, without=version)
+            self._router.publish(model, without=version)
             version.stop_for_good(reason)
             model.failures[version.version] = Failure(version.fingerprint, SessionLost(reason), version.generation)
             self._proceed(model)
-            self._tell(MODEL_HUNG, model, version.version, version.generation, reason=reason)
+            self._news.add(
+                MODEL_HUNG, model=model.name, version=version.version, generation=version.generation, reason=reason
+            )
             # Not one of the threads that `close` waits for: it may never end.
             threading.Thread(target=self._bury, args=(model, version), name="edge-bury", daemon=True).start()

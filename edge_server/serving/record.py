@@ -132,6 +132,10 @@ class ModelRecord:
             item.state is VersionState.READY and item.spec.ensemble is None for item in self.living
         )
 
+    def of_generation(self, generation: int) -> ServedVersion:
+        """Return the version that lives of this generation; there is one."""
+        return next(item for item in self.living if item.generation == generation)
+
     def begin_load(self, action: Load) -> None:
         self.loading = action
         self.loading_since_s, self.loading_since_ns = time.time(), time.monotonic_ns()

@@ -25,7 +25,7 @@ from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.manager import Manager
-from edge_server.serving.mover import AskRoom
+from edge_server.serving.placement import AskRoom
 from edge_server.serving.timer import Timer
 from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.log import LogSettings

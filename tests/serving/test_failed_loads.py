@@ -196,7 +196,8 @@ def test_a_load_waits_for_what_is_being_unloaded_before_it_says_that_memory_is_s
     gate = new_gate()
     house.load(house.spec("old"))
     house.script.on_close = lambda name: gate.stop()
-    house.manager._ask_room = lambda file, count: "memory is short" if house.manager._is_unloading() else None
+    placement = house.manager._placement
+    placement.ask_room = lambda file, count: "memory is short" if placement.is_unloading() else None
     house.service.unload_model("old")
     gate.wait_entered()
     house.wish_for(house.spec("m"))

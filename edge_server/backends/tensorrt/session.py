@@ -10,13 +10,13 @@ from typing import Any
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.runtime import words
 from edge_server.backends.tensorrt.adapter import EngineFault, Library, TensorInfo
-from edge_server.backends.tensorrt.buffers import Grower, Slot
+from edge_server.backends.tensorrt.bindings import Bindings, Lane
 from edge_server.backends.tensorrt.cuda import Context, CudaFault
-from edge_server.backends.tensorrt.graphs import padded_size
-from edge_server.backends.tensorrt.profiles import choose, misfit
-from edge_server.backends.tensorrt.values import check_marks, values_of
+from edge_server.backends.tensorrt.engine_profiles import EngineProfiles
+from edge_server.backends.tensorrt.recordings import Recordings
+from edge_server.backends.tensorrt.values import check_marks
 from edge_server.core.device import DeviceArray, DevicePiece
-from edge_server.core.engine import Profile, Shape
+from edge_server.core.engine import Shape
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, OutOfMemory, SessionLost
 from edge_server.records import dataclass
@@ -44,17 +44,6 @@ class Terms:
     device_id: int = 0
 
 
-@dataclass(slots=True)
-class Lane:
-    """An execution context in one state. `graph` is its recording, 0 where each run is launched kernel by kernel;
-    a recording holds for one shape, so each has a context of its own."""
-
-    context: Any
-    rows: int | None = None
-    graph: int = 0
-    profile: int = -1
-
-
 class TensorRTSession(Session):
     """See base.Session. Everything happens within the device's primary context, on one stream."""
 
@@ -76,24 +65,14 @@ class TensorRTSession(Session):
         self._terms = terms
         self._release = release
         tensors = library.tensors(engine)
-        self._inputs = {item.name: item for item in tensors if item.is_input}
-        self._outputs = {item.name: item for item in tensors if not item.is_input}
-        given = tuple(self._inputs.values())
-        self._profiles: tuple[Profile, ...] = library.profiles(engine, given)
-        self._of_values = tuple(item.name for item in given if item.is_on_host)
-        self._choices = self._profiles
-        """As the profiles, with the values of inputs whose values are shapes."""
-        if self._of_values:
-            values = library.value_profiles(engine, given)
-            self._choices = tuple({**one, **other} for one, other in zip(self._profiles, values, strict=True))
-        self._allowed = terms.allowed or tuple(range(len(self._profiles)))
-        self._slots: dict[str, Slot] = {}
-        self._growers: dict[str, tuple[Grower, Any]] = {}
-        self._lanes: dict[int, Lane] = {}
-        self._scratch = 0
+        self._bindings = Bindings(tensors, context, is_mapped=terms.is_mapped)
+        self._inputs, self._outputs, self._slots = self._bindings.inputs, self._bindings.outputs, self._bindings.slots
+        self._profiles = EngineProfiles(library, engine, tuple(self._inputs.values()), terms.allowed)
+        self._plain: Lane | None = None
+        self._recordings: Recordings | None = None
+        """None where each run is launched kernel by kernel."""
         self._stream = 0
         self._engine: Any = engine
-        self._plain = Lane(None)
         with context.current():
             try:
                 self._open(tensors)
@@ -104,85 +83,46 @@ class TensorRTSession(Session):
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def _open(self, tensors: Sequence[TensorInfo]) -> None:
-        missing = [number for number in self._allowed if not 0 <= number < len(self._profiles)]
-        if missing:
-            raise EngineFault(
-                f"it has {len(self._profiles)} profile(s), the instance group asks for number {missing[0]}"
-            )
+        self._profiles.check_allowed()
         check_marks(tensors, self._terms.shape_tensors)
         self._stream = self._context.make_stream()
-        for item in tensors:
-            self._slots[item.name] = Slot(item, self._context, is_mapped=self._terms.is_mapped)
-        shares_memory = bool(self._terms.graph_sizes) and self._can_be_recorded()
-        self._plain = Lane(self._library.make_context(self._engine, has_own_memory=not shares_memory))
-        if shares_memory:
-            size = self._library.scratch_bytes(self._engine)
-            self._scratch = self._context.allocate(size)
-            self._library.give_memory(self._plain.context, self._scratch, size)
-        self._set_profile(self._plain, self._allowed[0])
-        self._make_room()
-        if shares_memory:
+        recordings = self._make_recordings()
+        plain = self._plain = Lane(
+            self._library, self._engine, self._bindings, self._stream, len(self._profiles),
+            has_own_memory=recordings is None,
+        )  # fmt: skip
+        if recordings is not None:
+            recordings.share_memory(self._engine, plain)
+        plain.use_profile(self._profiles.first)
+        self._make_room(plain)
+        if recordings is not None:
             for rows in self._terms.graph_sizes:
-                self._record(rows)
+                recordings.record(self._engine, self._stream, rows)
 
-    def _can_be_recorded(self) -> bool:
-        """Return whether all shapes follow from the number of rows, and none from values."""
-        is_plain = not any(item.is_on_host for item in (*self._inputs.values(), *self._outputs.values()))
-        skip = 1 if self._terms.has_rows else 0
-        fixed = all(
-            one.least[skip:] == one.most[skip:] for number in self._allowed for one in self._profiles[number].values()
-        )
-        return is_plain and fixed
+    def _make_recordings(self) -> Recordings | None:
+        terms = self._terms
+        if not terms.graph_sizes:
+            return None
+        recordings = Recordings(self._library, self._context, self._bindings, self._profiles, has_rows=terms.has_rows)
+        if recordings.are_possible():
+            self._recordings = recordings
+        return self._recordings
 
-    def _make_room(self) -> None:
+    def _make_room(self, plain: Lane) -> None:
         """Have memory for the largest shapes, so that addresses stay: recordings hold them. Outputs whose size depends
         on the data get an allocator."""
-        for number in self._allowed:
+        for number in self._profiles.allowed:
             profile = self._profiles[number]
-            self._set_profile(self._plain, number)
+            plain.use_profile(number)
             for name in self._inputs:
                 if name in profile:
                     self._slots[name].make_room(profile[name].most)
-                    self._plain.context.set_input_shape(name, profile[name].most)
-            for name in self._outputs:
-                shape = tuple(self._plain.context.get_tensor_shape(name))
+                    plain.context.set_input_shape(name, profile[name].most)
+            for name, shape in plain.output_shapes().items():
                 if min(shape, default=0) >= 0:
                     self._slots[name].make_room(shape)
-        for name, item in self._outputs.items():
-            if self._slots[name].address == 0 and not item.is_on_host:
-                grower = Grower(self._slots[name])
-                self._growers[name] = grower, self._library.make_allocator(grower.allocate, grower.notify)
-        self._set_profile(self._plain, self._allowed[0])
-
-    def _record(self, rows: int) -> None:
-        """Record the execution of one batch size, after one run of it that is not recorded."""
-        shapes = {name: self._sized(name, rows) for name in self._inputs}
-        number = choose(self._profiles, self._allowed, shapes, self._allowed[0])
-        if number is None or self._growers:
-            return
-        lane = Lane(self._library.make_context(self._engine, has_own_memory=False), rows or None)
-        self._library.give_memory(lane.context, self._scratch, self._library.scratch_bytes(self._engine))
-        self._set_profile(lane, number)
-        for name, shape in shapes.items():
-            lane.context.set_input_shape(name, shape)
-        self._set_addresses(lane)
-        self._execute(lane)
-        self._context.synchronise(self._stream)
-        self._context.begin_capture(self._stream)
-        try:
-            with self._library.logger.heard() as heard:
-                is_done = lane.context.execute_async_v3(self._stream)
-        finally:
-            lane.graph = self._context.end_capture(self._stream)
-        if not is_done or not lane.graph:
-            raise EngineFault(
-                f"batch size {rows} cannot be recorded as a CUDA graph: {heard.words() or 'no reason given'}"
-            )
-        self._lanes[rows] = lane
-
-    def _sized(self, name: str, rows: int) -> Shape:
-        most = self._profiles[self._allowed[0]][name].most
-        return (rows, *most[1:]) if rows and self._terms.has_rows else most
+        self._bindings.grow_the_rest(self._library)
+        plain.use_profile(self._profiles.first)
 
     @property
     def output_names(self) -> list[str]:
@@ -211,8 +151,7 @@ class TensorRTSession(Session):
                 self._context.synchronise(self._stream)
             raise
         finally:
-            for slot in self._slots.values():
-                slot.end_loan()
+            self._bindings.end_loans()
 
     def _usable(self, name: str, array: Array | DeviceArray) -> Array | DeviceArray:
         if not isinstance(array, DeviceArray):
@@ -248,18 +187,19 @@ class TensorRTSession(Session):
         absent = self._inputs.keys() - inputs.keys()
         if absent:
             raise EngineFault(f"input '{min(absent)}' is missing")
-        # Where there are recordings, no input is one of values: every one has the rows of the batch.
-        rows = len(next(iter(inputs.values()))) if self._lanes and self._terms.has_rows and inputs else 0
-        lane = self._recorded(inputs, rows)
-        if lane is None:
-            lane = self._plain
+        recording = keep = None
+        if self._recordings is not None:
+            # Where there are recordings, no input is one of values: every one has the rows of the batch.
+            rows = len(next(iter(inputs.values()))) if self._terms.has_rows and inputs else 0
+            recording = self._recordings.find(inputs, rows)
+        if recording is None:
             shapes = self._run_plain(inputs)
         else:
             for name in self._inputs:
-                self._slots[name].put(inputs[name], self._stream, lane.rows, is_recorded=True)
-            self._context.launch(lane.graph, self._stream)
-            shapes = {name: tuple(lane.context.get_tensor_shape(name)) for name in self._outputs}
-        keep = rows if lane.rows is not None else None
+                self._slots[name].put(inputs[name], self._stream, recording.rows, is_recorded=True)
+            self._context.launch(recording.graph, self._stream)
+            shapes = recording.lane.output_shapes()
+            keep = rows if recording.rows is not None else None
         placed = self._hand_over(targets, shapes, outputs, keep) if targets else {}
         for name in outputs:
             if name not in placed:
@@ -283,28 +223,12 @@ class TensorRTSession(Session):
                 found[name] = array
         return found
 
-    def _recorded(self, inputs: Mapping[str, Array | DeviceArray], rows: int) -> Lane | None:
-        if not self._lanes:
-            return None
-        size = padded_size(tuple(self._lanes), rows)
-        if size is None:
-            return None
-        skip = 1 if self._terms.has_rows else 0
-        fits = all(inputs[name].shape[skip:] == self._sized(name, size)[skip:] for name in self._inputs)
-        fits = fits and all(len(inputs[name]) == rows for name in self._inputs if skip)
-        return self._lanes[size] if fits else None
-
     def _run_plain(self, inputs: Mapping[str, Array | DeviceArray]) -> dict[str, Shape]:
         """Launch the engine, and return the shapes of its outputs."""
-        lane = self._plain
+        lane, growers = self._plain, self._bindings.growers
+        assert lane is not None, "made when the session was opened"
         shapes = {name: inputs[name].shape for name in self._inputs}
-        asked: Mapping[str, Shape] = shapes
-        if self._of_values:
-            asked = {**shapes, **{name: values_of(inputs[name]) for name in self._of_values}}
-        number = choose(self._choices, self._allowed, asked, lane.profile)
-        if number is None:
-            raise EngineFault(misfit(self._choices, self._allowed, asked, self._of_values))
-        self._set_profile(lane, number)
+        lane.use_profile(self._profiles.for_inputs(inputs, shapes, lane.profile))
         with self._library.logger.heard() as heard:
             for name in self._inputs:
                 slot = self._slots[name]
@@ -317,46 +241,22 @@ class TensorRTSession(Session):
             unknown = lane.context.infer_shapes()
             if unknown:
                 raise EngineFault(heard.words() or f"the shape of '{unknown[0]}' cannot be told")
-        known = {name: tuple(lane.context.get_tensor_shape(name)) for name in self._outputs}
+        known = lane.output_shapes()
         for name, shape in known.items():
-            if name not in self._growers:
+            if name not in growers:
                 self._slots[name].make_room(shape)
-        self._set_addresses(lane)
-        for grower, _ in self._growers.values():
+        lane.set_addresses()
+        for grower, _ in growers.values():
             grower.begin()
-        self._execute(lane)
-        if self._growers:
+        lane.execute()
+        if growers:
             # Shapes that depend on data are told while the stream works.
             self._context.synchronise(self._stream)
-        for name, (grower, _) in self._growers.items():
+        for name, (grower, _) in growers.items():
             if grower.fault is not None:
                 raise grower.fault
             known[name] = grower.shape
         return known
-
-    def _execute(self, lane: Lane) -> None:
-        with self._library.logger.heard() as heard:
-            is_done = lane.context.execute_async_v3(self._stream)
-        if not is_done:
-            fault = next((grower.fault for grower, _ in self._growers.values() if grower.fault is not None), None)
-            raise fault or EngineFault(heard.words() or "the run was refused")
-
-    def _set_addresses(self, lane: Lane) -> None:
-        for name in self._inputs:
-            lane.context.set_tensor_address(name, self._slots[name].address)
-        for name in self._outputs:
-            grown = self._growers.get(name)
-            if grown is None:
-                lane.context.set_tensor_address(name, self._slots[name].address)
-            else:
-                lane.context.set_output_allocator(name, grown[1])
-
-    def _set_profile(self, lane: Lane, number: int) -> None:
-        if lane.profile == number:
-            return
-        if len(self._profiles) > 1 and not lane.context.set_optimization_profile_async(number, self._stream):
-            raise EngineFault(f"profile {number} cannot be used")
-        lane.profile = number
 
     def _dtype(self, name: str) -> DType:
         return self._terms.dtypes.get(name, self._outputs[name].dtype)
@@ -372,18 +272,15 @@ class TensorRTSession(Session):
 
     def _drop(self) -> None:
         """Let go of everything, newest first: TensorRT's objects end within the context that they were made in."""
-        for lane in self._lanes.values():
-            self._context.destroy_graph(lane.graph)
-        self._lanes.clear()
-        self._plain = Lane(None)
-        self._growers.clear()
-        for slot in self._slots.values():
-            slot.free()
-        if self._scratch:
-            self._context.free(self._scratch)
+        if self._recordings is not None:
+            self._recordings.drop()
+        if self._plain is not None:
+            self._plain.drop()
+        self._bindings.free()
+        if self._recordings is not None:
+            self._recordings.free()
         if self._stream:
             self._context.destroy_stream(self._stream)
-        self._slots.clear()
-        self._scratch = self._stream = 0
+        self._stream = 0
         self._engine = None
         self._release()
