@@ -159,7 +159,13 @@ class EnsembleVersion:
         if self._recall is not None and self._recall.takes(request):
             sink = call = self._recall.call(request, sink)
         run = EnsembleRun(self._terms, Ticket(request, self.version, entry, sink, _no_cancel), plan, flow)
-        is_read_here = call is not None or request.trace is not None
+        found, is_looked_up_later = None, False
+        if self._recall is not None and call is not None:
+            is_looked_up_later = not self._recall.is_quick(request, may_wait=may_run)
+            if not is_looked_up_later:
+                # Before it is in flight: inputs that cannot be read are raised, and must leave nothing there.
+                found = self._recall.find(call)
+        is_read_here = is_looked_up_later or request.trace is not None
         if is_read_here:
             # From when it is in flight the run may be failed by another thread, and would let go of the inputs.
             run.hold()
@@ -169,13 +175,10 @@ class EnsembleVersion:
             self._in_flight.add(run)
         if request.trace is not None:
             request.trace.begin(self.name, self.version, request.id, now_ns, request.inputs.values())
-        if self._recall is None or call is None:
-            run.begin(may_run=may_run)
-        elif self._recall.is_quick(request, may_wait=may_run):
-            self._go_on(run, self._recall.find(call), may_run=may_run)
-        else:
+        if is_looked_up_later and self._recall is not None and call is not None:
             self._recall.begin(call, lambda found: self._go_on_later(run, found))
             return run
+        self._go_on(run, found, may_run=may_run)
         if is_read_here:
             run.let_go()
         return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -159,18 +160,21 @@ class LoadSlot:
         self._timer = timer
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._is_held = False
+        self._hold = 0
+        """The number of the hold that lasts, 0 while none does: an alarm of one before it may be under way still."""
+        self._holds = itertools.count(1)
         self._alarm: Alarm | None = None
 
     def enter(self) -> None:
         self._free.acquire()
-        self._is_held = True
-        self._alarm = self._timer.call_at(time.monotonic_ns() + int(self._patience_s * 1e9), self._give_back)
+        hold = self._hold = next(self._holds)
+        when_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
+        self._alarm = self._timer.call_at(when_ns, lambda: self._give_back(hold))
 
     def leave(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._give_back()
+        self._give_back(self._hold)
 
     @contextlib.contextmanager
     def given_back(self) -> Iterator[None]:
@@ -181,9 +185,9 @@ class LoadSlot:
         finally:
             self.enter()
 
-    def _give_back(self) -> None:
+    def _give_back(self, hold: int) -> None:
         with self._lock:
-            if not self._is_held:
+            if not hold or self._hold != hold:
                 return
-            self._is_held = False
+            self._hold = 0
         self._free.release()

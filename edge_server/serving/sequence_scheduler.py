@@ -166,6 +166,10 @@ class SequenceScheduler(Scheduler):
             if chosen is None:
                 break
             runs.append((chosen, self._take(chosen, now_ns)))
+        else:
+            if self._claims is not None:
+                # No more may run now: who waited on would be next in turn, and asked again and again.
+                self._claims.stop_waiting()
         self._set_alarm(may_start=len(runs) < room)
         return runs, expired
 
@@ -180,8 +184,10 @@ class SequenceScheduler(Scheduler):
         number = self._numbers[instance]
         batch = SequenceBatch(self._line.take(number, now_ns))
         if self._orders:
-            for ticket in batch:
-                self._orders[number].enter(ticket)
+            for ticket, entry in zip(batch, batch.entries, strict=True):
+                # One that runs again has its place in the order already.
+                if entry.is_start or not self._is_iterative:
+                    self._orders[number].enter(ticket)
         return batch
 
 

@@ -15,6 +15,10 @@ _LONGEST_WAIT_S = 3600.0
 """Far times come from clients, and a wait beyond threading.TIMEOUT_MAX would raise. Waking once more is harmless."""
 
 
+_SLACK = 64
+"""How many calls that were taken back may lie around, beyond one for each that is to come."""
+
+
 class Alarm:
     """A call that is still to come; `cancel` makes it not come (it may be under way already)."""
 
@@ -35,6 +39,8 @@ class Timer:
         self._condition = threading.Condition()
         self._heap: list[tuple[int, int, Alarm]] = []
         self._order = itertools.count()
+        self._kept_count = 0
+        """How many calls were left when those taken back were thrown out last."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._loop, name="edge-timer", daemon=True)
         self._thread.start()
@@ -46,6 +52,8 @@ class Timer:
             heapq.heappush(self._heap, (when_ns, next(self._order), alarm))
             if self._heap[0][2] is alarm:
                 self._condition.notify()
+            if len(self._heap) > 2 * self._kept_count + _SLACK:
+                self._throw_out()
         return alarm
 
     def close(self) -> None:
@@ -54,6 +62,12 @@ class Timer:
             self._is_closed = True
             self._condition.notify()
         self._thread.join()
+
+    def _throw_out(self) -> None:
+        """Forget calls that were taken back: without this they would pile up until their time, which clients choose."""
+        self._heap = [entry for entry in self._heap if entry[2].call is not None]
+        heapq.heapify(self._heap)
+        self._kept_count = len(self._heap)
 
     def _loop(self) -> None:
         while True:

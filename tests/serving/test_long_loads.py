@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from edge_server.errors import NotReady
 from edge_server.serving import load_log, manager
+from edge_server.serving.loader import LoadSlots
+from edge_server.serving.timer import Alarm
 
 
 def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
@@ -68,3 +71,26 @@ def test_how_long_a_load_takes_is_counted_from_its_beginning(monkeypatch: Any) -
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
     assert load_log.loading_reason(now_ns - 9_900_000_000) == ""
     assert load_log.loading_reason(now_ns - 75_000_000_000) == "loading for 75 s"
+
+
+def test_an_alarm_that_is_late_does_not_give_back_the_place_that_a_load_took_again() -> None:
+    class Held:
+        """A timer whose calls are made by the test."""
+
+        def __init__(self) -> None:
+            self.calls: list[Callable[[], None]] = []
+
+        def call_at(self, when_ns: int, call: Callable[[], None]) -> Alarm:
+            self.calls.append(call)
+            return Alarm(when_ns, call)
+
+    timer = Held()
+    slots = LoadSlots(1, timer, 60.0)  # type: ignore[arg-type]
+    with slots.taken() as slot:
+        with slot.given_back():
+            pass
+        timer.calls[0]()  # it had begun on the timer's thread before it was taken back
+        assert not slots._free.acquire(blocking=False), "one load goes on, and one more could begin"
+        timer.calls[1]()
+        assert slots._free.acquire(blocking=False), "its patience is over"
+    assert not slots._free.acquire(blocking=False), "and it is given back once"

@@ -663,6 +663,43 @@ def test_an_instance_that_has_nothing_to_run_any_more_gives_up_its_place_at_the_
     assert walk(house, 4, [4]) == [4]
 
 
+def test_an_instance_that_the_gate_stops_does_not_stay_next_in_turn_at_the_rate_limiter(
+    new_house: Any, new_gate: Any
+) -> None:
+    class Governor:
+        is_open, share = True, 1.0
+
+        def admit(self, spec: Any, request: Any, cost_s: float) -> float:
+            return 0.0
+
+        def settle(self, charged_s: float, took_s: float) -> None:
+            pass
+
+    governor = Governor()
+    house = new_house(gate=governor, limiter=RateLimiter({("R", None): 2}))
+    steps, others = new_gate(), new_gate()
+
+    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        (others if name.startswith("other") else steps).stop()
+        return accumulate(name, inputs) if "SUM" in inputs else {"OUT": inputs["IN"]}
+
+    needs = (RateResource("R", 1),)
+    load(house, OLDEST, instance_groups=(InstanceGroup("m", InstanceKind.CPU, 2, resources=needs),), on_run=run)
+    house.load(house.spec("other", instance_groups=(InstanceGroup("other", InstanceKind.CPU, 1, resources=needs),)))
+    _, other = house.submit(5, model="other")
+    others.wait_entered()
+    _, first = step(house, 1, 1, "+-")
+    steps.wait_entered()
+    _, second = step(house, 2, 2, "+-")  # of the other instance, for which nothing of R is left
+    governor.is_open, governor.share = False, 0.5
+    others.let_go(2)
+    assert answer(other) == 5
+    # What it held is free now, and nobody may run with it: its thread must not be kept with asking who can.
+    assert answer(house.submit(6, model="other")[1]) == 6
+    steps.let_go(2)
+    assert [answer(first), answer(second)] == [1, 2]
+
+
 def test_the_end_of_a_client_that_is_gone_lets_the_next_sequence_in(house: Any) -> None:
     version = load(house, OldestStrategy(1))
     assert walk(house, 1, [1], ends=False) == [1]
@@ -806,6 +843,13 @@ def test_what_comes_joins_the_batch_between_two_runs_of_a_longer_one(house: Any,
     assert [stream(box) for box in (long, *short)] == [[6, 5, 4, 3, 2, 1], *[[2, 1]] * 5]
     assert [len(batch) for batch in model.told] == [1, 4, 4, 4, 1, 1, 1]
     assert {size: one.compute_infer.count for size, one in version.statistics().batches.items()} == {1: 4, 4: 3}
+
+
+def test_preserve_ordering_holds_for_requests_that_run_again_and_holds_up_none_after_them(house: Any) -> None:
+    version = iterate(house, Countdown(), OldestStrategy(8, (), 0, True))
+    assert [stream(house.submit(value)[1]) for value in (3, 1, 2)] == [[3, 2, 1], [1], [2, 1]]
+    version.stop_taking()
+    version.drain()
 
 
 def test_an_id_that_a_client_chose_reaches_the_model_and_two_of_it_do_not_mix(house: Any) -> None:

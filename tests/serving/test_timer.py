@@ -19,13 +19,14 @@ def timer() -> Iterator[Timer]:
 
 
 def test_calls_come_in_order_of_their_time(timer: Timer) -> None:
-    now = time.monotonic_ns()
     order: list[str] = []
-    done = threading.Event()
-    timer.call_at(now + 30_000_000, done.set)
-    timer.call_at(now + 20_000_000, lambda: order.append("b"))
-    timer.call_at(now + 10_000_000, lambda: order.append("a"))
+    all_are_set, done = threading.Event(), threading.Event()
+    timer.call_at(0, lambda: all_are_set.wait(20))
+    timer.call_at(30, done.set)
+    timer.call_at(20, lambda: order.append("b"))
+    timer.call_at(10, lambda: order.append("a"))
     timer.call_at(0, lambda: order.append("overdue"))
+    all_are_set.set()
     assert done.wait(20)
     assert order == ["overdue", "a", "b"]
 
@@ -79,3 +80,16 @@ def test_closing_ends_the_thread_though_calls_are_to_come() -> None:
     timer.call_at(time.monotonic_ns() + 10**15, lambda: None)
     timer.close()
     assert not timer._thread.is_alive()
+
+
+def test_calls_that_were_taken_back_do_not_pile_up_until_their_time(timer: Timer) -> None:
+    """A client's deadline may be years away, and each request that waits may bring one."""
+    far_ns = time.monotonic_ns() + 10**18
+    kept = [timer.call_at(far_ns - number, lambda: None) for number in range(10)]
+    for number in range(10_000):
+        timer.call_at(far_ns + number, lambda: None).cancel()
+    assert len(timer._heap) < 1_000
+    done = threading.Event()
+    timer.call_at(0, done.set)
+    assert done.wait(60)
+    assert {id(alarm) for alarm in kept} <= {id(entry[2]) for entry in timer._heap}

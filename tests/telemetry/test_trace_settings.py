@@ -106,6 +106,26 @@ def test_a_change_of_one_model_does_not_disturb_the_count_of_others(tmp_path: Pa
     assert traces.sample("b", ()) is None
 
 
+def test_a_change_that_meets_the_end_of_the_server_is_made(tmp_path: Path) -> None:
+    class Ending(Traces):
+        """Is closed as soon as somebody has looked at the collector outside the lock."""
+
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            if name == "_collector" and self.is_ending and not self._lock.locked():
+                self.is_ending = False
+                self.close(30)
+            return found
+
+        is_ending = False
+
+    traces = Ending(TraceConfig(("level=TIMESTAMPS", f"triton,file={tmp_path / 't.json'}")))
+    traces.is_ending = True
+    assert traces.update("", parse_change({"trace_rate": "5"}))["trace_rate"] == "5"
+    traces.is_ending = False
+    traces.close(30)
+
+
 def test_nothing_that_takes_notes_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys; from edge_server.telemetry.trace import Traces; Traces(); import edge_server.server;"

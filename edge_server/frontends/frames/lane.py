@@ -49,7 +49,8 @@ class Lane:
         return not self._streams
 
     def enter(self, stream: CameraStream) -> None:
-        """Begin to work for a stream. *Locked.*"""
+        """Begin to work for a stream. *Locked.* Raises RuntimeError where there is no thread for it; `leave` is needed
+        then too."""
         delivery = stream.terms.delivery
         self._streams.append(stream)
         self._turns.add(stream, delivery.priority, delivery.weight)
@@ -94,8 +95,14 @@ class Lane:
 
     def _staff(self) -> None:
         while self._streams and self._worker_count < self._most_workers:
+            worker = threading.Thread(target=self._work, name=f"frames-{self._name}"[:60], daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # the system grants no further thread: those that live do the work
+                if self._worker_count:
+                    return
+                raise
             self._worker_count += 1
-            threading.Thread(target=self._work, name=f"frames-{self._name}"[:60], daemon=True).start()
 
     def _work(self) -> None:
         while flights := self._next():

@@ -135,7 +135,11 @@ class FrameStreams:
         stream.hold(lane.is_sequence and self._is_preceded(terms))
         self._open[terms.stream_id] = stream
         totals.open_streams += 1
-        lane.enter(stream)
+        try:
+            lane.enter(stream)
+        except RuntimeError as error:
+            stream.end_locked()
+            raise Throttled(f"the system grants no thread for the frames of model '{terms.model}'") from error
         self._forget_oldest()
         return stream
 

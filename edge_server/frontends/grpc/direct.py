@@ -153,11 +153,16 @@ class DirectDoor:
             with self._lock:
                 self._requested -= 1
             return  # the server stops: what was requested comes back empty
-        # In the place of the one that came.
-        self._core.request_registered_call(self._queue, self._queue, method.path, method.on_call)
         with self._lock:
             self._open += 1
             is_full = self._open > self._max_calls
+        try:
+            # In the place of the one that came.
+            self._core.request_registered_call(self._queue, self._queue, method.path, method.on_call)
+        except ValueError:
+            # The server was told to stop while this one lay in the queue: no more are asked for.
+            with self._lock:
+                self._requested -= 1
         call = method.make_call(event, self._on_closed)
         if is_full:
             call.refuse(ending(Throttled(f"{self._max_calls} calls are open, which is as many as are served at once")))

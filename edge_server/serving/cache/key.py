@@ -63,7 +63,7 @@ class RequestKeys:
 
 def input_bytes(request: Request) -> int:
     """Return about how many bytes the key of a request is made from."""
-    return sum(item.array.nbytes for item in request.inputs.values())
+    return sum(item.nbytes for item in request.inputs.values())
 
 
 def identity(*parts: object) -> bytes:

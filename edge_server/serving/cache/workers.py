@@ -29,9 +29,10 @@ class Workers:
                 return False
             self._waiting.append(work)
             if len(self._waiting) > self._free_count and len(self._threads) < self._count:
-                thread = threading.Thread(target=self._live, name="edge-cache", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                self._start_thread()
+            if not self._threads:
+                self._waiting.pop()
+                return False
             self._changed.notify()
         return True
 
@@ -42,6 +43,14 @@ class Workers:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(timeout_s)
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._live, name="edge-cache", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system grants no further thread: those that live do the work, if there are any
+            return
+        self._threads.append(thread)
 
     def _live(self) -> None:
         while True:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.core.composition import Ensemble, EnsembleStep, SequenceBatching
+from edge_server.core.device import DeviceArray, DeviceTensor
 from edge_server.core.lifecycle import ModelWish
 from edge_server.core.message import Request, Response, SequenceStep
 from edge_server.core.model import DynamicBatching, InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BackendError, Cancelled, InvalidRequest, Throttled
+from edge_server.errors import BackendError, Cancelled, InvalidRequest, ServingFault, Throttled
+from edge_server.serving.cache import workers
 from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.cache.local import LocalStore
 
@@ -268,6 +272,40 @@ def test_a_large_input_is_looked_up_on_another_thread_and_can_be_cancelled_befor
     assert counts(version) == (2, 1, 1, 1)
 
 
+def test_a_large_input_on_a_gpu_is_read_by_another_thread_than_the_one_that_brings_it(house: Any) -> None:
+    readers: list[threading.Thread] = []
+
+    class Piece:
+        @property
+        def view(self) -> memoryview:
+            readers.append(threading.current_thread())
+            return memoryview(np.full(1 << 17, 3, np.float32).tobytes())
+
+    house.load(house.spec(is_cached=True))
+    elements = DeviceArray(DType.FP32.numpy, (1, 1 << 17), (Piece(),))  # type: ignore[arg-type]
+    request, answers = house.request(), queue.SimpleQueue()
+    request.inputs = {"IN": DeviceTensor("IN", DType.FP32, elements)}
+    house.service.submit(request, answers.put)
+    assert answers.get(timeout=60).outputs[0].array[0, -1] == 3.0
+    assert readers
+    assert threading.current_thread() not in readers
+
+
+def test_without_a_thread_to_look_a_large_input_up_it_is_computed_and_leaves_nothing_behind(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    version = house.load(house.spec(is_cached=True))
+    monkeypatch.setattr(workers, "threading", SimpleNamespace(Thread=Refused, Condition=threading.Condition))
+    assert ask(house, 3.0, width=1 << 17).outputs[0].array[0, 0] == 3.0
+    version.stop_taking()
+    version.drain()
+    assert version.in_flight == 0
+
+
 def test_a_version_is_not_closed_while_a_request_to_it_is_looked_up(
     house: Any, cache: ResponseCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +392,32 @@ def test_an_ensemble_is_cached_as_a_whole_and_its_members_do_not_run_for_a_hit(h
     version.stop_taking()
     version.drain()
     assert released == [1, 1, 1]
+
+
+class LostPiece:
+    """Memory of a GPU that went away."""
+
+    device_id, address, byte_size = 0, 4096, 4
+
+    @property
+    def view(self) -> memoryview:
+        raise ServingFault("failed to read CUDA shared memory region 'r': unspecified launch failure")
+
+
+@pytest.mark.parametrize("model", ["both", "m"])
+def test_a_request_whose_input_cannot_be_read_is_refused_and_keeps_no_version_from_its_end(
+    house: Any, model: str
+) -> None:
+    version = load_pair(house) if model == "both" else house.load(house.spec(is_cached=True))
+    elements = DeviceArray(DType.FP32.numpy, (1, 1), (LostPiece(),))  # type: ignore[arg-type]
+    inputs = {"IN": DeviceTensor("IN", DType.FP32, elements)}
+    released: list[int] = []
+    request = dataclasses.replace(house.request(model=model), inputs=inputs, release=lambda: released.append(1))
+    answers: list[Any] = []
+    with pytest.raises(ServingFault, match="launch failure"):
+        house.service.submit(request, answers.append)
+    assert (released, answers, version.in_flight) == ([1], [], 0)
+    assert ask(house, 3.0, model=model).outputs[0].array[0, 0] == 3.0
 
 
 def test_an_ensemble_forgets_when_a_member_is_reloaded(house: Any) -> None:
