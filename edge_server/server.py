@@ -31,7 +31,7 @@ from edge_server.telemetry.custom import custom_families
 from edge_server.telemetry.host import HostSampler
 from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.metrics import Metrics
+from edge_server.telemetry.metrics import Metrics, Source
 from edge_server.telemetry.service_manager import Check
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Server:
         if config.lifecycle.exits_on_gpu_loss:
             core.manager.on_stranded = lambda reason: self.end.give(ExitCode.GPU_LOST, reason)
         self._addresses: list[str] = []
+        self._sources: list[Source] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     async def run(self) -> int:
@@ -169,9 +170,11 @@ class Server:
             engines=self._core.engines,
         )
         port = await front.start()
-        self._supervision.add_reload(
-            ("http.tls_cert", "http.tls_key"), lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key)
-        )
+        if self._config.http.tls_cert:
+            self._supervision.add_reload(
+                ("http.tls_cert", "http.tls_key"), lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key)
+            )
+        self._sources.append(front.families)
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
@@ -183,6 +186,10 @@ class Server:
         frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.answers})
         front = GrpcFrontend(self._core.service, self._config.grpc, [frames])
         port = front.start()
+        if self._config.grpc.is_tls:
+            self._supervision.add_reload(
+                ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
+            )
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
@@ -196,7 +203,8 @@ class Server:
             tags=service.metric_tags,
             host=HostSampler(self._config.metrics.interval_ms / 1000) if self._config.metrics.has_cpu_metrics else None,
         )
-        metrics.add_source(self._core.loads.families)
+        for source in (*self._sources, self._core.loads.families):
+            metrics.add_source(source)
         metrics.add_source(self._frames.families)
         metrics.add_source(custom_families(service.model_families))
         cuda = self._core.service.shared_memory.cuda
@@ -273,7 +281,7 @@ class Server:
                 f"loaded in {report.load_s * 1000:.0f} ms"
             )
         lines += [
-            f"  {entry.name} {'version ' + entry.version if entry.version else ''} is NOT served: {entry.reason}"
+            f"  {entry.name}{' version ' + entry.version if entry.version else ''} is NOT served: {entry.reason}"
             for entry in service.repository_index()
             if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")
         ]

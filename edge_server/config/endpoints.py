@@ -28,6 +28,13 @@ HTTP = (
         "Largest HTTP input in bytes, also after decompression.",
     ),
     Setting(
+        "http.max_body_bytes_in_flight",
+        "--http-max-body-bytes-in-flight",
+        integer(0, 2**50),
+        "Most bytes of HTTP bodies, all together, that have come but are no requests yet; beyond, those that hold most "
+        "for longest are answered 503. 0: a quarter of the memory that is available at the start, at least 256 MiB.",
+    ),
+    Setting(
         "http.max_connections",
         "--http-max-connections",
         integer(0, 2**20),

@@ -60,7 +60,9 @@ class HttpConfig:
 
     `header_pattern`: request headers whose whole name it matches become request parameters; None forwards nothing.
     `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body. `max_connections` 0:
-    half of the files that the process may have open.
+    half of the files that the process may have open. `max_body_bytes_in_flight` bounds all bodies together that are
+    being received, and so a single one too; 0: a quarter of the memory that is available at the start, at least
+    256 MiB, and room for one input of the largest size if the machine has that.
     """
 
     is_enabled: bool = True
@@ -69,6 +71,7 @@ class HttpConfig:
     reuses_port: bool = False
     max_input_size_bytes: int = MAX_INPUT_SIZE_BYTES
     max_connections: int = 0
+    max_body_bytes_in_flight: int = 0
     header_pattern: re.Pattern[str] | None = None
     restricted: tuple[RestrictedGroup, ...] = ()
     tls_cert: str = ""

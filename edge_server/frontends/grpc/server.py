@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import ServingFault
+from edge_server.frontends.grpc.credentials import Certificates
 from edge_server.frontends.grpc.direct import DirectDoor, offer
 from edge_server.frontends.grpc.direct_check import may_be_direct
 from edge_server.frontends.grpc.encode import MAX_MESSAGE_BYTES
@@ -52,6 +52,7 @@ class GrpcFrontend:
         self._pool = HandlerPool("grpc")
         self._server: grpc.Server | None = None
         self._door: DirectDoor | None = None
+        self._certificates: Certificates | None = None
 
     @property
     def is_direct(self) -> bool:
@@ -67,15 +68,25 @@ class GrpcFrontend:
             options=channel_options(config),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
+        if config.is_tls or config.is_mutual_tls:
+            self._certificates = Certificates(config)
         calls = self._handlers.direct_calls()
         door = offer(server, list(calls)) if config.may_be_direct and may_be_direct() else None
-        port = _bind(server, config)
+        port = _bind(server, config, self._certificates)
         server.start()
         if door is not None:
             door.start(calls, MAX_CALLS)
         self._door = door
         self._server = server
         return port
+
+    def renew_tls(self, config: GrpcConfig) -> None:
+        """Use the TLS files that `config` names for connections from now on. *Blocking.* Without TLS, do nothing.
+
+        Raises ServingFault, and changes nothing then.
+        """
+        if self._certificates is not None:
+            self._certificates.renew(config)
 
     def stop(self, grace_s: float) -> None:
         """Take no new calls, wait up to `grace_s` for running ones, cancel what is left. *Blocking.*
@@ -117,7 +128,7 @@ def channel_options(config: GrpcConfig) -> list[tuple[str, int]]:
     return options
 
 
-def _bind(server: grpc.Server, config: GrpcConfig) -> int:
+def _bind(server: grpc.Server, config: GrpcConfig, certificates: Certificates | None) -> int:
     host = f"[{config.address}]" if ":" in config.address and config.address[0] != "[" else config.address
     target = f"{host}:{config.port}"
     # Asked first: gRPC's own library would print a refusal of its own besides ours.
@@ -125,14 +136,16 @@ def _bind(server: grpc.Server, config: GrpcConfig) -> int:
     if refused:
         raise ServingFault(f"gRPC cannot listen on {target}: {refused}")
     try:
-        if config.is_tls or config.is_mutual_tls:
-            port = server.add_secure_port(target, _credentials(config))
+        if certificates is not None:
+            port = server.add_secure_port(target, certificates.credentials())
         else:
             port = server.add_insecure_port(target)
     except RuntimeError:
         port = 0
     if not port:
-        reason = "the TLS files do not fit each other" if config.is_tls else "the address is not available"
+        reason = "the address is not available"
+        if certificates is not None:
+            reason = "gRPC's TLS library does not take the certificate and its key"
         raise ServingFault(f"gRPC cannot listen on {target}: {_why_not(config) or reason}")
     return int(port)
 
@@ -149,18 +162,3 @@ def _why_not(config: GrpcConfig) -> str:
     except OSError as error:
         return str(error)
     return ""
-
-
-def _credentials(config: GrpcConfig) -> grpc.ServerCredentials:
-    key, cert = _pem("server key", config.server_key), _pem("server certificate", config.server_cert)
-    root = _pem("root certificate", config.root_cert) if config.root_cert or config.is_mutual_tls else None
-    return grpc.ssl_server_credentials([(key, cert)], root_certificates=root, require_client_auth=config.is_mutual_tls)
-
-
-def _pem(what: str, path: str) -> bytes:
-    if not path:
-        raise ServingFault(f"TLS for gRPC needs a {what} file, but none is configured")
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ServingFault(f"{what} '{path}' for gRPC cannot be read: {error}") from None

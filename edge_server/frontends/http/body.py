@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 
+from edge_server.frontends.http.budget import Share
 from edge_server.frontends.http.compression import inflate, request_encoding
 from edge_server.frontends.http.pace import STALL_S, ClosingRefusal, Pace, StalledBody, stalled_text
 
@@ -24,13 +25,14 @@ MAX_CHUNKS = 65536
 ALIGNMENT = 16
 
 
-async def read_body(request: web.BaseRequest, limit: int, executor: Executor, *, aligned_at: int = 0) -> Body:
+async def read_body(request: web.BaseRequest, share: Share, executor: Executor, *, aligned_at: int = 0) -> Body:
     """Return the whole body, inflated if it was compressed.
 
     Byte `aligned_at` of a large body that is not compressed lies at an address that suits every number type, so that
-    tensors behind a JSON text of that length need no copy. Raises InvalidRequest (too large, too many chunks, damaged)
-    and Unsupported (encoding).
+    tensors behind a JSON text of that length need no copy. What comes in more than one piece counts in `share`. Raises
+    InvalidRequest (too large, too many chunks, damaged), Unsupported (encoding) and Refusal (gave way to others).
     """
+    limit = share.limit
     encoding = request_encoding(request.headers.get("Content-Encoding"))
     declared = _declared_length(request)
     if declared is not None and declared > limit:
@@ -38,14 +40,17 @@ async def read_body(request: web.BaseRequest, limit: int, executor: Executor, *,
     _send_continue(request)
     try:
         if declared is None:
-            body: Body = await _read_chunks(request.content, limit)
+            body: Body = await _read_chunks(request.content, share)
         else:
-            body = await _read_sized(request.content, declared, aligned_at)
+            body = await _read_sized(request.content, declared, aligned_at, share)
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise ClosingRefusal(f"request body cannot be read: {error}") from None
+    share.settle()
     if encoding is None:
         return body
-    return await asyncio.get_running_loop().run_in_executor(executor, inflate, body, encoding, limit)
+    inflated = await asyncio.get_running_loop().run_in_executor(executor, inflate, body, encoding, limit)
+    share.grow(len(inflated))
+    return inflated
 
 
 def _declared_length(request: web.BaseRequest) -> int | None:
@@ -61,7 +66,7 @@ def _send_continue(request: web.BaseRequest) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-async def _read_sized(content: StreamReader, size: int, aligned_at: int) -> Body:
+async def _read_sized(content: StreamReader, size: int, aligned_at: int, share: Share) -> Body:
     if size == 0:
         return b""
     data = await _moving(content.readany(), 0, size)
@@ -69,11 +74,12 @@ async def _read_sized(content: StreamReader, size: int, aligned_at: int) -> Body
         return data
     pad = -aligned_at % ALIGNMENT
     # Left uninitialised: pages of a body that never comes are never touched.
-    body = np.empty(size + pad, np.uint8).data[pad:]
+    share.buffer = np.empty(size + pad, np.uint8).data[pad:]
     filled = 0
     pace = Pace(STALL_S)
     while data:
-        body[filled : filled + len(data)] = data
+        share.grow(len(data))
+        share.buffer[filled : filled + len(data)] = data
         filled += len(data)
         if filled == size:
             break
@@ -81,7 +87,7 @@ async def _read_sized(content: StreamReader, size: int, aligned_at: int) -> Body
         data = await _moving(content.readany(), filled, size)
     if filled != size:
         raise ClosingRefusal(f"request body has {filled} bytes where Content-Length says {size}")
-    return body.toreadonly()
+    return memoryview(share.buffer).toreadonly()
 
 
 async def _moving(read: Coroutine[object, object, Read], filled: int, size: int | None) -> Read:
@@ -91,18 +97,21 @@ async def _moving(read: Coroutine[object, object, Read], filled: int, size: int 
         raise StalledBody(stalled_text(filled, size, STALL_S)) from None
 
 
-async def _read_chunks(content: StreamReader, limit: int) -> Body:
-    body = bytearray()
-    chunks = 0
+async def _read_chunks(content: StreamReader, share: Share) -> Body:
+    limit = share.limit
+    filled = chunks = 0
     pace = Pace(STALL_S)
     while not content.at_eof():
-        data, is_chunk_end = await _moving(content.readchunk(), len(body), None)
-        body += data
+        data, is_chunk_end = await _moving(content.readchunk(), filled, None)
+        share.grow(len(data))
+        assert isinstance(share.buffer, bytearray)
+        share.buffer += data
+        filled += len(data)
         chunks += is_chunk_end
         if not content.at_eof():
-            pace.check(len(body), None)
-        if len(body) > limit:
+            pace.check(filled, None)
+        if filled > limit:
             raise ClosingRefusal(f"request body is larger than the limit of {limit} bytes")
         if chunks > MAX_CHUNKS:
             raise ClosingRefusal(f"request body comes in more than {MAX_CHUNKS} chunks")
-    return memoryview(body).toreadonly()
+    return memoryview(share.buffer).toreadonly()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from aiohttp.tcp_helpers import tcp_keepalive
 
+from edge_server.errors import EdgeServerError
 from edge_server.frontends.http.body import Body
 from edge_server.frontends.http.collector import Collector
 from edge_server.frontends.http.head import MAX_HEAD_BYTES, Head, HeadReader, InferTarget
@@ -119,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._held = b""
         self._outgoing.clear()
         call, self._call = self._call, None
+        self._drop_body()
         self._transport = self._collector = None
         if call is not None:
             call.cancel()
@@ -182,9 +184,10 @@ class Connection(asyncio.Protocol):
         end = start + size
         if len(data) < end:
             self._phase = _Phase.BODY
-            self._collector = collector = Collector(self, target, size, data[start:])
+            self._collector = collector = Collector(self, target, size, self._connections.budget)
             assert self._transport is not None
             self._transport.set_protocol(collector)
+            collector.begin(data[start:])
             return
         if len(data) > end:
             self._held, self._held_at = data, end
@@ -196,6 +199,15 @@ class Connection(asyncio.Protocol):
         self._collector = None
         self._transport.set_protocol(self)
         self._begin(target, body)
+
+    def refuse_body(self, refusal: EdgeServerError) -> None:
+        """Answer a body that is not all there yet: it gave way to others, and is only read to its end."""
+        assert self._transport is not None
+        self._transport.write(wire_reply(error_reply(refusal), will_stay=False))
+
+    def forgotten(self) -> None:
+        """Close, now that a refused body was read to its end."""
+        self._close()
 
     def _begin(self, target: InferTarget, body: Body) -> None:
         self._phase = _Phase.BUSY
@@ -382,14 +394,20 @@ class Connection(asyncio.Protocol):
 
     def _refuse_stalled(self, message: str) -> None:
         assert self._transport is not None
-        self._transport.write(wire_reply(error_reply(StalledBody(message)), will_stay=False))
+        if self._collector is None or not self._collector.is_refused:
+            self._transport.write(wire_reply(error_reply(StalledBody(message)), will_stay=False))
         self._close()
 
     def _close(self) -> None:
         self._phase = _Phase.CLOSED
         self._held = b""
+        self._drop_body()
         if self._transport is not None:
             self._transport.close()
+
+    def _drop_body(self) -> None:
+        if self._collector is not None:
+            self._collector.drop()
 
 
 def _head_text(stall_s: float) -> str:

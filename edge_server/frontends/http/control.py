@@ -14,6 +14,7 @@ from aiohttp import web
 
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.http.body import read_body
+from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.operator import GovernorView
 from edge_server.frontends.http.reply import GOVERNOR_HEADER, JSON_TYPE, empty_reply, json_reply, plain_error
 from edge_server.frontends.v2 import shapes
@@ -31,11 +32,11 @@ class ControlEndpoints:
     """Answers questions and orders. `blocking` runs calls that may take as long as a model load."""
 
     def __init__(
-        self, service: InferenceService, limit: int, blocking: Executor, governor: GovernorView | None = None
+        self, service: InferenceService, budget: BodyBudget, blocking: Executor, governor: GovernorView | None = None
     ) -> None:
         self._service = service
         self._governor = governor
-        self._limit = limit
+        self._budget = budget
         self._blocking = blocking
 
     async def live(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
@@ -145,7 +146,8 @@ class ControlEndpoints:
         return json_reply(await self._run(partial(self._service.log_settings.update, members)))
 
     async def _members(self, request: web.BaseRequest) -> dict[str, object]:
-        return parse_object(await read_body(request, self._limit, self._blocking))
+        with self._budget.share() as share:
+            return parse_object(await read_body(request, share, self._blocking))
 
     async def _run(self, call: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._blocking, call)

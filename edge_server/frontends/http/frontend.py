@@ -16,6 +16,7 @@ from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.core.view import FrameStreamReport
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.accept import max_connections
+from edge_server.frontends.http.budget import BodyBudget, most_bytes
 from edge_server.frontends.http.control import ControlEndpoints
 from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.fast_infer import FastInfer, infer_target
@@ -29,6 +30,7 @@ from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
 from edge_server.frontends.v2.brevity import Brevity
 from edge_server.service import InferenceService
+from edge_server.telemetry.metrics import Family
 
 # Orders wait for model loads; a few must not keep each other, nor status questions, from being heard.
 _BLOCKING_THREADS = 8
@@ -56,6 +58,7 @@ class HttpFrontend:
             category: group for group in config.restricted for category in group.categories
         }
         self._tls: ssl.SSLContext | None = None
+        self._budget: BodyBudget | None = None
         self._listener = Listener(self._handle)
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
@@ -70,16 +73,17 @@ class HttpFrontend:
             self._tls.sni_callback = self._use_newest
         loop = asyncio.get_running_loop()
         homecoming, brevity = Homecoming(loop), Brevity()
-        limit = config.max_input_size_bytes
+        largest = config.max_input_size_bytes
+        self._budget = budget = BodyBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
         is_guarded = "model-repository" in self._restricted
         self._events.open()
         self._router = build_router(
-            ControlEndpoints(self._service, limit, self._blocking, self._governor),
-            InferenceEndpoints(self._service, config, homecoming, self._workers, brevity),
+            ControlEndpoints(self._service, budget, self._blocking, self._governor),
+            InferenceEndpoints(self._service, config.header_pattern, budget, homecoming, self._workers, brevity),
             self._events,
             OperatorEndpoints(
                 self._service,
-                limit,
+                budget,
                 self._blocking,
                 is_guarded=is_guarded,
                 streams=self._streams,
@@ -94,8 +98,13 @@ class HttpFrontend:
             reuses_port=config.reuses_port,
             tls=self._tls,
             fast=fast,
+            budget=budget,
             max_connections=max_connections(config.max_connections),
         )
+
+    def families(self) -> list[Family]:
+        """Return the metrics of what is on its way; to be called once it was started, from any thread."""
+        return [] if self._budget is None else self._budget.families()
 
     def renew_tls(self, cert: str, key: str) -> None:
         """Use these files for connections from now on. Raises ServingFault, and changes nothing then."""
@@ -136,7 +145,7 @@ class HttpFrontend:
 
     def _find_target(self, message: RawRequestMessage, size: int) -> InferTarget | None:
         """Return what a message with a body of `size` bytes asks for if it is a plain inference that may pass."""
-        if size > self._config.max_input_size_bytes:
+        if self._budget is None or size > self._budget.each:
             return None
         try:
             endpoint, names = self._router.find(message.method, message.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from edge_server.config import HttpConfig
 from edge_server.core.message import Parameter, Request, Response
 from edge_server.core.model import ModelSpec
 from edge_server.errors import ServingFault, Unsupported
 from edge_server.frontends.http.body import read_body
+from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.fast_infer import DECOUPLED, HEADER_LENGTH
 from edge_server.frontends.http.generation import send_responses
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
@@ -47,12 +48,18 @@ class InferenceEndpoints:
     """Answers requests for inference. Lives on one event loop; `workers` take what would hold the loop up."""
 
     def __init__(
-        self, service: InferenceService, config: HttpConfig, homecoming: Homecoming, workers: Executor, brevity: Brevity
+        self,
+        service: InferenceService,
+        header_pattern: re.Pattern[str] | None,
+        budget: BodyBudget,
+        homecoming: Homecoming,
+        workers: Executor,
+        brevity: Brevity,
     ) -> None:
         self._service = service
         self._traces = service.traces
-        self._limit = config.max_input_size_bytes
-        self._header_pattern = config.header_pattern
+        self._budget = budget
+        self._header_pattern = header_pattern
         self._homecoming = homecoming
         self._workers = workers
         self._images = ImageBodies()
@@ -127,16 +134,17 @@ class InferenceEndpoints:
     ) -> DecodedRequest:
         text = request.headers.get(HEADER_LENGTH)
         header_length = None if text is None else parse_header_length(text)
-        body = await read_body(request, self._limit, self._workers, aligned_at=max(0, header_length or 0))
-        if trace is not None:
-            trace.stamp(_RECV_END)
-        extra = self._extra(request)
-        if header_length is None and request.headers.get("Content-Type", "").startswith("image/"):
-            decode = partial(self._images.decode, body, spec, self._service.shared_memory, version=version, extra=extra)
-            decoded = await asyncio.get_running_loop().run_in_executor(self._workers, decode)
-        else:
+        with self._budget.share() as share:
+            body = await read_body(request, share, self._workers, aligned_at=max(0, header_length or 0))
+            if trace is not None:
+                trace.stamp(_RECV_END)
+            extra = self._extra(request)
             regions = self._service.shared_memory
-            decoded = decode_infer(body, header_length, spec, regions, version=version, extra=extra)
+            if header_length is None and request.headers.get("Content-Type", "").startswith("image/"):
+                decode = partial(self._images.decode, body, spec, regions, version=version, extra=extra)
+                decoded = await asyncio.get_running_loop().run_in_executor(self._workers, decode)
+            else:
+                decoded = decode_infer(body, header_length, spec, regions, version=version, extra=extra)
         if trace is not None:
             decoded.request.trace = trace.first
         return decoded
@@ -146,10 +154,11 @@ class InferenceEndpoints:
     ) -> Request:
         version = parse_version(names.get("version", ""))
         spec = self._service.model_spec(names["model"], version)
-        body = await read_body(request, self._limit, self._workers)
-        if trace is not None:
-            trace.stamp(_RECV_END)
-        inference = decode_generate(body, spec, version=version, extra=self._extra(request))
+        with self._budget.share() as share:
+            body = await read_body(request, share, self._workers)
+            if trace is not None:
+                trace.stamp(_RECV_END)
+            inference = decode_generate(body, spec, version=version, extra=self._extra(request))
         inference.trace = None if trace is None else trace.first
         return inference
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from edge_server.errors import ServingFault
 from edge_server.frontends.http.accept import MOST_BY_DEFAULT, Acceptor
+from edge_server.frontends.http.budget import LEAST_BY_DEFAULT, BodyBudget
 from edge_server.frontends.http.connection import TICKS, Connection
 from edge_server.frontends.http.head import MAX_LINE_BYTES, HeadReader
 from edge_server.frontends.http.lanes import FastInference, NoFastInference, OrdinaryHandler
@@ -58,7 +60,14 @@ def _noting(handler: Handler) -> Handler:
         protocol = request.protocol
         if isinstance(protocol, OrdinaryHandler):
             protocol.is_answering = protocol.has_begun = True
-        return await handler(request)
+        try:
+            return await handler(request)
+        except ConnectionError:
+            if request.transport is not None and not request.transport.is_closing():
+                raise
+            # The client left, or was cut off, and the handler was resumed before it was cancelled for that. aiohttp
+            # would log it with a traceback; what is returned here finds nobody to be sent to.
+            return web.Response()
 
     return handle
 
@@ -66,7 +75,7 @@ def _noting(handler: Handler) -> Handler:
 class Connections(web.Server):
     """The connections of one listener; makes those that asyncio asks for. Lives on one event loop."""
 
-    def __init__(self, handler: Handler, lane: FastLane) -> None:
+    def __init__(self, handler: Handler, lane: FastLane, budget: BodyBudget) -> None:
         # aiohttp's own inflating knows no bound, and a handler has to learn that its client left.
         self._options: dict[str, Any] = {
             "auto_decompress": False,
@@ -80,6 +89,7 @@ class Connections(web.Server):
         super().__init__(_noting(handler), handler_cancellation=True, **self._options)
         self._serving_loop = asyncio.get_running_loop()
         self._lane = lane
+        self.budget = budget
         self._expected: set[Connection] = set()
         self._open: dict[Connection, asyncio.Transport] = {}
         self._idle: list[Connection] | None = None
@@ -176,18 +186,25 @@ class Listener:
         reuses_port: bool = False,
         tls: ssl.SSLContext | None = None,
         fast: FastLane | None = None,
+        budget: BodyBudget | None = None,
         max_connections: int = MOST_BY_DEFAULT,
     ) -> int:
-        """Listen and return the bound port. `fast` None: aiohttp answers everything.
+        """Listen and return the bound port.
+
+        `fast` None: aiohttp answers everything. `budget` bounds the bodies of plain inferences together.
 
         Raises ServingFault when the address cannot be had.
         """
-        self._server = server = Connections(self._handler, fast or _no_fast_lane())
+        self._server = server = Connections(
+            self._handler, fast or _no_fast_lane(), budget or BodyBudget(LEAST_BY_DEFAULT, LEAST_BY_DEFAULT)
+        )
         self._acceptor = Acceptor(server)
         try:
             return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)
         except OSError as error:
-            raise ServingFault(f"cannot listen on {address}, port {port}: {error}") from None
+            # asyncio's own text names address and port once more; a host that is not found has none of the system's.
+            reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error
+            raise ServingFault(f"cannot listen on {address}, port {port}: {reason}") from None
 
     async def close(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, then cut what is left. May be called again."""
@@ -202,7 +219,8 @@ def server_tls(cert: str, key: str) -> ssl.SSLContext:
     """Return a context for a certificate chain and its key, both PEM files. Raises ServingFault."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(cert, key)
+        # Without a password of ours, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+        context.load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as error:
         raise ServingFault(f"TLS certificate '{cert}' and key '{key}' cannot be used: {error}") from None
     return context

@@ -15,6 +15,7 @@ from aiohttp import web
 from edge_server.core.view import EngineWorksReport, FrameStreamReport, GovernorState
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.http.body import read_body
+from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.query import parse_query
 from edge_server.frontends.http.reply import json_reply, plain_error
 from edge_server.frontends.v2 import shapes
@@ -69,7 +70,7 @@ class OperatorEndpoints:
     def __init__(
         self,
         service: InferenceService,
-        limit: int,
+        budget: BodyBudget,
         blocking: Executor,
         *,
         is_guarded: bool,
@@ -81,7 +82,7 @@ class OperatorEndpoints:
         self._service = service
         self._streams = streams
         self._governor = governor
-        self._limit = limit
+        self._budget = budget
         self._blocking = blocking
         self._is_guarded = is_guarded
 
@@ -138,7 +139,8 @@ class OperatorEndpoints:
         return self._is_guarded or (_is_from_this_machine(request) and _is_from_no_other_site(request))
 
     async def _members(self, request: web.BaseRequest, *known: str) -> dict[str, object]:
-        members = parse_object(await read_body(request, self._limit, self._blocking))
+        with self._budget.share() as share:
+            members = parse_object(await read_body(request, share, self._blocking))
         for key in members:
             if key not in known:
                 raise InvalidRequest(f"unexpected member '{key[:80]}', expected {', '.join(known) or 'none'}")

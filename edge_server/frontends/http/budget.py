@@ -1,0 +1,206 @@
+"""One bound for the bodies that are on their way: how much of them is held together, and which give way at the bound.
+
+A body is counted byte by byte as it comes, not by what its head promises: a promise costs nothing, and whoever made
+many would keep everybody else out. At the bound the bodies that cost most give way, by bytes held times seconds held.
+So a half-sent huge body goes before one that just began, and small ones come through whatever others do. None ever
+waits for another, and so no two wait for each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from edge_server.errors import Refusal
+from edge_server.memory.pressure import read_memory
+from edge_server.telemetry.metrics import Family
+
+_LOG = logging.getLogger(__name__)
+
+LEAST_BY_DEFAULT = 256 << 20
+_SHARE_OF_MEMORY = 4
+_KEPT_FREE = 8
+"""At the bound, room is made until this part of it is free, so that not every piece costs a look at all bodies."""
+
+_RETRY_AFTER_S = 5.0
+_LOG_EVERY_S = 60.0
+
+
+def most_bytes(setting: int, largest_body: int) -> int:
+    """Return the bound that a setting means: itself, or for 0 a quarter of the memory that is available now; at least
+    LEAST_BY_DEFAULT, and room for the largest body that is allowed if the machine has that."""
+    if setting:
+        return setting
+    available = available_bytes()
+    return max(LEAST_BY_DEFAULT, available // _SHARE_OF_MEMORY, min(largest_body, available))
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return how much memory this process can get: the kernel's MemAvailable or, where less, what its control group
+    (v2, or an ancestor) still allows; 0 where neither tells. `root` is the root of the file system."""
+    rooms = [room for room in (read_memory(root / "proc").available_bytes, _group_room(root)) if room is not None]
+    return min(rooms, default=0)
+
+
+def _group_room(root: Path) -> int | None:
+    try:
+        found = re.search(r"^0::/(.*)$", (root / "proc/self/cgroup").read_text("utf-8", "replace"), re.MULTILINE)
+    except OSError:
+        return None
+    if found is None:
+        return None
+    top = root / "sys/fs/cgroup"
+    own = top / found[1]
+    rooms = [_room(group) for group in (own, *own.parents) if group.is_relative_to(top)]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _room(group: Path) -> int | None:
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text().strip()
+    except OSError:
+        return None
+    return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else None
+
+
+class Growing(Protocol):
+    """A body that is being received."""
+
+    filled: int
+    """Bytes of it that are held."""
+
+    def give_way(self, refusal: Refusal) -> None:
+        """Let go of what is held, leave the budget, and refuse the request."""
+
+
+class BodyBudget:
+    """Lives on one event loop. `total` bounds all bodies together, `each` a single one; both in bytes."""
+
+    __slots__ = ("_clock", "_growing", "_logged_s", "each", "held", "refused", "total")
+
+    def __init__(self, total: int, each: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.each = min(each, total)
+        self.held = 0
+        """Bytes of all bodies; each adds its own as they come, and asks for room when it becomes more than `total`."""
+        self.refused = 0
+        """How many bodies gave way."""
+        self._growing: dict[Growing, float] = {}
+        self._clock = clock
+        self._logged_s = -_LOG_EVERY_S
+
+    def enter(self, body: Growing) -> None:
+        """From now on the body may have to give way."""
+        self._growing[body] = self._clock()
+
+    def settle(self, body: Growing) -> None:
+        """It is all there, and in use: it counts as before, but cannot give way any more. May be called again."""
+        self._growing.pop(body, None)
+
+    def leave(self, body: Growing) -> None:
+        """Its bytes are no body's on its way any more."""
+        self._growing.pop(body, None)
+        self.held -= body.filled
+
+    def families(self) -> list[Family]:
+        """Return the metrics, from any thread."""
+        held = Family("edge_http_body_bytes", "gauge", "Bytes of HTTP bodies that have come and are no requests yet")
+        refused = Family("edge_http_bodies_refused_total", "counter", "HTTP bodies refused as too many bytes were held")
+        held.add({}, self.held)
+        refused.add({}, self.refused)
+        return [held, refused]
+
+    def share(self) -> Share:
+        """Return the place of one body, for a `with` statement."""
+        return Share(self)
+
+    def make_room(self) -> None:
+        """Have those bodies give way that hold most for longest, one at least, until an eighth is free again of what
+        is left beside the settled ones."""
+        now_s = self._clock()
+        # A second more: of those that just began, the largest goes first.
+        costs = {body: body.filled * (now_s - since_s + 1.0) for body, since_s in self._growing.items()}
+        settled = self.held - sum(body.filled for body in costs)
+        room = max(0, self.total - settled)
+        before = self.refused
+        for body in sorted(costs, key=costs.__getitem__, reverse=True):
+            if self.held <= settled + room - room // _KEPT_FREE:
+                break
+            self.refuse(body)
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            _LOG.warning(
+                "HTTP request bodies on their way held more than %d bytes: %d of them refused", self.total,
+                self.refused - before,
+            )  # fmt: skip
+
+    def refuse(self, body: Growing) -> None:
+        """Have this one give way."""
+        self.refused += 1
+        body.give_way(
+            Refusal(
+                f"request body refused after {body.filled} bytes: the bodies on their way to this server hold more "
+                f"than {self.total} bytes together (--http-max-body-bytes-in-flight), and this one is among those "
+                "that hold most, for longest",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        )
+
+
+class Share:
+    """The place of a body that a coroutine reads, from before its first byte until a request was made of it."""
+
+    __slots__ = ("_budget", "_refusal", "_settled", "buffer", "filled")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._refusal: Refusal | None = None
+        self._settled = False
+        self.buffer: memoryview | bytearray = bytearray()
+        """What was received. The only reference while it grows, so that it is gone at once when it gives way."""
+        self.filled = 0
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that one body may have."""
+        return self._budget.each
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._let_go()
+
+    def grow(self, nbytes: int) -> None:
+        """Count further bytes, before they are put into `buffer`. Raises Refusal when the body had to give way."""
+        budget = self._budget
+        if self._refusal is None:
+            if not self.filled and not self._settled:
+                budget.enter(self)
+            self.filled += nbytes
+            budget.held += nbytes
+            if budget.held > budget.total:
+                budget.make_room()
+                if self._settled and budget.held > budget.total:
+                    budget.refuse(self)
+        if self._refusal is not None:
+            raise self._refusal
+
+    def settle(self) -> None:
+        """The body is all there: others work with it from now on."""
+        self._settled = True
+        self._budget.settle(self)
+
+    def give_way(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._budget.leave(self)
+        self.filled = 0
+        self.buffer = bytearray()

@@ -1,0 +1,142 @@
+"""gRPC's certificates renewed by SIGHUP, as Triton's client sees it."""
+
+from __future__ import annotations
+
+import signal
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+NAMES = "grpc.server_cert, grpc.server_key, grpc.root_cert"
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return key and self-signed certificate for localhost."""
+    key, cert = folder / f"{name}.key", folder / f"{name}.crt"
+    made = subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+            "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert),
+        ],
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return key, cert
+
+
+class Files:
+    """The files that the server is told of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key, self.cert, self.root = folder / "server.key", folder / "server.crt", folder / "clients.crt"
+
+    def hold(self, pair: tuple[Path, Path]) -> None:
+        for path, source in zip((self.key, self.cert), pair, strict=True):
+            path.write_bytes(source.read_bytes())
+
+    def flags(self, how: str) -> tuple[str, ...]:
+        return (
+            f"--grpc-use-ssl{how}", f"--grpc-server-cert={self.cert}", f"--grpc-server-key={self.key}",
+            f"--grpc-root-cert={self.root}",
+        )  # fmt: skip
+
+
+def connect(server: Any, trusted: Path, own: tuple[Path, Path] | None = None) -> triton.InferenceServerClient:
+    port = server.grpc.rpartition(":")[2]
+    key, chain = (None, None) if own is None else own
+    return triton.InferenceServerClient(
+        f"localhost:{port}",
+        ssl=True,
+        root_certificates=str(trusted),
+        private_key=key and str(key),
+        certificate_chain=chain and str(chain),
+        channel_args=[("grpc.use_local_subchannel_pool", 1)],
+    )
+
+
+def echoes(client: triton.InferenceServerClient) -> bool:
+    values = np.arange(4, dtype=np.int32).reshape(1, 4)
+    given = triton.InferInput("INPUT0", [1, 4], "INT32")
+    given.set_data_from_numpy(values)
+    return bool((client.infer("same", [given]).as_numpy("OUTPUT0") == values).all())
+
+
+@pytest.mark.parametrize("is_direct", ["true", "false"])
+def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
+    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, is_direct: str
+) -> None:
+    repository.add("same", identity())
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    files = Files(tmp_path)
+    files.hold(first)
+    files.root.write_bytes(first[1].read_bytes())
+    with serve(repository.path, *files.flags("=true"), f"--grpc-direct-infer={is_direct}") as server:
+        host, _, port = server.grpc.partition(":")
+
+        def shown() -> list[str]:
+            return ssl.get_server_certificate((host, int(port)), timeout=30).split()
+
+        with connect(server, first[1]) as old:
+            assert echoes(old)
+            files.cert.write_bytes(second[1].read_bytes())
+            server.process.send_signal(signal.SIGHUP)
+            assert eventually(lambda: f"SIGHUP: {NAMES} stays as it was" in server.log())
+            assert f"TLS certificate '{files.cert}' and key '{files.key}' for gRPC cannot be used: " in server.log()
+            assert shown() == first[1].read_text().split()
+            files.key.write_bytes(second[0].read_bytes())
+            server.process.send_signal(signal.SIGHUP)
+            assert eventually(lambda: shown() == second[1].read_text().split())
+            with connect(server, second[1]) as new:
+                assert echoes(new)
+            with connect(server, first[1]) as distrusting, pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+                distrusting.is_server_live()
+            assert echoes(old)
+
+
+def test_tls_that_was_off_at_the_start_takes_a_restart_and_says_so(
+    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
+) -> None:
+    repository.add("same", identity())
+    config = tmp_path / "config.toml"
+    config.write_text("")
+    with serve(repository.path, f"--config={config}") as server:
+        config.write_text(
+            '[http]\ntls_cert = "/no/c.pem"\ntls_key = "/no/k.pem"\n'
+            '[grpc]\nis_tls = true\nserver_cert = "/no/c.pem"\nserver_key = "/no/k.pem"\n'
+        )
+        server.process.send_signal(signal.SIGHUP)
+        late = "grpc.is_tls, grpc.server_cert, grpc.server_key, http.tls_cert, http.tls_key"
+        assert eventually(lambda: f"SIGHUP: changed, and takes a restart: {late}" in server.log())
+        assert server.get("/v2/health/ready")[0] == 200
+
+
+def test_sighup_renews_whose_client_certificates_count(
+    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
+) -> None:
+    repository.add("same", identity())
+    pair, old, new = (make_certificate(tmp_path, name) for name in ("first", "old", "new"))
+    files = Files(tmp_path)
+    files.hold(pair)
+    files.root.write_bytes(old[1].read_bytes())
+    with serve(repository.path, *files.flags("-mutual=true")) as server:
+
+        def is_let_in(own: tuple[Path, Path] | None) -> bool:
+            with connect(server, pair[1], own) as client:
+                try:
+                    return echoes(client)
+                except InferenceServerException as error:
+                    if "UNAVAILABLE" not in str(error):
+                        raise
+                    return False
+
+        assert [is_let_in(old), is_let_in(new), is_let_in(None)] == [True, False, False]
+        files.root.write_bytes(new[1].read_bytes())
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: is_let_in(new))
+        assert [is_let_in(old), is_let_in(new), is_let_in(None)] == [False, True, False]

@@ -1,0 +1,324 @@
+"""One bound for all bodies that are on their way: real sockets, half-sent huge ones, and honest clients beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.errors import Refusal
+from edge_server.frontends.http import budget as budgets
+from edge_server.frontends.http.budget import BodyBudget
+
+MIB = 1 << 20
+PATIENCE_S = 60.0
+PATH = "/v2/models/float/infer"
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "by aiohttp": ("Accept-Encoding: gzip",),
+    "in chunks": ("Transfer-Encoding: chunked",),
+}
+
+
+def message(count: int, *lines: str) -> bytes:
+    """Return a request with `count` raw numbers, as one chunk where `lines` say so."""
+    raw = np.zeros(count, "<f4").tobytes()
+    tensor = {"name": "IN", "shape": [count], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    body = text + raw
+    is_chunked = "Transfer-Encoding: chunked" in lines
+    head = [f"POST {PATH} HTTP/1.1", "Host: x", f"Inference-Header-Content-Length: {len(text)}", *lines]
+    if is_chunked:
+        body = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    else:
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Any], socket.socket]]:
+    with contextlib.ExitStack() as opened:
+
+        def start(site: Any) -> socket.socket:
+            client = opened.enter_context(socket.socket())
+            client.settimeout(PATIENCE_S)
+            client.connect(("127.0.0.1", site.port))
+            return client
+
+        yield start
+
+
+def budget_of(site: Any) -> BodyBudget:
+    found: BodyBudget = site.frontend._budget
+    return found
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < limit_s
+        time.sleep(0.002)
+
+
+def head_of(client: socket.socket) -> bytes:
+    text = b""
+    while b"\r\n\r\n" not in text:
+        data = client.recv(1 << 16)
+        assert data, text
+        text += data
+    return text
+
+
+def everything(client: socket.socket) -> bytes:
+    """Return all that comes until the server closes. A reset is an error."""
+    parts = []
+    while data := client.recv(1 << 20):
+        parts.append(data)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_half_sent_huge_body_gives_way_to_one_that_comes_whole(
+    open_site: Any, connect: Callable[..., socket.socket], way: str
+) -> None:
+    site = open_site(max_body_bytes_in_flight=4 * MIB)
+    budget = budget_of(site)
+    huge = message(900_000, *WAYS[way])
+    hoarder = connect(site)
+    hoarder.sendall(huge[: 3 * MIB])
+    wait_until(lambda: budget.held > 2.9 * MIB)
+    honest = connect(site)
+    honest.sendall(message(500_000, *WAYS[way]))
+    assert head_of(honest).startswith(b"HTTP/1.1 200 ")
+    assert budget.refused == 1
+    # It is told though it sends the rest before it reads, and its connection ends after it.
+    hoarder.sendall(huge[3 * MIB :])
+    told = everything(hoarder) if way == "plain" else head_of(hoarder)
+    assert told.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nRetry-After: 5\r\n" in told
+    if way == "plain":
+        assert b"hold more than 4194304 bytes together (--http-max-body-bytes-in-flight)" in told
+    wait_until(lambda: budget.held == 0)
+
+
+def test_a_refused_body_is_answered_at_once(open_site: Any, connect: Callable[..., socket.socket]) -> None:
+    site = open_site(max_body_bytes_in_flight=4 * MIB)
+    hoarder, honest = connect(site), connect(site)
+    hoarder.sendall(message(900_000)[: 3 * MIB])
+    wait_until(lambda: budget_of(site).held > 2.9 * MIB)
+    honest.sendall(message(500_000))
+    assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_that_leaves_gives_its_bytes_back(
+    open_site: Any, connect: Callable[..., socket.socket], way: str
+) -> None:
+    site = open_site()
+    budget = budget_of(site)
+    client = connect(site)
+    client.sendall(message(900_000, *WAYS[way])[: 3 * MIB])
+    wait_until(lambda: budget.held > 2.9 * MIB)
+    client.close()
+    wait_until(lambda: budget.held == 0)
+    assert budget.refused == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bodies_that_come_whole_leave_nothing_behind(
+    open_site: Any, connect: Callable[..., socket.socket], way: str
+) -> None:
+    site = open_site(max_body_bytes_in_flight=4 * MIB)
+    for _ in range(4):
+        client = connect(site)
+        client.sendall(message(900_000, "Connection: close", *WAYS[way]))
+        assert everything(client).startswith(b"HTTP/1.1 200 ")
+    wait_until(lambda: budget_of(site).held == 0)
+    assert budget_of(site).refused == 0
+
+
+def test_many_half_sent_huge_bodies_stay_below_the_bound_and_small_requests_go_on(
+    open_site: Any, connect: Callable[..., socket.socket]
+) -> None:
+    site = open_site(max_body_bytes_in_flight=8 * MIB)
+    budget = budget_of(site)
+    most = 0
+    for number in range(30):
+        client = connect(site)
+        client.sendall(message(1_500_000, *list(WAYS.values())[number % 3])[: 3 * MIB])
+        honest = connect(site)
+        honest.sendall(message(100_000))
+        assert head_of(honest).startswith(b"HTTP/1.1 200 ")
+        honest.close()
+        most = max(most, budget.held)
+    wait_until(lambda: budget.refused > 20)
+    assert 0 < most <= 8 * MIB
+    assert budget.held <= 8 * MIB
+
+
+def test_a_body_larger_than_the_bound_is_refused_before_it_comes(
+    open_site: Any, connect: Callable[..., socket.socket]
+) -> None:
+    site = open_site(max_body_bytes_in_flight=MIB)
+    client = connect(site)
+    client.sendall(message(500_000)[:1000])
+    told = b""
+    while not told.endswith(b"}"):
+        told += client.recv(1 << 16)
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert b"is larger than the limit of 1048576 bytes" in told
+
+
+def test_what_an_inflated_body_holds_counts(open_site: Any, connect: Callable[..., socket.socket]) -> None:
+    site = open_site(max_body_bytes_in_flight=4 * MIB)
+    hoarder, honest = connect(site), connect(site)
+    hoarder.sendall(message(900_000)[: 3 * MIB])
+    wait_until(lambda: budget_of(site).held > 2.9 * MIB)
+    body = gzip.compress(message(500_000).partition(b"\r\n\r\n")[2])
+    length = message(500_000).partition(b"Content-Length: ")[2].partition(b"\r\n")[0].decode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n"
+    honest.sendall(f"{head}Inference-Header-Content-Length: {length}\r\n\r\n".encode() + body)
+    assert head_of(honest).startswith(b"HTTP/1.1 200 ")
+    assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
+
+
+class Body:
+    def __init__(self, budget: BodyBudget) -> None:
+        self.filled = 0
+        self.refusal: Refusal | None = None
+        self._budget = budget
+        budget.enter(self)
+
+    def grow(self, count: int) -> None:
+        self.filled += count
+        self._budget.held += count
+        if self._budget.held > self._budget.total:
+            self._budget.make_room()
+
+    def give_way(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        self._budget.leave(self)
+
+
+def test_those_give_way_that_hold_most_for_longest() -> None:
+    now_s = 0.0
+    budget = BodyBudget(1000, 10_000, lambda: now_s)
+    assert budget.each == 1000
+    old, small = Body(budget), Body(budget)
+    old.grow(400)
+    small.grow(10)
+    now_s = 30.0
+    young = Body(budget)
+    young.grow(590)
+    assert old.refusal is None
+    young.grow(1)
+    assert old.refusal is not None
+    assert "after 400 bytes" in old.refusal.message
+    assert (young.refusal, small.refusal, budget.held, budget.refused) == (None, None, 601, 1)
+    # As many as it takes until an eighth is free.
+    others = [Body(budget) for _ in range(3)]
+    for other in others:
+        other.grow(100)
+    now_s = 31.0
+    young.grow(100)
+    assert [body.refusal is None for body in (young, small, *others)] == [False, True, True, True, True]
+    assert budget.held == 310
+
+
+def test_a_body_that_is_all_there_does_not_give_way_and_what_grows_beyond_it_does() -> None:
+    budget = BodyBudget(1000, 1000)
+    with budget.share() as settled:
+        settled.grow(900)
+        settled.settle()
+        with budget.share() as late, pytest.raises(Refusal, match="after 101 bytes"):
+            late.grow(101)
+        assert budget.held == 900
+        with pytest.raises(Refusal, match="after 1001 bytes"):
+            settled.grow(101)
+    assert budget.held == 0
+    assert budget.refused == 2
+
+
+def test_settled_bodies_leave_the_rest_of_the_room_to_small_ones() -> None:
+    budget = BodyBudget(1000, 1000)
+    with budget.share() as settled:
+        settled.grow(900)
+        settled.settle()
+        small, large = Body(budget), Body(budget)
+        small.grow(20)
+        large.grow(81)
+        assert (small.refusal is None, large.refusal is None, budget.held) == (True, False, 920)
+
+
+def test_a_share_that_gave_way_holds_nothing_and_says_so_at_its_next_piece() -> None:
+    budget = BodyBudget(1000, 1000)
+    with budget.share() as share, budget.share() as other:
+        share.grow(600)
+        share.buffer = bytearray(600)
+        other.grow(500)
+        assert len(share.buffer) == 0
+        assert budget.held == 500
+        with pytest.raises(Refusal, match="after 600 bytes"):
+            share.grow(1)
+    assert budget.held == 0
+
+
+def lay_out(root: Path, available_kb: int | None, groups: dict[str, tuple[str, str]]) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    if available_kb is not None:
+        (root / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:    {available_kb} kB\n")
+    (root / "proc/self/cgroup").write_text("0::/box.slice/server.service\n")
+    for name, (limit, used) in groups.items():
+        folder = root / "sys/fs/cgroup" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+
+
+@pytest.mark.parametrize(
+    ("available_kb", "groups", "expected"),
+    [
+        (8000, {}, 8000 * 1024),
+        (8000, {"box.slice/server.service": ("max", "5")}, 8000 * 1024),
+        (8000, {"box.slice/server.service": ("5000", "1000")}, 4000),
+        (8000, {"box.slice": ("3000", "1000"), "box.slice/server.service": ("5000", "1000")}, 2000),
+        (8000, {"box.slice/server.service": ("5000", "6000")}, 0),
+        (None, {}, 0),
+    ],
+)
+def test_the_memory_at_hand_is_the_kernels_or_the_control_groups(
+    tmp_path: Path, available_kb: int | None, groups: dict[str, tuple[str, str]], expected: int
+) -> None:
+    lay_out(tmp_path, available_kb, groups)
+    assert budgets.available_bytes(tmp_path) == expected
+
+
+def test_without_proc_nothing_is_known_of_memory(tmp_path: Path) -> None:
+    assert budgets.available_bytes(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "largest", "available", "expected"),
+    [
+        (5, 1, 1 << 40, 5),
+        (0, 64 * MIB, 8192 * MIB, 2048 * MIB),
+        (0, 64 * MIB, 512 * MIB, 256 * MIB),
+        (0, 64 * MIB, 0, 256 * MIB),
+        (0, 1024 * MIB, 2048 * MIB, 1024 * MIB),
+        (0, 1 << 40, 2048 * MIB, 2048 * MIB),
+    ],
+)
+def test_the_bound_is_a_quarter_of_the_memory_at_hand_and_never_less_than_one_body_needs(
+    monkeypatch: pytest.MonkeyPatch, setting: int, largest: int, available: int, expected: int
+) -> None:
+    monkeypatch.setattr(budgets, "available_bytes", lambda: available)
+    assert budgets.most_bytes(setting, largest) == expected
