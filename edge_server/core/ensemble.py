@@ -23,12 +23,16 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """An input of a step's model and the tensor that it takes. `rank` counts its dimensions, the batch included."""
+    """An input of a step's model and the tensor that it takes. `rank` counts its dimensions, the batch included.
+
+    `is_values`: it is a shape tensor of a model that batches: `rank` has no batch, and rows stand for their values.
+    """
 
     input: str
     tensor: str
     is_optional: bool = False
     rank: int = -1
+    is_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)

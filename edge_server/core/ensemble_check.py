@@ -5,25 +5,34 @@ the step and the tensor. What is refused and what is allowed follows Triton.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from edge_server.core.composition import EnsembleStep
 from edge_server.core.ensemble import Feed, Origin, Step, StepGraph, longest
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs
 from edge_server.errors import BadModelConfig
 from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Where a tensor of the ensemble comes from, and what it is: the whole shape, the batch included."""
+    """Where a tensor of the ensemble comes from, and what it is: the whole shape, the batch included.
+
+    `repeats_values`: it is a shape tensor that a model which batches made, each row the same.
+    """
 
     where: str
     item: InputSpec | OutputSpec
     shape: tuple[int, ...]
     dims: tuple[int, ...]
     origin: Origin = ()
+    repeats_values: bool = False
+
+    @property
+    def has_rows(self) -> bool:
+        return len(self.shape) != len(self.dims)
 
 
 def step_graph(spec: ModelSpec, members: Sequence[ModelSpec]) -> StepGraph:
@@ -46,13 +55,14 @@ def _bad(spec: ModelSpec, words: str) -> BadModelConfig:
 def _checked_step(spec: ModelSpec, index: int, step: EnsembleStep, member: ModelSpec) -> Step:
     """Return the step, whose maps name what its model has."""
     optional = {item.name: item.is_optional for item in member.inputs}
-    ranks = {item.name: len(member.wire_dims(item.dims)) for item in member.inputs}
+    values = batched_shape_inputs(member)
+    ranks = {item.name: len(_given_dims(member, item, values)) for item in member.inputs}
     shell = Step(
         index,
         step.model,
         step.version,
         tuple(
-            Feed(name, tensor, optional.get(name, False), ranks.get(name, -1))
+            Feed(name, tensor, optional.get(name, False), ranks.get(name, -1), name in values)
             for name, tensor in step.input_map.items()
         ),
         tuple(step.output_map.items()),
@@ -75,6 +85,11 @@ def _checked_step(spec: ModelSpec, index: int, step: EnsembleStep, member: Model
             f"{shell}: the ensemble allows a max_batch_size of {spec.max_batch_size}, its model only one of {limit}",
         )
     return shell
+
+
+def _given_dims(spec: ModelSpec, item: InputSpec, values: Collection[str]) -> tuple[int, ...]:
+    """Return the shape that an input is sent in: shape tensors, `values`, without a batch dimension."""
+    return item.dims if item.name in values else spec.wire_dims(item.dims)
 
 
 def _check_made_once(spec: ModelSpec, steps: Sequence[Step]) -> None:
@@ -101,8 +116,9 @@ def _check_made_once(spec: ModelSpec, steps: Sequence[Step]) -> None:
 
 def _ordered(spec: ModelSpec, steps: Sequence[Step], members: Sequence[ModelSpec]) -> StepGraph:
     """Follow the tensors from the ensemble's inputs, checking each where it is taken."""
+    values = batched_shape_inputs(spec)
     made = {
-        item.name: _Made(f"input '{item.name}' of the ensemble", item, spec.wire_dims(item.dims), item.dims)
+        item.name: _Made(f"input '{item.name}' of the ensemble", item, _given_dims(spec, item, values), item.dims)
         for item in spec.inputs
     }
     order: list[Step] = []
@@ -123,10 +139,7 @@ def _ordered(spec: ModelSpec, steps: Sequence[Step], members: Sequence[ModelSpec
             placed = replace(step, origin=_origin(spec, step, made))
             order.append(placed)
             for name, tensor in placed.makes:
-                item = member.output(name)
-                assert item is not None
-                where = f"output '{name}' of {placed}"
-                made[tensor] = _Made(where, item, member.wire_dims(item.dims), item.dims, placed.scope_origin)
+                made[tensor] = _made_by(placed, name, member)
                 there.append(tensor)
     waiting = [step for step in steps if missing[step.index]]
     if waiting:
@@ -136,6 +149,19 @@ def _ordered(spec: ModelSpec, steps: Sequence[Step], members: Sequence[ModelSpec
         sorted(order, key=lambda step: step.index),
         [item.name for item in spec.outputs],
         {name: item.origin for name, item in made.items()},
+    )
+
+
+def _made_by(step: Step, name: str, member: ModelSpec) -> _Made:
+    item = member.output(name)
+    assert item is not None
+    return _Made(
+        f"output '{name}' of {step}",
+        item,
+        member.wire_dims(item.dims),
+        item.dims,
+        step.scope_origin,
+        name in batched_shape_outputs(member),
     )
 
 
@@ -171,12 +197,31 @@ def _check_feed(spec: ModelSpec, step: Step, feed: Feed, made: _Made, member: Mo
             spec,
             f"{where}, a {made.item.dtype.config_name} ({made.where}), but the model expects {item.dtype.config_name}",
         )
+    if feed.is_values:
+        _check_values(spec, where, made, item)
+        return
     shape = member.wire_dims(item.dims)
     if not _fit(made, shape, item.dims):
         raise _bad(spec, f"{where} of shape {list(made.shape)} ({made.where}), but the model expects {list(shape)}")
 
 
+def _check_values(spec: ModelSpec, where: str, made: _Made, item: InputSpec) -> None:
+    """Check what is to be a shape tensor of a model that batches. It has one set of values for all rows."""
+    given = f"{where} of shape {list(made.shape)} ({made.where})"
+    if made.has_rows and not made.repeats_values:
+        raise _bad(
+            spec,
+            f"{given}, whose rows may differ, but it is a shape tensor of a model that batches: expected values of "
+            f"{list(item.dims)} without a batch dimension, from a model that does not batch, a shape tensor of another "
+            "model, or an input of the ensemble with is_shape_tensor: true",
+        )
+    if not _match(made.dims, item.dims):
+        what = "rows of the values" if made.repeats_values else "values"
+        raise _bad(spec, f"{given}, but the model expects {what} of its shape tensor, {list(item.dims)}")
+
+
 def _check_outputs(spec: ModelSpec, made: Mapping[str, _Made]) -> None:
+    values = batched_shape_outputs(spec)
     for item in spec.outputs:
         maker = made[item.name]
         if item.dtype is not maker.item.dtype:
@@ -184,6 +229,12 @@ def _check_outputs(spec: ModelSpec, made: Mapping[str, _Made]) -> None:
                 spec,
                 f"output '{item.name}': expected the {maker.item.dtype.config_name} of {maker.where}, "
                 f"given {item.dtype.config_name}",
+            )
+        if item.name in values and not maker.repeats_values:
+            raise _bad(
+                spec,
+                f"output '{item.name}' is_shape_tensor: expected false, for {maker.where} is no shape tensor of a "
+                "model that batches, given true",
             )
         shape = spec.wire_dims(item.dims)
         if not _fit(maker, shape, item.dims):
@@ -204,7 +255,7 @@ def _fit(made: _Made, shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     Where one side has a batch dimension and the other has none, the same dims without it will do as well: the tensor is
     then one row.
     """
-    has_batch = (len(made.shape) != len(made.dims)) != (len(shape) != len(dims))
+    has_batch = made.has_rows != (len(shape) != len(dims))
     return _match(made.shape, shape) or (has_batch and _match(made.dims, dims))
 
 

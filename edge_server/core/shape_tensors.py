@@ -23,6 +23,12 @@ Otherwise here: values are compared whole, where Triton's strncmp ends at the fi
 memory is brought to the host, where Triton refuses it; any runtime that takes batches takes them, where Triton allows
 them for TensorRT alone (an ONNX file is served by another runtime until its engine is built). Assumed, as Triton says
 nothing of it: a request whose inputs are all shape tensors is one row.
+
+Ensembles: Triton has no way to give a step such an input. An ensemble that marks a tensor is refused
+(ValidateModelInput), and what else a step is given has a batch dimension, one of 1 where the maker has none
+(EnsembleContext::ReshapeTensorDims), so that the member refuses every request. Here a step is given what a client would
+send: `dims` values of a maker that does not batch, or of an input that the ensemble marks; or one row of another
+model's shape tensor. What has rows that may differ is refused when the ensemble is loaded.
 """
 
 from __future__ import annotations
@@ -68,6 +74,14 @@ def of_another_size(whole: Array, given: int, rows: int) -> Array:
     if whole.ndim != 1 or not whole.size or whole[0] != given:
         return whole
     return with_batch_size(whole[1:], rows)
+
+
+def values_of_rows(rows: Array) -> Array | None:
+    """Return the values that each row repeats; None where rows differ, or where there are none."""
+    if not len(rows) or (rows[1:] != rows[0]).any():
+        return None
+    values: Array = rows[0]
+    return values
 
 
 def rows_of_values(whole: Array, dims: tuple[int, ...], rows: int) -> Array | None:

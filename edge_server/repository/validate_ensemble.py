@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edge_server.core.shape_tensors import SHAPE_DTYPES
+from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.repository.pbtxt import ConfigMessage
 
@@ -32,7 +34,20 @@ def check_ensemble(config: ConfigMessage, model: str) -> None:
         for item in items:
             if item.HasField("reshape"):
                 raise _bad(model, f"{kind} '{item.name}' reshape", "none, for an ensemble only hands on", "one")
+            if item.is_shape_tensor and config.max_batch_size > 0:
+                _check_values(item, model, f"{kind} '{item.name}'")
     _check_steps(config, model)
+
+
+def _check_values(item: ConfigMessage, model: str, what: str) -> None:
+    """Refuse a shape tensor that no model which batches has. See core.shape_tensors."""
+    if len(item.dims) != 1 or item.dims[0] < 1:
+        expected = "one dimension of a fixed size, for it is a shape tensor of a model that batches"
+        raise _bad(model, f"{what} dims", expected, list(item.dims))
+    if item.data_type not in [dtype.number for dtype in SHAPE_DTYPES]:
+        expected = f"{' or '.join(dtype.config_name for dtype in SHAPE_DTYPES)}, for it is a shape tensor"
+        given = next((dtype.config_name for dtype in DType if dtype.number == item.data_type), "none")
+        raise _bad(model, f"{what} data_type", expected, given)
 
 
 def _check_steps(config: ConfigMessage, model: str) -> None:

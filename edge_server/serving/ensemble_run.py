@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from edge_server.core.ensemble import Flow, Launch, Plan, Step
+from edge_server.core.ensemble_shapes import as_taken, with_rank
 from edge_server.core.message import (
     NO_PARAMETERS,
     Parameter,
@@ -227,7 +228,7 @@ class EnsembleRun:
         for feed in step.feeds:
             tensor = launch.inputs.get(feed.input)
             if tensor is not None:
-                inputs[feed.input] = with_rank(tensor, feed.input, feed.rank)
+                inputs[feed.input] = as_taken(tensor, feed)
         return Request(
             step.model,
             inputs,
@@ -340,16 +341,3 @@ def sequence_parameters(step: SequenceStep | None) -> Mapping[str, Parameter]:
     if step is None:
         return NO_PARAMETERS
     return {"sequence_id": step.id, "sequence_start": step.is_start, "sequence_end": step.is_end}
-
-
-def with_rank(tensor: Tensor, name: str, rank: int) -> Tensor:
-    """Return the tensor under a name of the model that takes it, as one row or as what one row holds where just one of
-    the two models has a batch dimension."""
-    array = tensor.array
-    if array.ndim + 1 == rank:
-        array = array[None]
-    elif array.ndim == rank + 1 and array.shape[0] == 1:
-        array = array[0]
-    elif tensor.name == name:
-        return tensor
-    return Tensor(name, tensor.dtype, array)

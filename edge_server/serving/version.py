@@ -256,9 +256,7 @@ class ModelVersion:
 
         def measure(session: Session | RequestSession) -> None:
             nonlocal seconds
-            started = time.monotonic()
-            probe(session, self.spec, self._plan, self._file.model_dir)
-            seconds = time.monotonic() - started
+            seconds = probe(session, self.spec, self._plan, self._file.model_dir)
 
         instance = Instance(
             f"{self.name}_probe", lambda: self._open_session("probe", device_id), measure, self._execute

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -25,6 +27,9 @@ AnySession: TypeAlias = Session | RequestSession
 
 PROBE = "probe"
 """Name of the sample that is made from the inputs alone, where the configuration declares none."""
+
+_WIDE = 64
+"""A multiple of the strides of most networks for pictures, and a short sentence."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,21 +88,40 @@ class NotFinite(WarmupFailed):
     """The model answered NaN or infinity where it was given finite numbers."""
 
 
-def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
-    """Run one inference: the first declared sample, or zeros with every dimension of any size set to 1."""
+def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
+    """Run one inference and return its seconds: the first declared sample, or zeros.
+
+    Every dimension of any size is set to 1, and where that fails to `_WIDE`: a picture of one pixel is too small for
+    many networks that take pictures of any size. Raises WarmupFailed.
+    """
     declared = next((sample for sample in spec.warmup if sample.batch_size > 0), None)
     sample = declared or probe_sample(spec)
+    try:
+        return _timed(session, spec, plan, sample, model_dir)
+    except WarmupFailed:
+        wide = probe_sample(spec, free_dim=_WIDE)
+        if declared is not None or wide == sample:
+            raise
+        with contextlib.suppress(WarmupFailed):
+            return _timed(session, spec, plan, wide, model_dir)
+        raise
+
+
+def _timed(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, model_dir: Path) -> float:
+    started = time.monotonic()
     _try(session, spec, plan, dataclasses.replace(sample, count=1), model_dir)
+    return time.monotonic() - started
 
 
-def probe_sample(spec: ModelSpec, *, is_zero: bool = True) -> WarmupSample:
-    """Return a sample made from the inputs alone: zeros, or random floats of 0 to 1 and ones."""
+def probe_sample(spec: ModelSpec, *, is_zero: bool = True, free_dim: int = 1) -> WarmupSample:
+    """Return a sample made from the inputs alone: zeros, or random floats of 0 to 1 and ones. Values of shape tensors
+    are ones: nothing is of size 0."""
     inputs = tuple(
         WarmupInput(
             item.name,
             item.dtype,
-            tuple(1 if dim == -1 else dim for dim in item.dims),
-            "zero" if is_zero else "random" if _is_float(item.dtype) else "one",
+            tuple(free_dim if dim == -1 else dim for dim in item.dims),
+            "zero" if is_zero and not item.is_shape_tensor else "random" if _is_float(item.dtype) else "one",
         )
         for item in spec.inputs
         if not item.is_optional
@@ -281,5 +305,7 @@ def _is_set(spec: ModelSpec, key: str, default: bool) -> bool:
 
 
 def _failed(sample: str, reason: str) -> WarmupFailed:
-    way_out = "; made up for want of a model_warmup, the parameter warmup_probe turns it off" if sample == PROBE else ""
+    way_out = ""
+    if sample == PROBE:
+        way_out = "; made up for want of a model_warmup. The parameter warmup_probe has serve go without it"
     return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}{way_out}")

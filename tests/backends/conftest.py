@@ -175,6 +175,11 @@ def python_house(tmp_path: Path) -> Iterator[PythonHouse]:
 
 
 @pytest.fixture
+def one_to_one() -> str:
+    return ONE_TO_ONE
+
+
+@pytest.fixture
 def decoupled() -> str:
     return ONE_TO_ONE + "model_transaction_policy { decoupled: true }\n"
 

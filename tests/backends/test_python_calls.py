@@ -46,6 +46,8 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+ISOLATION = 'parameters { key: "isolation" value { string_value: "process" } }'
+
 
 def calling(target: str) -> str:
     return f"TARGET = '{target}'\n{CALLER}"
@@ -269,10 +271,88 @@ def test_the_responses_of_a_decoupled_model_are_iterated_as_they_come(python_hou
                 request = pb_utils.InferenceRequest(
                     model_name="counter", requested_output_names=["OUT"], inputs=requests[0].inputs())
                 responses = request.exec(decoupled=True)
-                return [answer(np.concatenate([r.output_tensors()[0].as_numpy() for r in responses]))]
+                found = [r.output_tensors()[0].as_numpy() for r in responses if r.output_tensors()]
+                return [answer(np.concatenate(found))]
         """,
     )
     assert python_house.value("caller", [4.0]) == [0.0, 1.0, 2.0, 3.0]
+
+
+FLAG_BESIDE_THE_LAST = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(given(request)[0])
+            for number in range(count):
+                is_last = number == count - 1
+                sender.send(answer([number]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0)
+"""
+FAILING_AT_LAST = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(answer([0]))
+            error = pb_utils.InferenceResponse(error=pb_utils.TritonError("no more"))
+            sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNTING_CALLER = """
+def seen(responses):
+    # -1: neither tensors nor an error; -2: an error.
+    found = []
+    for response in responses:
+        assert not response.parameters() or response.parameters() == "{}"
+        if response.has_error():
+            found.append(-2)
+        elif not response.output_tensors():
+            assert response.error() is None
+            assert pb_utils.get_output_tensor_by_name(response, "OUT") is None
+            found.append(-1)
+        else:
+            found.append(pb_utils.get_output_tensor_by_name(response, "OUT").as_numpy()[0])
+    assert next(responses, None) is None, "the iterator stays at its end"
+    return answer(np.array(found, np.float32))
+
+def asked(request):
+    return pb_utils.InferenceRequest(
+        model_name="called", requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", given(request))])
+"""
+WAITING = (
+    COUNTING_CALLER
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [seen(asked(request).exec(decoupled=True)) for request in requests]
+"""
+)
+AWAITING = (
+    COUNTING_CALLER
+    + """
+class TritonPythonModel:
+    async def execute(self, requests):
+        return [seen(await asked(request).async_exec(decoupled=True)) for request in requests]
+"""
+)
+
+
+@pytest.mark.parametrize("caller", [WAITING, AWAITING], ids=["exec", "async_exec"])
+@pytest.mark.parametrize("isolation", ["", ISOLATION], ids=["inside", "process"])
+def test_a_stream_that_ends_with_the_flag_alone_has_an_empty_response_at_its_end_and_no_other_has(
+    python_house: Any, one_to_one: str, decoupled: str, isolation: str, caller: str
+) -> None:
+    python_house.add("caller", caller, one_to_one + isolation)
+    python_house.add("called", COUNTER, decoupled + isolation)
+    assert python_house.value("caller", [3.0]) == [0.0, 1.0, 2.0, -1.0]
+    assert python_house.value("caller", [0.0]) == [-1.0]
+    python_house.add("called", FLAG_BESIDE_THE_LAST, decoupled)
+    assert python_house.value("caller", [3.0]) == [0.0, 1.0, 2.0]
+    python_house.add("called", FAILING_AT_LAST, decoupled)
+    assert python_house.value("caller", [1.0]) == [0.0, -2.0]
+    python_house.add("called", DOUBLE, one_to_one)
+    assert python_house.value("caller", [3.0]) == [6.0]
+    python_house.service.unload_model("called")
+    assert python_house.value("caller", [3.0]) == [-2.0]
 
 
 ENDLESS = """
@@ -383,8 +463,6 @@ class TritonPythonModel:
                 found.append(answer(response.output_tensors()[0].as_numpy() + 1))
         return found
 """
-
-ISOLATION = 'parameters { key: "isolation" value { string_value: "process" } }'
 
 
 @pytest.mark.parametrize("isolation", ["", ISOLATION], ids=["inside", "process"])

@@ -175,9 +175,13 @@ def test_other_instances_go_on_while_one_crashes(python_house: Any) -> None:
     assert [number for number, (responses, _, _) in enumerate(started) if responses[0].error] == [3]
 
 
-def test_nothing_is_left_of_the_processes_and_their_memory(python_house: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+def test_nothing_is_left_of_the_processes_and_their_memory(
+    python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    def held() -> tuple[int, int]:
+        """Return how many files are open, and how many mappings of such memory there are."""
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("/memfd:edge-python-model")
 
     code = """
     class TritonPythonModel:
@@ -187,8 +191,8 @@ def test_nothing_is_left_of_the_processes_and_their_memory(python_house: Any, ca
             pb_utils.Logger.log_warn("finalized in %d" % os.getpid())
     """
     python_house.add("m", code, ISOLATED)
-    before, threads = descriptors(), threading.active_count()
-    shared = set(os.listdir("/dev/shm"))
+    (files, mappings), threads = held(), threading.active_count()
+    assert mappings
     pids = []
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -196,15 +200,10 @@ def test_nothing_is_left_of_the_processes_and_their_memory(python_house: Any, ca
             path = python_house.path / "m" / "config.pbtxt"
             path.write_text(path.read_text() + "\n#")
             python_house.service.load_model("m")
-    for _ in range(200):
-        is_gone = not any(Path(f"/proc/{pid}").exists() for pid in pids)
-        if is_gone and descriptors() <= before and threading.active_count() <= threads + 1:
-            break
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert descriptors() <= before
-    assert threading.active_count() <= threads + 1
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert eventually(lambda: held()[0] <= files), held()
+    assert eventually(lambda: held()[1] <= mappings), held()
+    assert eventually(lambda: threading.active_count() <= threads + 1), threading.enumerate()
     for pid in pids:
         assert any(f"finalized in {pid}" in line for line in caplog.messages)
 

@@ -98,19 +98,120 @@ def test_in_a_process_of_its_own_a_models_modules_go_by_plain_names_too(python_h
     assert "audit_helper" not in sys.modules
 
 
-def test_plain_names_are_gone_with_the_model_and_nobodys_in_a_shared_process(tmp_path: Path) -> None:
+def test_plain_names_are_gone_with_the_model_and_never_there_in_a_shared_process(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "audit_helper.py").touch()
     path = tmp_path / "1" / "model.py"
     path.write_text("import importlib\nhelper = importlib.import_module('audit_helper')\n")
+    first = ModelSource(path, tmp_path, is_alone=True)
+    first.load()
+    first.unload()
+    # What finds the packages of all models stays from the first of them on.
     before = list(sys.meta_path)
     source = ModelSource(path, tmp_path, is_alone=True)
     assert source.load().helper is sys.modules["audit_helper"]
     source.unload()
     assert "audit_helper" not in sys.modules
+    shared = ModelSource(path, tmp_path)
+    assert shared.load().helper.__name__ == f"{shared.package}.audit_helper"
     with pytest.raises(ModuleNotFoundError, match="audit_helper"):
-        ModelSource(path, tmp_path).load()
+        importlib.import_module("audit_helper")
+    shared.unload()
+    assert "audit_helper" not in sys.modules
     assert sys.meta_path == before
+
+
+BY_NAME = """
+import importlib
+import importlib.util as util
+import importlib.metadata
+from importlib import import_module, machinery
+import plugins.double
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        assert importlib.import_module("audit_helper").WORD == WORD
+        return config
+    def execute(self, requests):
+        import audit_helper
+        for find in (importlib.import_module, import_module):
+            assert find("audit_helper") is audit_helper
+            assert find("plugins.double") is plugins.double
+            assert find(".audit_helper", __package__) is audit_helper
+            assert find(".double", plugins.__name__) is plugins.double
+            assert find("json") is json and find("numpy") is np and find("os.path") is os.path
+            for name in ("audit_nobodys", "audit_helper.part", "plugins.nobodys"):
+                try:
+                    find(name)
+                    raise AssertionError(name)
+                except ModuleNotFoundError as error:
+                    assert name in str(error)
+            try:
+                find("")
+                raise AssertionError("an empty name")
+            except ValueError:
+                pass
+        assert audit_helper.WORD == WORD and audit_helper.by_name() is plugins.double
+        assert importlib.reload(audit_helper) is audit_helper
+        assert audit_helper.LOADED == 2 + audit_helper.LOADED_BEFORE
+        assert util.module_from_spec and machinery.ModuleSpec and importlib.metadata.version("numpy")
+        assert importlib.__spec__.name == "importlib" and "invalidate_caches" in dir(importlib)
+        return [answer([len(WORD)]) for _ in requests]
+"""
+HELPER = """
+import importlib
+LOADED_BEFORE = globals().get("LOADED", 1) - 1
+LOADED = globals().get("LOADED", 0) + 1
+def by_name():
+    return importlib.import_module("plugins.double")
+"""
+
+
+def test_models_in_one_process_import_by_name_what_is_their_own(python_house: Any) -> None:
+    words = {"first": "own", "second": "another"}
+    for name, word in words.items():
+        version = python_house.write(name, f"WORD = {word!r}\n{BY_NAME}")
+        (version / "audit_helper.py").write_text(f"WORD = {word!r}\n{HELPER}")
+        (version / "plugins").mkdir()
+        (version / "plugins" / "__init__.py").touch()
+        (version / "plugins" / "double.py").touch()
+    for name in words:
+        python_house.service.load_model(name)
+    for name, word in words.items():
+        assert python_house.value(name) == [len(word)]
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("audit_helper")
+    python_house.service.unload_model("first")
+    assert python_house.value("second") == [len("another")]
+    assert "audit_helper" not in sys.modules
+
+
+def test_models_import_by_name_at_the_same_time(tmp_path: Path, quick_switches: None) -> None:
+    sources = []
+    for number in range(4):
+        folder = tmp_path / str(number) / "1"
+        folder.mkdir(parents=True)
+        (folder / "audit_helper.py").write_text(f"NUMBER = {number}\n")
+        (folder / "model.py").write_text(
+            "import importlib\ndef find():\n    return importlib.import_module('audit_helper').NUMBER\n"
+        )
+        sources.append(ModelSource(folder / "model.py", folder.parent))
+    models = [source.load() for source in sources]
+    found: dict[int, int] = {}
+    threads = [
+        threading.Thread(target=lambda number=number: found.update({number: models[number % 4].find()}))
+        for number in range(32)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+    finally:
+        for thread in threads:
+            thread.join()
+        for source in sources:
+            source.unload()
+    assert found == {number: number % 4 for number in range(32)}
 
 
 class Unloading(MetaPathFinder):

@@ -7,7 +7,9 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,6 +38,35 @@ model_warmup { name: "small" batch_size: 2
 SEQUENCES = """
 sequence_batching { max_sequence_idle_microseconds: 60000000 direct { }
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } } }
+"""
+
+# Twice from the same picture: to SIZE, and to the shape of what came of that.
+TWICE = """
+platform: "ensemble"
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+input { name: "SIZE" data_type: TYPE_INT64 dims: [ 2 ] is_shape_tensor: true }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "MADE" data_type: TYPE_INT64 dims: [ 2 ] is_shape_tensor: true }
+ensemble_scheduling {
+  step { model_name: "wide" input_map [ { key: "IN" value: "IN" }, { key: "SIZE" value: "SIZE" } ]
+         output_map { key: "MADE" value: "first" } }
+  step { model_name: "wide" input_map [ { key: "IN" value: "IN" }, { key: "SIZE" value: "first" } ]
+         output_map [ { key: "OUT" value: "OUT" }, { key: "MADE" value: "MADE" } ] }
+}
+"""
+# What does not batch has values without a batch dimension.
+WHOLE = """
+platform: "ensemble"
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1, -1, -1 ] }
+input { name: "SIZE" data_type: TYPE_INT64 dims: [ 2 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1, -1, -1 ] }
+output { name: "MADE" data_type: TYPE_INT64 dims: [ -1, 2 ] }
+ensemble_scheduling {
+  step { model_name: "same" input_map { key: "INPUT0" value: "SIZE" } output_map { key: "OUTPUT0" value: "same" } }
+  step { model_name: "wide" input_map [ { key: "IN" value: "IN" }, { key: "SIZE" value: "same" } ]
+         output_map [ { key: "OUT" value: "OUT" }, { key: "MADE" value: "MADE" } ] }
+}
 """
 
 
@@ -72,7 +103,7 @@ def config(kind: str, *more: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any) -> Iterator[Any]:
+def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
     folder = module_repository.add("narrow", config("INT32", BATCHING, WARMUP), model=resizing(TensorProto.INT32))
     (folder / "warmup").mkdir()
     (folder / "warmup" / "size").write_bytes(np.array([4, 4], "<i4").tobytes())
@@ -81,6 +112,14 @@ def server(serve: Any, module_repository: Any) -> Iterator[Any]:
     module_repository.add("kept", config("INT64", "response_cache { enable: true }"), model=wide)
     module_repository.add("steps", config("INT64", SEQUENCES), model=resizing(TensorProto.INT64, has_start=True))
     module_repository.add("wrong", config("INT64").replace("dims: [ 2 ]", "dims: [ 3 ]"), model=wide)
+    module_repository.add("same", identity("INT64", "2", batch=0))
+    module_repository.add("twice", TWICE)
+    module_repository.add("twice_again", TWICE.replace('"wide"', '"twice"'))
+    module_repository.add("whole", WHOLE)
+    module_repository.add("rows", TWICE.replace("is_shape_tensor: true", "", 1))
+    module_repository.add("short", TWICE.replace("INT64 dims: [ 2 ]", "INT32 dims: [ 2 ]", 1))
+    module_repository.add("real", TWICE.replace("INT64 dims: [ 2 ]", "FP32 dims: [ 2 ]", 1))
+    module_repository.add("free", TWICE.replace("dims: [ 2 ]", "dims: [ -1 ]", 1))
     with serve(
         module_repository.path, "--exit-on-error=false", "--strict-readiness=false", "--cache-config=local,size=4194304"
     ) as server:
@@ -208,9 +247,89 @@ def test_sequences_of_equal_values_step_together_in_their_own_rows(server: Any) 
         list(pool.map(steps, (1, 2, 3)))
 
 
-def test_a_configuration_that_counts_the_batch_size_among_the_values_is_not_served(server: Any) -> None:
+@pytest.mark.parametrize("api", [triton, triton_http], ids=["grpc", "http"])
+@pytest.mark.parametrize("model", ["twice", "twice_again", "whole"])
+def test_an_ensemble_hands_values_on_to_a_step_that_batches(server: Any, api: Any, model: str) -> None:
+    address = server.grpc if api is triton else server.http
+    with api.InferenceServerClient(address) as client:
+        for count, height, width in ((1, 8, 4), (3, 4, 12), (8, 16, 16)):
+            images = pictures(count)
+            check(client.infer(model, tensors(api, images, np.array([height, width]))), images, height, width)
+
+
+def test_requests_to_ensembles_at_the_same_time_each_get_their_own_size(server: Any) -> None:
+    asked = [(1 + number % 3, 4 + 4 * (number % 2), 4 + 4 * (number % 5)) for number in range(16)]
+    with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(8) as pool:
+
+        def ask(one: tuple[int, int, int]) -> None:
+            for model in ("twice", "whole"):
+                images = pictures(one[0])
+                check(client.infer(model, tensors(triton, images, np.array(one[1:]))), images, *one[1:])
+
+        list(pool.map(ask, asked))
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "said"),
+    [
+        (
+            "twice",
+            [[8, 8], [8, 8]],
+            r"input 'SIZE' for model 'twice'. Expected \[2\], got \[2,2\]. NOTE: it is a shape",
+        ),
+        ("twice", [2, 8, 8], r"input 'SIZE' for model 'twice'. Expected \[2\], got \[3\]. NOTE: it is a shape"),
+        ("twice", [0, 4], r"in ensemble 'twice', step 1 \(model 'wide'\)"),
+        ("whole", [[8, 8]], r"input 'SIZE' for model 'whole'. Expected \[2\], got \[1,2\]."),
+    ],
+)
+def test_an_ensemble_refuses_what_its_step_would_and_goes_on(server: Any, model: str, size: Any, said: str) -> None:
+    with triton.InferenceServerClient(server.grpc) as client:
+        with pytest.raises(InferenceServerException, match=said):
+            client.infer(model, tensors(triton, pictures(2), np.array(size, np.int64)))
+        images = pictures(2)
+        check(client.infer(model, tensors(triton, images, np.array([8, 8]))), images, 8, 8)
+
+
+def test_check_makes_up_a_size_for_a_model_and_for_an_ensemble_of_it(repository: Any) -> None:
+    """An ensemble cannot declare a warm-up sample that says one."""
+    repository.add("wide", config("INT64"), model=resizing(TensorProto.INT64))
+    repository.add("twice", TWICE)
+    command = [sys.executable, "-m", "edge_server", "check", str(repository.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "twice" in done.stdout
+    assert "wide" in done.stdout
+
+
+def reason_of(server: Any, model: str) -> str:
     _, index = server.ask("/v2/repository/index", {})
-    reason = next(item for item in index if item["name"] == "wrong")["reason"]
+    return str(next(item for item in index if item["name"] == model)["reason"])
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            "rows",
+            "step 1 (model 'wide'): input 'SIZE' takes tensor 'SIZE' of shape [-1, 2] (input 'SIZE' of the",
+        ),
+        ("short", "takes tensor 'SIZE', a TYPE_INT32 (input 'SIZE' of the ensemble), but the model expects TYPE_INT64"),
+        (
+            "real",
+            "input 'SIZE' data_type: expected TYPE_INT32 or TYPE_INT64, for it is a shape tensor, given TYPE_FP",
+        ),
+        (
+            "free",
+            "input 'SIZE' dims: expected one dimension of a fixed size, for it is a shape tensor of a model",
+        ),
+    ],
+)
+def test_an_ensemble_whose_tensor_cannot_be_the_values_is_not_served(server: Any, model: str, said: str) -> None:
+    assert said in reason_of(server, model)
+
+
+def test_a_configuration_that_counts_the_batch_size_among_the_values_is_not_served(server: Any) -> None:
+    reason = reason_of(server, "wrong")
     assert (
         "input 'SIZE' dims: expected [2], as many as the values of the model file's shape tensor [3] beside the batch "
         "size, given [3]" in reason

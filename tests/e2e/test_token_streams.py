@@ -24,7 +24,29 @@ TOKENS = [
     "7", ";", " ", "déjà", " ", "vu", ":", " ", "東京", "!",
 ]  # fmt: skip
 
-Eventually = Callable[[Callable[[], bool]], bool]
+FALTERS = """
+backend: "python"
+model_transaction_policy { decoupled: true }
+input { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "TOKEN" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+# COUNT tokens, then an error.
+FALTERING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
+            for _ in range(count):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("TOKEN", np.array([b"a"], dtype=np.object_))]))
+            error = pb_utils.TritonError("An Error Occurred", pb_utils.TritonError.UNAVAILABLE)
+            sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+Eventually = Callable[..., bool]
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 
@@ -38,6 +60,8 @@ def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
     shutil.copytree(path / "token_stream", path / "isolated_token_stream")
     with (path / "isolated_token_stream" / "config.pbtxt").open("a") as config:
         config.write(ISOLATED)
+    module_repository.add("falters", FALTERS)
+    (path / "falters" / "1" / "model.py").write_text(FALTERING)
     with serve(path) as running:
         yield running
         assert running.stop() == 0
@@ -163,6 +187,19 @@ def test_curl_gets_each_token_as_an_event(server: Any, model: str, text: str) ->
 
 
 @needs_curl
+@pytest.mark.parametrize(("count", "status"), [(0, "503"), (2, "200")])
+def test_an_error_is_an_event_and_decides_the_status_where_it_is_the_first(
+    server: Any, count: int, status: str
+) -> None:
+    """As Triton's own test of the endpoint has it (qa/L0_http, test_generate_stream_response_error)."""
+    done = curl(server, "falters", "generate_stream", {"COUNT": count})
+    assert done.stderr == status
+    told = events(done.stdout)
+    assert [event["TOKEN"] for event in told[:-1]] == ["a"] * count
+    assert told[-1] == {"error": "An Error Occurred"}
+
+
+@needs_curl
 def test_a_stream_of_events_comes_out_of_an_ensemble(server: Any) -> None:
     done = curl(server, "tidy_tokens", "generate_stream", {"TEXT": "  much   room \n here "})
     assert done.stderr == "200"
@@ -252,7 +289,7 @@ def test_a_slow_reader_holds_nobody_up_and_misses_no_token(
     words = [f"w{chr(97 + number % 26)}" for number in range(2000)]
     paused.ask(model, " ".join(words), enable_empty_final_response=True)
     # The producer ends although nobody reads, and others are served.
-    assert eventually(lambda: at_work(server, model) == 0)
+    assert eventually(lambda: at_work(server, model) == 0, 90.0)
     stream.ask(model, "others", "quick")
     assert stream.next().as_numpy("TOKEN")[0] == b"others"
     assert paused.got.empty()

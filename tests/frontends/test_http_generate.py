@@ -5,10 +5,13 @@ import itertools
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BackendError
 from edge_server.frontends.http import generation
 
 
@@ -60,16 +63,67 @@ def test_a_stream_has_one_event_for_each_response(site, count):
     assert [event["OUT"] for event in events(reply)] == list(range(count))
 
 
-def test_the_first_response_decides_the_status_of_a_stream(site):
-    reply = site.post("/v2/models/full/generate_stream", {"INPUT0": [1] * 4, "INPUT1": [1] * 4})
-    assert (reply.status, reply.error) == (503, "Exceeds maximum queue size")
+PAIR = {"INPUT0": [1] * 4, "INPUT1": [1] * 4}
+
+
+def test_the_first_response_decides_the_status_of_a_stream_and_is_an_event_all_the_same(site):
+    reply = site.post("/v2/models/full/generate_stream", PAIR)
+    assert reply.status == 503
+    assert events(reply) == [{"error": "Exceeds maximum queue size"}]
+
+
+def test_a_stream_that_begins_with_an_error_has_the_headers_that_the_error_brings(site):
+    plain = site.post("/v2/models/hot/generate", PAIR)
+    reply = site.post("/v2/models/hot/generate_stream", PAIR)
+    assert events(reply) == [{"error": plain.error}]
+    assert (reply.status, reply.headers["Retry-After"]) == (plain.status, plain.headers["Retry-After"])
+    assert reply.headers["Retry-After"] is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [("add", {"INPUT0": [1] * 4}, 400), ("absent", PAIR, 404), ("add", b"{", 400)],
+    ids=["an input is missing", "no such model", "no JSON"],
+)
+def test_what_is_refused_before_there_is_a_response_is_no_event(site, path, body, status):
+    reply = site.post(f"/v2/models/{path}/generate_stream", body)
+    assert (reply.status, reply.headers["Content-Type"]) == (status, "application/json")
+    assert reply.error
+
+
+def test_what_comes_after_a_first_error_is_sent_too(site):
+    spec, compute = site.service.models["repeat"]
+
+    def fail_at_first(request):
+        first, *more = compute(request)
+        return [replace(first, outputs=(), error=BackendError("lost")), *more]
+
+    site.service.models["repeat"] = (spec, fail_at_first)
+    reply = site.post("/v2/models/repeat/generate_stream", {"IN": 3})
+    first, *more = events(reply)
+    assert (reply.status, first) == (500, {"error": "lost"})
+    assert [event["OUT"] for event in more] == [1, 2]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_response_that_json_cannot_carry_is_an_event_that_says_so(site, place):
+    spec, compute = site.service.models["repeat"]
+    half = Tensor("OUT", DType.FP16, np.zeros(1, np.float16))
+
+    def make_half(request):
+        responses = compute(request)
+        responses[place] = replace(responses[place], outputs=(half,))
+        return responses
+
+    site.service.models["repeat"] = (spec, make_half)
+    reply = site.post("/v2/models/repeat/generate_stream", {"IN": 2})
+    assert reply.status == (400 if place == 0 else 200)
+    told = events(reply)
+    assert "FP16" in told[place]["error"]
+    assert told[1 - place]["OUT"] == 1 - place
 
 
 def test_later_errors_of_a_stream_are_events(site):
-    from dataclasses import replace
-
-    from edge_server.errors import BackendError
-
     spec, compute = site.service.models["repeat"]
 
     def fail_at_last(request):
@@ -85,7 +139,6 @@ def test_later_errors_of_a_stream_are_events(site):
 def endless(request):
     """Answer without end."""
     from edge_server.core.message import Response
-    from edge_server.core.tensor import DType, Tensor
 
     for number in itertools.count():
         yield Response("repeat", 1, "", (Tensor("OUT", DType.INT32, np.array([number], "<i4")),), is_final=False)
@@ -137,12 +190,23 @@ def test_a_stream_that_never_ends_leaves_other_requests_their_turn(site):
 def test_a_reader_that_stops_reading_loses_its_connection_and_its_request(site, monkeypatch):
     monkeypatch.setattr(generation, "MAX_BACKLOG", 2000)
     with endless_stream(site) as client:
-        assert client.recv(1)
+        # Nothing is read until then: a loop that comes late may find that many responses before the first is sent.
+        assert site.service.submitted.wait(30)
         assert site.service.tickets[-1].was_cancelled.wait(30), "the request was not taken back"
         # What was on its way still comes, then the connection is at its end, in good order or by a reset.
         with contextlib.suppress(ConnectionResetError):
             while client.recv(1 << 20):
                 pass
+
+
+def test_a_client_that_is_cut_off_before_its_first_event_is_nothing_to_log(site, monkeypatch, caplog):
+    monkeypatch.setattr(generation, "MAX_BACKLOG", 0)
+    with endless_stream(site) as client:
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+        assert site.service.tickets[-1].was_cancelled.wait(30)
+    assert site.get("/v2/health/live").status == 200
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 def test_types_that_json_cannot_carry_are_refused(site):

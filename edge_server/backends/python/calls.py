@@ -178,7 +178,10 @@ def call_later(request: InferenceRequest, decoupled: bool) -> Awaitable[Inferenc
 
 
 class ResponseIterator:
-    """The responses of a model that answers any number of times, each as it comes; the final empty one is left out.
+    """The responses of a model that answers any number of times, each as it comes.
+
+    A model that ends its stream by the final flag alone makes one more, the last: it has neither tensors nor an error,
+    as in Triton (python_backend f9088ff, request_executor.cc, InferResponseComplete).
 
     `cancel` takes the request back, and so does dropping the iterator before its end.
     """
@@ -201,8 +204,6 @@ class ResponseIterator:
             self._is_over = True
             return InferenceResponse(error=item)
         self._is_over = item.is_final
-        if item.is_empty:
-            raise StopIteration
         return response_of(item)
 
     def cancel(self) -> None:
@@ -214,8 +215,7 @@ class ResponseIterator:
 
     def only(self) -> InferenceResponse:
         """Return the one response of a model that gives one; one without tensors where it gave none."""
-        found = next(self, None)
-        return InferenceResponse() if found is None else found
+        return next(self)
 
     def _next(self) -> Response | TritonError:
         while True:

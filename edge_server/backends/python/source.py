@@ -3,10 +3,12 @@
 Triton gives each instance a process and appends the version's and the model's folder to `sys.path`. Here each opened
 model gets a package of its own, `_edge_model_<number>`, which holds `model` and whatever that imports from these two
 folders. `import helper` in one of them means the file beside it: the modules of the package carry an `__import__` of
-their own, which looks into the two folders first. The standard library and `triton_python_backend_utils` always mean
-themselves. `importlib.import_module("helper")` and unpickling by such a name look there only in a process of the
-model's own (`isolation: process`), where the name is nobody else's; elsewhere use
-`importlib.import_module(".helper", __package__)`.
+their own, which looks into the two folders first, and so does the `import_module` of the `importlib` that they see. The
+standard library and `triton_python_backend_utils` always mean themselves.
+
+A library that imports by name for a model (hydra, say), and unpickling, look there only in a process of the model's own
+(`isolation: process`). Both take a module from `sys.modules` by its plain name, where it would be everybody's: another
+model's file of that name, and a library that tries whether something of that name is installed, would meet it.
 
 Nothing is written beside the models: their byte code is not cached, so that a change is always seen.
 """
@@ -47,6 +49,7 @@ class ModelSource:
         self._builtins = {**vars(builtins), "__import__": self._import}
         self._known: dict[str, bool] = {}
         self._plain_names = _PlainNames(self) if is_alone else None
+        self._importlib = importlib if is_alone else _Importlib(self)
 
     def load(self) -> ModuleType:
         """Run the model's file and return its module. Whatever the file raises passes through."""
@@ -133,7 +136,25 @@ class ModelSource:
         if level == 0 and self.has(first):
             found = builtins.__import__(f"{self.package}.{name}", globals, locals, fromlist or (), 0)
             return found if fromlist else sys.modules[f"{self.package}.{first}"]
-        return builtins.__import__(name, globals, locals, fromlist or (), level)
+        found = builtins.__import__(name, globals, locals, fromlist or (), level)
+        return self._importlib if found is importlib else found
+
+    def import_module(self, name: str, package: str | None = None) -> ModuleType:
+        """What `importlib.import_module` does in the model's modules."""
+        first = name.partition(".")[0]
+        return importlib.import_module(f"{self.package}.{name}" if first and self.has(first) else name, package)
+
+
+class _Importlib(ModuleType):
+    """The standard library's, as a model's modules see it: by plain names it imports what their `import` would."""
+
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__(importlib.__name__, importlib.__doc__)
+        self.__dict__.update(vars(importlib), import_module=source.import_module)
+
+    def __getattr__(self, name: str) -> Any:
+        # Submodules come later, when somebody imports them.
+        return getattr(importlib, name)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
