@@ -17,10 +17,16 @@ set -euo pipefail
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
+describe() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; }
 usage() {
-  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
+  describe >&2
   exit 64
 }
+case ${1-} in -h | --help)
+  describe
+  exit 0
+  ;;
+esac
 
 root='' dry='' uninstall='' purge='' wheels='' extras=vision,onnxruntime,signatures start=--now
 while [ $# -gt 0 ]; do

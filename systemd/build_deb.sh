@@ -11,10 +11,16 @@
 # Prints the path of the package.
 set -euo pipefail
 
+describe() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; }
 usage() {
-  sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
+  describe >&2
   exit 64
 }
+case ${1-} in -h | --help)
+  describe
+  exit 0
+  ;;
+esac
 
 python='' arch='' from='' extras=cpu wheels='' level=6
 while [ $# -gt 1 ]; do

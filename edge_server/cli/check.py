@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from edge_server.cli.table import render
+from edge_server.cli.working import working
 from edge_server.composition import Core, build, copy_first, first_wish
 from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
@@ -21,8 +22,9 @@ HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD 
 HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 
 Loads and warms every model of the repositories as `serve` would, runs one inference each (the first warm-up sample, or
-zeros with every free dimension set to 1), and prints a table. MEMORY is how much the process grew while the model
-loaded. Exits 0 when everything works, 1 with reasons when something does not, 2 when a repository cannot be read."""
+zeros with every free dimension set to 1, where that fails to 64), and prints a table. MEMORY is how much the process
+grew while the model loaded. Exits 0 when everything works, 1 with reasons when something does not, 2 when a repository
+cannot be read, 78 when an option is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -36,9 +38,10 @@ def run(arguments: Sequence[str]) -> int:
     config = _one_by_one(parsed.config)
     core = build(config, setup_logging(config.log))
     try:
-        copy_first(config.repository, core.mirrors)
-        core.manager.wish_for_all(first_wish(config.repository, core.source).values())
-        core.manager.wait_settled()
+        with working("loading models"):
+            copy_first(config.repository, core.mirrors)
+            core.manager.wish_for_all(first_wish(config.repository, core.source).values())
+            core.manager.wait_settled()
         return _report(core)
     finally:
         core.close(0.0)
@@ -54,7 +57,7 @@ def _one_by_one(config: ServerConfig) -> ServerConfig:
 
 def _report(core: Core) -> int:
     reasons = [
-        f"{entry.name}{' version ' + entry.version if entry.version else ''}: {entry.reason}"
+        reason_line(entry.name, entry.version, entry.reason)
         for entry in core.service.repository_index()
         if entry.state == "UNAVAILABLE"
     ]
@@ -64,7 +67,7 @@ def _report(core: Core) -> int:
             infer_ms = f"{version.probe() * 1000:.1f}"
         except EdgeServerError as error:
             infer_ms = "failed"
-            reasons.append(f"{version.name} version {version.version}: {error}")
+            reasons.append(reason_line(version.name, str(version.version), str(error)))
         rows.append(_row(core, version, infer_ms))
     if rows:
         print(render(HEADS, rows))
@@ -89,6 +92,14 @@ def _row(core: Core, version: ServedVersion, infer_ms: str) -> tuple[str, ...]:
         infer_ms,
         f"{report.load_rss_bytes / 1e6:.0f}",
     )
+
+
+def reason_line(name: str, version: str, reason: str) -> str:
+    """Return "model version 2: why it is not served", where the reason named the model without that name twice."""
+    title = f"{name} version {version}" if version else name
+    told = reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ")
+    # A reason may quote a damaged file; nothing in it may steer the terminal.
+    return "".join(char if char.isprintable() else " " for char in f"{title}: {told}")
 
 
 def describe(tensor: TensorMetadata) -> str:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edge_server.cli.working import working
 from edge_server.core.exit_code import ExitCode
 from edge_server.doctor.box import board, jetpack, memory, packages, sensors
 from edge_server.doctor.finding import Finding, Level, as_json, can_serve
@@ -45,7 +46,8 @@ def run(arguments: Sequence[str]) -> int:
     is_jetson = reading.soc is not None
     findings = [*board(files, reading), *jetpack(files, reading)]
     if not options.skip_runtimes:
-        findings += runtimes(packages(files), is_jetson=is_jetson)
+        with working("trying the runtimes"):
+            findings += runtimes(packages(files), is_jetson=is_jetson)
     findings += permissions(files, root, user, is_jetson=is_jetson)
     findings += [*memory(files, reading), *sensors(reading), *_ports()]
     print(json.dumps(as_json(findings), indent=2) if options.json else _text(findings))

@@ -152,7 +152,7 @@ def _in_words(event: Mapping[str, Any]) -> str:
         words.append(f"version {event['version']}")
     if "generation" in event:
         words.append(f"generation {event['generation']}")
-    words += [f"{key}={value}" for key, value in event.items() if key not in _HEAD_FIELDS]
+    words += [f"{key}={value}" for key, value in event.items() if key not in _HEAD_FIELDS and value is not None]
     line = " ".join(words).rstrip()
     line += f": {event['reason']}" if event.get("reason") else ""
     # A reason may quote a damaged file; nothing in it may steer the terminal.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import select
@@ -12,6 +13,7 @@ from typing import TextIO
 
 from edge_server import __version__
 from edge_server.config import ConfigError
+from edge_server.config.kinds import nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
 
@@ -33,8 +35,11 @@ COMMANDS = {
 }
 """Command -> what it does; each is `run(arguments) -> exit code` in the module of its name."""
 
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""What no command can help: told in a line, where any other error of the system is a fault of ours with its stack."""
+
 USAGE = "usage: edge-server COMMAND [OPTIONS]\n\n" + "\n".join(
-    f"  {name:8} {text}" for name, text in COMMANDS.items()
+    f"  {name:9} {text}" for name, text in COMMANDS.items()
 ) + "\n\n  edge-server COMMAND --help tells the options; edge-server --version tells the version."  # fmt: skip
 
 
@@ -42,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code.
 
     Whoever reads the output may leave at any time, as `head` does: the command ends without a word then, with the code
-    that a shell gives a tool which SIGPIPE has ended.
+    that a shell gives a tool which SIGPIPE has ended. So does one that Ctrl-C ends, with one line and SIGINT's code.
     """
     try:
         try:
@@ -50,13 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             # What is buffered is written here and not by the interpreter's end, which would complain.
             _flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno in _OF_DISKS:
+            print(f"edge-server: cannot write the output: {error.strerror}", file=sys.stderr)
+            _drop(sys.stdout)
+            return ExitCode.FAILED
+        if not isinstance(error, BrokenPipeError):
+            raise
         left = [stream for stream in (sys.stdout, sys.stderr) if _is_left(stream)]
         if not left:
             raise
         for stream in left:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            _drop(stream)
         return 128 + signal.SIGPIPE
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere: the interpreter's end would try to write it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _flush() -> None:
@@ -87,11 +103,22 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f"edge-server: there is no command '{name}'\n{USAGE}", file=sys.stderr)
+        # One line where a letter is wrong; who does not know the commands is shown them.
+        more = nearest(name, COMMANDS) or f"\n{USAGE}"
+        print(f"edge-server: there is no command '{name}'{more}", file=sys.stderr)
         return ExitCode.USAGE
     try:
         code: int = importlib.import_module(f"edge_server.cli.{name}").run(rest)
     except (ConfigError, EdgeServerError) as error:
         print(f"edge-server {name}: {error}", file=sys.stderr)
         return ExitCode.CONFIG if isinstance(error, ConfigError) else ExitCode.CANNOT_START
+    except OSError as error:
+        if error.errno not in _OF_DISKS:
+            raise
+        where = f"'{error.filename}': " if error.filename else ""
+        print(f"edge-server {name}: cannot write: {where}{error.strerror}", file=sys.stderr)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        print(f"edge-server {name}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     return code

@@ -30,8 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     query = "" if options.model is None else "?" + urllib.parse.urlencode({"model": options.model})
     try:
-        answer = wire.ask(options, "/edge/v1/versions" + query)
-        text = json.dumps(answer, indent=1) if options.json else _table(answer["versions"])
+        text = _text(options, "/edge/v1/versions" + query)
     except wire.Refused as error:
         print(f"edge-server models: {error}", file=sys.stderr)
         return 1
@@ -42,8 +41,28 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _table(versions: Sequence[Mapping[str, Any]]) -> str:
-    return render(HEADS, [_row(item) for item in versions]) if versions else "there is no model"
+def _text(options: argparse.Namespace, path: str) -> str:
+    """Return what to print. A folder that has no version, or whose configuration is wrong, is in the index alone."""
+    if options.json:
+        return json.dumps(wire.ask(options, path), indent=1)
+    index = wire.ask(options, "/v2/repository/index", {})
+    faulty = [_faulty(entry) for entry in index if _is_faulty(entry) and options.model in (None, entry["name"])]
+    try:
+        rows = [_row(item) for item in wire.ask(options, path)["versions"]]
+    except wire.Refused:
+        if not faulty:
+            raise
+        rows = []
+    return render(HEADS, sorted(rows + faulty, key=lambda row: row[0])) if rows or faulty else "there is no model"
+
+
+def _is_faulty(entry: Mapping[str, str]) -> bool:
+    """Return whether the index gives a reason that concerns a model as a whole."""
+    return bool(entry.get("reason")) and not entry.get("version")
+
+
+def _faulty(entry: Mapping[str, str]) -> tuple[str, ...]:
+    return (entry["name"], "-", entry.get("state", "-"), "-", "-", "-", "-", entry["reason"])
 
 
 def _row(item: Mapping[str, Any]) -> tuple[str, ...]:

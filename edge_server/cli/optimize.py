@@ -38,7 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     compare."""
     options = _parser().parse_args(arguments)
     root, name = _place(options)
-    config = parse_serve(_serve_flags(options, root), process_environment()).config
+    # --print-config lifts the demand for a repository, of which _root_of speaks in this command's words.
+    config = parse_serve(["--print-config", *_serve_flags(options, root)], process_environment()).config
     root = root or _root_of(config, name)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -142,8 +143,14 @@ def _place(options: argparse.Namespace) -> tuple[Path | None, str]:
         return options.model_repository, options.model
     if path.is_dir() or len(path.parts) > 1:
         whole = path.absolute()
+        if not whole.is_dir():
+            raise InvalidRequest(f"'{path}': expected the folder of a model, that is {_what_is(whole)}")
         return whole.parent, whole.name
     return None, options.model
+
+
+def _what_is(path: Path) -> str:
+    return "a file" if path.exists() else "not there"
 
 
 def _serve_flags(options: argparse.Namespace, root: Path | None) -> list[str]:
@@ -159,7 +166,9 @@ def _root_of(config: ServerConfig, name: str) -> Path:
     """Return the configured repository that holds the model, else the first."""
     roots = [Path(path) for path in config.repository.paths if "://" not in path]
     if not roots:
-        raise InvalidRequest("optimize needs a model repository on this machine: give MODEL as its folder's path")
+        raise InvalidRequest(
+            f"there is no folder '{name}' here: give a model's folder, or its name and --model-repository=DIR"
+        )
     return next((root for root in roots if (root / name).is_dir()), roots[0])
 
 

@@ -6,9 +6,12 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge_server.client import Tls
 from edge_server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from edge_server.client import Tls
 
 
 def add_tls_options(group: argparse._ArgumentGroup) -> None:
@@ -32,6 +35,9 @@ def tls_of(options: argparse.Namespace) -> Tls | None:
     read."""
     if not (options.tls or options.tls_root or options.tls_cert):
         return None
+    # Brings gRPC, which commands that speak HTTP do without.
+    from edge_server.client import Tls
+
     tls = Tls(options.tls_root or "", options.tls_cert or "", options.tls_key or "")
     try:
         tls.credentials()

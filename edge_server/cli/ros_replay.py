@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from edge_server.cli.options import number
 from edge_server.cli.ros import add_model_options
 from edge_server.core.frame import Returns
 from edge_server.ros.recording import Recording, RecordingWriter
@@ -42,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     with Recording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
         topic, count = recording.choose(options.topic)
         with ProgressBar(count) as progress:
-            summary = Replay(parameters, writer, progress.show).run(recording.frames(topic))
+            summary = Replay(parameters, writer, progress.show, progress.tell).run(recording.frames(topic))
     print(summary_in_words(summary, f"{options.recording} {topic}"))
     for name, written in writer.counts.items():
         print(f"  {written} message(s) on {name} in {output}")
@@ -78,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--top-k", type=int, default=5, metavar="N", help="classes in a classification")
     parser.add_argument("--namespace", default="/edge_server", help="the topics of the results are below it")
-    parser.add_argument("--patience", type=float, default=30.0, metavar="SECONDS", help="how long to try a server")
+    parser.add_argument(
+        "--patience", type=number(0), default=30.0, metavar="SECONDS", help="how long to try a server; default: 30"
+    )
     return parser
 
 
@@ -110,6 +113,10 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._is_shown:
             print(file=sys.stderr)
+
+    def tell(self, trouble: str) -> None:
+        """Print a line of its own, also where there is no terminal."""
+        print(f"{chr(10) if self._is_shown else ''}edge-server ros replay: {trouble}", file=sys.stderr, flush=True)
 
     def show(self, done: int) -> None:
         """Draw how many of the frames are done, ten times a second at most."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from typing import Any, cast
 
+from edge_server.cli import wire
 from edge_server.cli.box import box_lines
-from edge_server.cli.check import describe
+from edge_server.cli.check import describe, reason_line
 from edge_server.cli.engines import engine_lines
 from edge_server.cli.table import render
 from edge_server.core.view import TensorMetadata
@@ -29,56 +27,58 @@ def run(arguments: Sequence[str]) -> int:
     """Print a table of the server at `--url`; 0 when it is ready, 1 when it is not or does not answer."""
     parser = argparse.ArgumentParser(
         prog="edge-server status",
-        description="Ask a running server what it serves. INFER MS is the mean since the model was loaded.",
+        description="Ask a running server what it serves. INFER MS is the mean since the model was loaded. Exits with "
+        "0 when it is ready, with 1 when it is not or does not answer.",
         allow_abbrev=False,
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of its HTTP endpoint")
-    parser.add_argument("--timeout", type=float, default=5.0, help="seconds to wait for each answer")
+    wire.add_options(parser, timeout_s=5.0)
     options = parser.parse_args(arguments)
     try:
-        is_ready, lines = _report(options.url.rstrip("/"), options.timeout)
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        print(f"edge-server status: no answer from {options.url}: {reason}", file=sys.stderr)
+        is_ready, lines = _report(options)
+    except wire.Refused as error:
+        print(f"edge-server status: {error}", file=sys.stderr)
+        return 1
+    except (*wire.NO_ANSWER, KeyError, TypeError) as error:
+        print(f"edge-server status: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
         return 1
     # Not before all is known: an output that nobody reads is not a server that does not answer.
     print("\n".join(lines))
     return 0 if is_ready else 1
 
 
-def _report(url: str, timeout_s: float) -> tuple[bool, list[str]]:
-    """Return whether it is ready, and the lines to print. Raises OSError or ValueError when it does not answer."""
-    server = _get(f"{url}/v2", timeout_s)
-    is_ready = _is_ready(url, timeout_s)
-    index = cast("list[dict[str, str]]", _post(f"{url}/v2/repository/index", timeout_s))
-    reports = {
-        (item["name"], str(item["version"])): item for item in _get(f"{url}/edge/v1/models", timeout_s)["models"]
-    }
-    rows = [_row(url, timeout_s, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
-    lines = [f"{server['name']} {server['version']} at {url} is {'ready' if is_ready else 'NOT ready'}"]
+def _report(options: argparse.Namespace) -> tuple[bool, list[str]]:
+    """Return whether it is ready, and the lines to print. Raises as wire.ask does."""
+    server = wire.ask(options, "/v2")
+    is_ready = _is_ready(options)
+    index = cast("list[dict[str, str]]", wire.ask(options, "/v2/repository/index", {}))
+    reports = {(item["name"], str(item["version"])): item for item in wire.ask(options, "/edge/v1/models")["models"]}
+    rows = [_row(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
+    lines = [f"{server['name']} {server['version']} at {options.url} is {'ready' if is_ready else 'NOT ready'}"]
     if rows:
         lines.append(render(HEADS, rows))
+    else:
+        lines.append("there is no model")
     lines += [words for report in reports.values() if (words := _sequences(report))]
-    streams = _get_if_told(f"{url}/edge/v1/streams", timeout_s)
+    streams = _ask_if_told(options, "/edge/v1/streams")
     if streams is not None and streams["streams"]:
         lines += ["", render(STREAM_HEADS, [_stream_row(stream) for stream in streams["streams"]])]
-    governor = _get_if_told(f"{url}/edge/v1/governor", timeout_s)
+    governor = _ask_if_told(options, "/edge/v1/governor")
     if governor is not None:
         lines.append(box_lines(governor))
-    engines = _get_if_told(f"{url}/edge/v1/engines", timeout_s)
+    engines = _ask_if_told(options, "/edge/v1/engines")
     if engines is not None and engines["enabled"]:
         lines.append(engine_lines(engines))
     for entry in index:
         if entry.get("reason"):
-            lines.append(f"{entry['name']} version {entry.get('version', '-')}: {entry['reason']}")
+            lines.append(reason_line(entry["name"], entry.get("version", ""), entry["reason"]))
     return is_ready, lines
 
 
-def _get_if_told(url: str, timeout_s: float) -> dict[str, Any] | None:
+def _ask_if_told(options: argparse.Namespace, path: str) -> dict[str, Any] | None:
     """Return what the server tells; None where it is of a version that tells nothing of that, or may not be asked."""
     try:
-        return _get(url, timeout_s)
-    except urllib.error.HTTPError:
+        return cast("dict[str, Any]", wire.ask(options, path))
+    except wire.Refused:
         return None
 
 
@@ -110,14 +110,17 @@ def _memory(report: dict[str, Any]) -> str:
     return f"{report['load_rss_bytes'] / 1e6:.0f}" + "".join(on_gpus)
 
 
-def _row(url: str, timeout_s: float, entry: dict[str, str], report: dict[str, Any] | None) -> tuple[str, ...]:
+def _row(options: argparse.Namespace, entry: dict[str, str], report: dict[str, Any] | None) -> tuple[str, ...]:
     name, version = entry["name"], entry.get("version", "")
     state = entry.get("state", "not loaded")
+    without = (name, version, state, *[""] * (len(HEADS) - 3))
     if report is None or state != "READY":
-        return (name, version, state, *[""] * (len(HEADS) - 3))
-    base = f"{url}/v2/models/{urllib.parse.quote(name, safe='')}/versions/{version}"
-    metadata = _get(base, timeout_s)
-    statistics = _get(f"{base}/stats", timeout_s)["model_stats"][0]["inference_stats"]
+        return without
+    base = f"/v2/models/{urllib.parse.quote(name, safe='')}/versions/{version}"
+    metadata, stats = _ask_if_told(options, base), _ask_if_told(options, f"{base}/stats")
+    if metadata is None or stats is None:  # unloaded since it was listed
+        return without
+    statistics = stats["model_stats"][0]["inference_stats"]
     infer = statistics["compute_infer"]
     return (
         name,
@@ -139,20 +142,12 @@ def _tensors(items: list[dict[str, Any]]) -> str:
     return "\n".join(describe(TensorMetadata(item["name"], item["datatype"], tuple(item["shape"]))) for item in items)
 
 
-def _is_ready(url: str, timeout_s: float) -> bool:
+def _is_ready(options: argparse.Namespace) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=timeout_s):
+        with wire.open_answer(options, "/v2/health/ready"):
             return True
-    except urllib.error.HTTPError:
+    except wire.Refused as error:
+        # 400 is Triton's word for not ready.
+        if error.status not in (400, 503):
+            raise
         return False
-
-
-def _get(url: str, timeout_s: float) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=timeout_s) as reply:
-        return cast("dict[str, Any]", json.load(reply))
-
-
-def _post(url: str, timeout_s: float) -> Any:
-    request = urllib.request.Request(url, data=b"", method="POST")
-    with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-        return json.load(reply)

@@ -6,9 +6,12 @@ import argparse
 import http.client
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, cast
+
+from edge_server.cli.options import header, number
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -24,18 +27,24 @@ class Refused(Exception):
         self.status = status
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, timeout_s: float = 60.0) -> None:
     """Add --url, --header and --timeout."""
-    parser.add_argument("--url", default=DEFAULT_URL, type=lambda text: text.rstrip("/"), help="address of its HTTP")
+    parser.add_argument("--url", default=DEFAULT_URL, type=_url, help=f"address of its HTTP; default: {DEFAULT_URL}")
     parser.add_argument(
         "--header",
         action="append",
         default=[],
-        type=_header,
+        type=header,
         metavar="KEY=VALUE",
         help="header to send along: the key of a restricted API. Repeatable.",
     )
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for the answer")
+    parser.add_argument(
+        "--timeout",
+        type=number(0.001, 1e6),
+        default=timeout_s,
+        metavar="SECONDS",
+        help=f"to wait for each answer; default: {timeout_s:g}",
+    )
 
 
 def ask(options: argparse.Namespace, path: str, body: Mapping[str, object] | None = None) -> Any:
@@ -61,27 +70,42 @@ def open_answer(
         answer = urllib.request.urlopen(request, timeout=timeout_s or options.timeout)
     except urllib.error.HTTPError as error:
         with error:
-            raise Refused(error.code, _error_of(error)) from None
+            raise Refused(error.code, _error_of(error, options.url)) from None
     return cast(http.client.HTTPResponse, answer)
 
 
 def reason_of(error: BaseException) -> str:
     """Return in words why there was no answer."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return str(reason) or type(reason).__name__
+    if isinstance(reason, ConnectionRefusedError):
+        return "connection refused: nothing listens there"
+    if isinstance(reason, OSError):
+        return reason.strerror or str(reason) or type(reason).__name__
+    if isinstance(reason, http.client.HTTPException):
+        return "what answers there does not speak HTTP/1.1 (is it the gRPC port?)"
+    return "what answers there is no edge-server"
 
 
-def _error_of(error: urllib.error.HTTPError) -> str:
+def _error_of(error: urllib.error.HTTPError, url: str) -> str:
     try:
         answer = json.loads(error.read(1 << 20))
     except NO_ANSWER:
         answer = None
     told = answer.get("error") if isinstance(answer, dict) else None
+    if error.code == http.HTTPStatus.NOT_FOUND and told in (None, error.reason):
+        return f"{url} has no {urllib.parse.urlsplit(error.url).path}: is it the HTTP of an edge-server?"
     return str(told) if told else f"HTTP {error.code} {error.reason}"
 
 
-def _header(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not key or not separator:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
-    return key, value
+def _url(text: str) -> str:
+    """Return http://HOST:PORT without a slash at its end; HOST:PORT, as tritonclient has it, is taken too."""
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_one = is_one and ("://" in text or parts.port is not None)
+    except ValueError:
+        is_one = False
+    if not is_one or not url.isprintable() or " " in url:
+        raise argparse.ArgumentTypeError(f"expected http://HOST:PORT, got '{text}'")
+    return url

@@ -103,7 +103,8 @@ def read_flags(argv: Sequence[str]) -> Flags:
         elif token.startswith("-"):
             raise ConfigError(f"unknown flag {flag}{nearest(flag, _ALL_FLAGS)}")
         else:
-            raise ConfigError(f"unexpected argument '{token}'")
+            more = f", did you mean '--model-repository={token}'?" if os.path.isdir(token) else ""
+            raise ConfigError(f"unexpected argument '{token}'{more}")
     return flags
 
 
@@ -174,6 +175,10 @@ def read_file(path: str) -> dict[str, Given]:
         raise ConfigError(f"{CONFIG_FLAG}: '{path}' is not TOML: {error}") from error
     given: dict[str, Given] = {}
     for section, table in document.items():
+        if section not in _SECTIONS and not isinstance(table, dict):
+            homes = [item.name for item in SETTINGS if item.name == f"{item.section}.{section}"]
+            hint = f", did you mean {' or '.join(homes)}?" if homes else ""
+            raise ConfigError(f"{path}: key {section} is in no table{hint}")
         if section not in _SECTIONS:
             raise ConfigError(f"{path}: unknown table [{section}]{nearest(section, _SECTIONS)}")
         if not isinstance(table, dict):

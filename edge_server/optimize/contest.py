@@ -129,7 +129,7 @@ class Contest:
         """
         try:
             samples = self._open_all()
-            reference = self._compare()
+            reference = self._compare(samples)
             batch = int(reference.facts["max_batch_size"])
             self._measure(1)
             if batch > 1:
@@ -182,7 +182,7 @@ class Contest:
         limits = self._limits
         return limits if trial.candidate.is_engine else replace(limits, open_s=limits.answer_s)
 
-    def _compare(self) -> Trial:
+    def _compare(self, samples: Mapping[str, Any]) -> Trial:
         """Have all answer the samples; return the trial that the others were compared with. Raises LoadError."""
         answered: list[tuple[Trial, Path]] = []
         for number, trial in enumerate(self._trials):
@@ -191,7 +191,7 @@ class Contest:
                 answered.append((trial, path))
         if not answered:
             reasons = "".join(f"\n  {trial.candidate.title}: {trial.reason}" for trial in self._trials)
-            raise LoadError(f"no runtime answers with it:{reasons}")
+            raise LoadError(f"no runtime answers with it:{reasons}{_advice(samples)}")
         # Candidates are in order of preference as references.
         reference, path = answered[0]
         expected = load(path)
@@ -218,3 +218,14 @@ class Contest:
     def _step(self, text: str) -> None:
         self._done += 1
         self._report((self._done - 1) / self._steps, text)
+
+
+def _advice(samples: Mapping[str, Any]) -> str:
+    """Return what to do about inputs that were made up, and may be of a size that the model cannot take."""
+    if not samples["open"]:
+        return ""
+    names = ", ".join(f"'{name}'" for name in samples["open"])
+    return (
+        f"\n  the configuration leaves the shape of {names} open, and 1 was made up for each free dimension: give"
+        " inputs of yours with --input FILE.npz, or sizes with a model_warmup in config.pbtxt"
+    )

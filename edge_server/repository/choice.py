@@ -102,7 +102,7 @@ def candidates(
         return (Candidate(suffix, file_name),)
     raise BadModelConfig(
         f"model '{model}': no backend: the configuration states neither backend nor platform, and "
-        f"'{version_dir}' holds none of {', '.join(_BACKENDS_OF_FILE)}"
+        f"'{version_dir}' {_what_is_in(version_dir)}none of {', '.join(_BACKENDS_OF_FILE)}"
     )
 
 
@@ -128,6 +128,21 @@ def _stated_backend(config: ConfigMessage, model: str) -> str:
             f"but backend is '{config.backend}'"
         )
     return str(config.backend or of_platform)
+
+
+def _what_is_in(version_dir: Path) -> str:
+    """Return how a sentence goes on that ends in "none of model.onnx, ...". Models are often exported as best.onnx."""
+    try:
+        names = sorted(entry.name for entry in version_dir.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return "holds "
+    if not names:
+        return "is empty, and so holds "
+    known = [name for name in names if Path(name).suffix.lower() in _BACKENDS_OF_SUFFIX]
+    if known:
+        first = Path(known[0])
+        return f"holds '{first}' (call it 'model{first.suffix}', or name it in default_model_filename), but "
+    return "holds "
 
 
 def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:

@@ -23,6 +23,9 @@ from edge_server.repository.to_spec import version_policy
 
 MAX_VERSION = 2**63 - 1
 
+_MODEL_ENDINGS = (".onnx", ".plan", ".engine", ".pt", ".pt2", ".tflite", ".xml")
+"""Of files that belong into a version's folder, and that somebody forgot to make one for."""
+
 _NAME = re.compile(r"[^\x00-\x20\x7f/\\?#%\ud800-\udfff]{1,255}")
 
 
@@ -123,7 +126,10 @@ def with_versions(model: ModelOnDisk, versions: Iterable[VersionOnDisk]) -> Mode
 
 
 def _no_versions(model: ModelOnDisk) -> str:
-    return f"model '{model.name}' has no version directories in '{model.path}'"
+    return (
+        f"model '{model.name}' has no version directories in '{model.path}': "
+        f"files of version 1 are expected in '{model.path / '1'}'"
+    )
 
 
 def _with_policy(model: ModelOnDisk, policy: VersionPolicy) -> ModelOnDisk:
@@ -320,11 +326,20 @@ def _model_dirs(root: Path, warnings: list[str]) -> list[Path]:
     """Return the directories of a root that can be models, by name."""
     try:
         with os.scandir(root) as entries:
-            folders = sorted(entry.name for entry in entries if not is_ignored(entry.name) and is_folder(entry))
+            found = [(entry.name, is_folder(entry)) for entry in entries if not is_ignored(entry.name)]
     except OSError as error:
         raise ServingFault(f"model repository '{root}' cannot be read: {error.strerror}") from error
+    folders = sorted(name for name, is_dir in found if is_dir)
     unfit = [name for name in folders if not is_model_name(name)]
-    warnings.extend(f"{os.path.join(root, name)!r} was passed over: its name does not fit a URL" for name in unfit)
+    warnings.extend(
+        f"{os.path.join(root, name)!r} was passed over: its name does not fit a URL (no spaces, none of \\ ? # %)"
+        for name in unfit
+    )
+    loose = sorted(name for name, is_dir in found if not is_dir and name.endswith(_MODEL_ENDINGS))
+    warnings.extend(
+        f"'{root / name}' was passed over: a model is a folder, for this file '{root / Path(name).stem / '1'}'"
+        for name in loose
+    )
     return [root / name for name in folders if is_model_name(name)]
 
 

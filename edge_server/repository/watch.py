@@ -18,7 +18,7 @@ from edge_server.core.lifecycle import ModelWish
 from edge_server.errors import EdgeServerError
 from edge_server.records import dataclass
 from edge_server.repository.observe import Folder, Observation
-from edge_server.repository.scan import Snapshot
+from edge_server.repository.scan import ModelOnDisk, Snapshot
 from edge_server.repository.settle import NOTHING, Look, PartKey, Root, Settled, changes, settle
 from edge_server.repository.source import RepositorySource
 
@@ -68,6 +68,7 @@ class Watcher:
         self._devices: dict[Path, int] = {}
         self._away: frozenset[Path] = frozenset()
         self._warned: frozenset[str] = frozenset()
+        self._told: frozenset[str] = frozenset()
         self._clock = _Clock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -126,7 +127,9 @@ class Watcher:
         busy = self._written_parts(settled)
         self._settled = settle(self._settled.known, replace(look, busy=busy)) if busy else settled
         self._warn(snapshot.warnings)
-        return self._source.wishes_for(self._settled.models())
+        models = self._settled.models()
+        self._tell_problems(models)
+        return self._source.wishes_for(models)
 
     def _written_parts(self, settled: Settled) -> list[tuple[str, PartKey]]:
         """Return which parts that came to count must not yet: events alone do not tell of all who write.
@@ -236,6 +239,13 @@ class Watcher:
             if warning not in self._warned:
                 log.warning("%s", warning)
         self._warned = frozenset(warnings)
+
+    def _tell_problems(self, models: Mapping[str, ModelOnDisk]) -> None:
+        """Log what keeps a model as a whole from being served, when it first appears: no load will tell of it."""
+        problems = frozenset(model.problem for model in models.values() if model.problem)
+        for problem in sorted(problems - self._told):
+            log.error("%s", problem)
+        self._told = problems
 
 
 class _Clock:

@@ -16,9 +16,10 @@ from dataclasses import field
 from typing import Any, Protocol
 
 from edge_server.client import Counters, FrameStream, StreamError
-from edge_server.core.frame import Delivery, Frame, FrameResult, Returns, StreamOpened
+from edge_server.core.frame import Delivery, Frame, FrameResult, Returns
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.records import dataclass
+from edge_server.ros.connection_log import ConnectionLog
 from edge_server.ros.messages import (
     MessageKind,
     OutgoingMessage,
@@ -128,13 +129,22 @@ class BridgeParameters:
     delivery: Delivery = field(default_factory=Delivery)
 
     def __post_init__(self) -> None:
-        if not any((self.detections_topic, self.classification_topic, self.annotated_topic, self.mask_topic)):
+        if not any(self._results):
             raise InvalidRequest(
-                "a bridge needs at least one topic to publish: detections, classification, annotated image or mask"
+                "a bridge publishes at least one topic: give detections_topic (--detections-topic), "
+                "classification_topic, annotated_topic or mask_topic"
             )
+        names = [name.strip("/") for name in (self.image_topic, *self._results) if name]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise InvalidRequest(f"topic '/{twice[0]}' is named twice: images and each kind of result need one each")
+
+    @property
+    def _results(self) -> tuple[str, ...]:
+        return self.detections_topic, self.classification_topic, self.annotated_topic, self.mask_topic
 
     def open_stream(self, address: str) -> FrameStream:
         """Return the stream to a server's gRPC port; it connects when its results are taken."""
+        news = ConnectionLog(self.image_topic)
         return FrameStream(
             address,
             self.model_name,
@@ -149,8 +159,8 @@ class BridgeParameters:
             ),
             delivery=self.delivery,
             client=f"ros bridge of {self.image_topic}",
-            on_broken=lambda error: log.warning("%s; trying again", error),
-            on_opened=lambda opened: log.info("%s goes to %s", self.image_topic, describe_server(opened)),
+            on_broken=news.broke,
+            on_opened=news.opened,
         )
 
 
@@ -313,11 +323,6 @@ class Bridge:
         if tally.last_error:
             failed = tally.failed + tally.refused
             log.warning("%s: %d frame(s) failed, the last: %s", self.parameters.image_topic, failed, tally.last_error)
-
-
-def describe_server(opened: StreamOpened) -> str:
-    """Return "yunet version 2 on openvino 2024.4"."""
-    return f"{opened.model} version {opened.version} on {opened.runtime}"
 
 
 def drops_between(before: Counters, now: Counters) -> dict[str, int]:

@@ -38,8 +38,9 @@ _POLICIES = {
     2: "durability",
     11: "reliability (DEFAULT is reliable, SENSOR_DATA is not)",
     23: "representation",
+    24: "type",
 }
-"""Numbers of the DDS specification for what the two sides must agree on, those that ROS nodes differ in."""
+"""Numbers of the DDS and XTypes specifications for what the two sides must agree on, those that ROS nodes differ in."""
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class DdsTransport:
             self._participant,
             self._topic(topic, kind),
             self._qos(kind, qos),
-            self._core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, "publisher")),
+            self._core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, kind, "publisher")),
         )
         core = self._core
         anything = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Any)
@@ -111,7 +112,7 @@ class DdsTransport:
             self._participant,
             self._topic(topic, kind),
             self._qos(kind, qos),
-            self._core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, "subscriber")),
+            self._core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, kind, "subscriber")),
         )
         self._writers[topic] = kind, writer
 
@@ -175,12 +176,15 @@ class DdsTransport:
         )
 
 
-def _mismatch_logger(topic: str, other: str) -> Callable[[Any, Any], None]:
+def _mismatch_logger(topic: str, kind: MessageKind, other: str) -> Callable[[Any, Any], None]:
     """Return a listener's callback. It runs on a thread of Cyclone DDS, once for each endpoint that does not match."""
 
     def tell(_: Any, status: Any) -> None:
         policy = _POLICIES.get(int(status.last_policy_id), f"policy {int(status.last_policy_id)}")
-        log.warning("%s: a %s does not match for its %s, and nothing passes to or from it", topic, other, policy)
+        log.warning(
+            "%s: a %s does not match for its %s, and nothing passes to or from it; this side has %s",
+            topic, other, policy, kind.value,
+        )  # fmt: skip
 
     return tell
 

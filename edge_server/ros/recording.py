@@ -71,8 +71,14 @@ class Recording:
                 raise NotFound(f"'{self._path}' has no images on topic '{topic}'; topics with images: {listed}")
             return name, topics[name]
         if len(topics) != 1:
-            raise InvalidRequest(f"'{self._path}' has not one topic of images but {len(topics)} ({listed}): name it")
+            raise InvalidRequest(f"'{self._path}' {self._why_none_is_chosen(topics)}")
         return next(iter(topics.items()))
+
+    def _why_none_is_chosen(self, topics: dict[str, int]) -> str:
+        if topics:
+            return f"has {len(topics)} topics of images: name one of {', '.join(sorted(topics))}"
+        others = sorted({f"{one.topic} ({one.msgtype})" for one in self._reader.connections})
+        return f"has no topic of sensor_msgs Image or CompressedImage; it has {', '.join(others) or 'no topic at all'}"
 
     def frames(self, topic: str) -> Iterator[RecordedFrame]:
         """Yield the pictures of a topic as they were recorded, numbered from 1 in `seq`. Raises InvalidRequest."""
@@ -120,7 +126,7 @@ class RecordingWriter:
         try:
             self._writer.open()
         except OSError as error:
-            raise InvalidRequest(f"'{self._path}' cannot be written: {error.strerror}") from error
+            raise self._unwritable(error) from error
         return self
 
     def __exit__(
@@ -130,16 +136,26 @@ class RecordingWriter:
             self._writer.abort()
             shutil.rmtree(self._workplace, ignore_errors=True)
             return
-        self._writer.close()
-        finished = next(self._folder.glob("*.mcap")) if self._path.suffix == ".mcap" else self._folder
-        finished.rename(self._path)
-        shutil.rmtree(self._workplace)
+        try:
+            self._writer.close()
+            finished = next(self._folder.glob("*.mcap")) if self._path.suffix == ".mcap" else self._folder
+            finished.rename(self._path)
+        except OSError as fault:
+            raise self._unwritable(fault) from fault
+        finally:
+            shutil.rmtree(self._workplace, ignore_errors=True)
+
+    def _unwritable(self, error: OSError) -> InvalidRequest:
+        return InvalidRequest(f"'{self._path}' cannot be written: {error.strerror or error}")
 
     def write(self, topic: str, message: OutgoingMessage, recorded_ns: int) -> None:
-        """Write a message under the time of the frame it belongs to."""
-        if topic not in self._connections:
-            self._connections[topic] = self._writer.add_connection(
-                topic, message.kind.value, typestore=self._types.store
-            )
-        self._writer.write(self._connections[topic], recorded_ns, self._types.encode(message))
+        """Write a message under the time of the frame it belongs to. Raises InvalidRequest where the disk is full."""
+        try:
+            if topic not in self._connections:
+                self._connections[topic] = self._writer.add_connection(
+                    topic, message.kind.value, typestore=self._types.store
+                )
+            self._writer.write(self._connections[topic], recorded_ns, self._types.encode(message))
+        except OSError as error:
+            raise self._unwritable(error) from error
         self.counts[topic] = self.counts.get(topic, 0) + 1

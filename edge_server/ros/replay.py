@@ -76,17 +76,23 @@ class ReplaySummary:
 
 
 class Replay:
-    """One run over the frames of one topic. `progress` hears how many frames are settled, from the thread of `run`."""
+    """One run over the frames of one topic. `progress` hears how many frames are settled, from the thread of `run`.
+
+    `tell` hears once each time the server is lost that it is tried again, and why; on that thread as well.
+    """
 
     def __init__(
         self,
         parameters: ReplayParameters,
         writer: RecordingWriter,
         progress: Callable[[int], None] = lambda settled: None,
+        tell: Callable[[str], None] = lambda trouble: None,
     ) -> None:
         self._parameters = parameters
         self._writer = writer
         self._progress = progress
+        self._tell = tell
+        self._is_told = False
         self._changed = threading.Condition()
         self._pending: dict[int, RecordedFrame] = {}
         self._to_repeat: deque[int] = deque()
@@ -170,6 +176,7 @@ class Replay:
         """Write one result. A second answer to a frame that was sent twice is left out."""
         with self._changed:
             self._heard_at = time.monotonic()
+            self._is_told = False
             recorded = self._pending.pop(result.header.seq, None)
             if recorded is None:
                 return
@@ -218,11 +225,14 @@ class Replay:
         with self._changed:
             if time.monotonic() - self._heard_at > self._parameters.patience_s:
                 raise error
+            is_news, self._is_told = not self._is_told, True
             if self._parameters.is_lossless:
                 # What waits on this side is the newest and goes by itself. One frame too many is answered twice.
                 under_way = list(self._pending)[: len(self._pending) - waiting]
                 self._to_repeat.extend(seq for seq in under_way if seq not in self._to_repeat)
             self._changed.notify_all()
+        if is_news:
+            self._tell(f"{error}; trying again for {self._parameters.patience_s:g} s")
 
     def _tell_progress(self) -> None:
         self._progress(self.summary.answered + self.summary.failed + sum(self.summary.dropped.values()))

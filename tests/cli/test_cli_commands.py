@@ -195,3 +195,40 @@ def test_print_config_is_a_file_that_config_reads_back(repository: Path, tmp_pat
     again = edge("serve", f"--config={file}", "--print-config")
     assert again.returncode == 0, again.stderr
     assert "8123" in again.stdout
+
+
+def stride_eight(path: Path) -> None:
+    """Write a network for pictures of any size, but none smaller than 8x8."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weights = helper.make_tensor("W", kind, [2, 3, 8, 8], [0.01] * (2 * 3 * 8 * 8))
+    node = helper.make_node("Conv", ["images", "W"], ["found"], strides=[8, 8], kernel_shape=[8, 8])
+    images = helper.make_tensor_value_info("images", kind, ["batch", 3, "height", "width"])
+    found = helper.make_tensor_value_info("found", kind, ["batch", 2, "rows", "columns"])
+    graph = helper.make_graph([node], "g", [images], [found], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def test_check_tries_a_network_for_pictures_of_any_size_with_one_that_is_large_enough(repository: Path) -> None:
+    (repository / "any_size" / "1").mkdir(parents=True)
+    stride_eight(repository / "any_size" / "1" / "model.onnx")
+    done = edge("check", str(repository))
+    assert done.returncode == 0, done.stderr
+    assert float(cells(done.stdout.splitlines()[2])[-2]) > 0
+
+
+def test_optimize_says_what_to_give_when_made_up_shapes_do_not_do(repository: Path) -> None:
+    (repository / "any_size" / "1").mkdir(parents=True)
+    stride_eight(repository / "any_size" / "1" / "model.onnx")
+    done = edge("optimize", str(repository / "any_size"), "--runtimes=onnxruntime", "--precision=f32")
+    assert done.returncode == 2
+    assert "the shape of 'images' open" in done.stderr
+    assert "--input FILE.npz" in done.stderr
+
+
+def test_check_names_the_file_that_has_not_the_name_of_a_model(repository: Path) -> None:
+    (repository / "exported" / "1").mkdir(parents=True)
+    (repository / "exported" / "1" / "best.onnx").write_bytes(b"")
+    done = edge("check", str(repository))
+    assert done.returncode == 1
+    assert "holds 'best.onnx' (call it 'model.onnx'" in done.stderr

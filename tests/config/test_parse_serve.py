@@ -247,7 +247,8 @@ def test_wrong_flags_are_refused_with_the_reason(argv, words):
     [
         ("[htpp]\nport = 1", "unknown table [htpp], did you mean 'http'?"),
         ("[http]\nprot = 1", "unknown key http.prot, did you mean 'http.port'?"),
-        ("port = 1", "unknown table [port]"),
+        ("port = 1", "key port is in no table, did you mean http.port or grpc.port or metrics.port?"),
+        ("nonsense = 1", "key nonsense is in no table"),
         ("http = 1", "must be a table"),
         ("[http]\nport = '80'", "http.port: expected int, got str"),
         ("[http]\nport = true", "http.port: expected int, got bool"),

@@ -294,3 +294,20 @@ def test_a_model_that_disappears_is_gone_from_the_next_snapshot(root: Path, add_
 
 def test_an_empty_repository_is_an_empty_snapshot(root: Path) -> None:
     assert Scanner([root]).scan().models == {}
+
+
+def test_a_model_file_outside_of_any_folder_is_told_where_it_belongs(root: Path, add_model: Any) -> None:
+    add_model("m", None, versions=(1,))
+    (root / "yolov8n.onnx").write_bytes(b"")
+    (root / "README.md").write_text("no model")
+    snapshot = Scanner([root]).scan()
+    assert sorted(snapshot.models) == ["m"]
+    (warning,) = snapshot.warnings
+    assert f"'{root}/yolov8n.onnx' was passed over" in warning
+    assert f"'{root}/yolov8n/1'" in warning
+
+
+def test_a_model_without_versions_is_told_where_its_files_belong(root: Path) -> None:
+    (root / "flat").mkdir()
+    (root / "flat" / "flat.onnx").write_bytes(b"")
+    assert _only(root).problem.endswith(f"files of version 1 are expected in '{root}/flat/1'")

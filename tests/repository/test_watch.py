@@ -405,3 +405,19 @@ def test_a_model_being_read_wakes_nobody(root: Path, add_model: Any) -> None:
         assert observation.wake.wait(20)
     finally:
         observation.close()
+
+
+def test_what_keeps_a_model_from_being_served_as_a_whole_is_logged_once_while_it_lasts(
+    root: Path, add_model: Any, follow: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_model("fine", 'backend: "identity"', versions=(1,))
+    followed = follow()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    add_model("misspelt", 'backend: "identity" max_batch_siez: 3', versions=(1,))
+    assert followed.wait(lambda: "max_batch_siez" in followed.reasons.get("misspelt", ""))
+    add_model("other", 'backend: "identity"', versions=(1,))
+    assert followed.becomes({"fine": (1,), "misspelt": (), "other": (1,)})
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(told) == 1
+    assert "model 'misspelt'" in told[0]
+    assert "max_batch_siez" in told[0]

@@ -186,8 +186,13 @@ class Run:
         if figures.failed:
             found.append(f"{figures.failed} frames were answered with errors, the last: {self._last_error()}")
         if figures.offered and not figures.answered and not found:
-            found.append("no frame was answered")
+            found.append("no frame was answered" + self._why_unopened())
         return found
+
+    def _why_unopened(self) -> str:
+        if any(camera.opened is not None for camera in self._cameras):
+            return ""
+        return f": {self._setting.address} did not open the stream; is it the gRPC port of an edge-server?"
 
     def _last_error(self) -> str:
         errors = [camera.last_error for camera in self._cameras if camera.last_error]
@@ -197,6 +202,8 @@ class Run:
 def _latest(camera: Camera) -> str:
     if camera.failure is not None:
         return f"ended: {camera.failure}"
+    if camera.opened is None:
+        return "the server has not opened the stream yet"
     return result_in_words(camera.latest) if camera.latest is not None else "no result yet"
 
 

@@ -1,0 +1,203 @@
+"""What commands say where something is in the way: one line that is true, and an exit code; never a stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_server.cli.events import _in_words
+from edge_server.cli.table import render
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+ROOT = Path(__file__).parents[2]
+IDENTITY = """
+backend: "identity"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+def environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
+
+
+def edge(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(COMMAND), *arguments], capture_output=True, text=True, timeout=120, env=environment(), cwd=cwd
+    )
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.settimeout(60)
+        yield made
+
+
+@pytest.fixture
+def answering(listener: socket.socket) -> Iterator[Callable[[bytes], str]]:
+    """Return a function that has every connection answered with some bytes, and returns the address."""
+    threads: list[threading.Thread] = []
+
+    def start(answer: bytes) -> str:
+        def serve() -> None:
+            try:
+                while True:
+                    taken, _ = listener.accept()
+                    with taken:
+                        taken.recv(65536)
+                        taken.sendall(answer)
+            except OSError:
+                return  # closed: the test is over
+
+        threads.append(threading.Thread(target=serve, daemon=True))
+        threads[-1].start()
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    listener.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join(30)
+
+
+def test_a_command_with_a_wrong_letter_is_one_line_with_the_right_one() -> None:
+    done = edge("statsu")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == "edge-server: there is no command 'statsu', did you mean 'status'?\n"
+
+
+@pytest.mark.parametrize("command", [("status",), ("models",), ("rollback", "m")])
+def test_ctrl_c_while_a_server_is_silent_is_one_line_and_the_code_of_the_signal(
+    listener: socket.socket, command: tuple[str, ...]
+) -> None:
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    process = subprocess.Popen(
+        [str(COMMAND), *command, "--url", address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    taken, _ = listener.accept()
+    with taken:
+        taken.settimeout(60)
+        assert taken.recv(65536)
+        process.send_signal(signal.SIGINT)
+        said, problem = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+    assert problem == f"edge-server {command[0]}: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"\0\0\x12\4\0\0\0\0\0", "does not speak HTTP/1.1 (is it the gRPC port?)"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "what answers there is no edge-server"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "what answers there is no edge-server"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "is it the HTTP of an edge-server?"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "models"])
+def test_what_answers_and_is_no_edge_server_is_told_in_a_line(
+    answering: Callable[[bytes], str], command: str, answer: bytes, words: str
+) -> None:
+    done = edge(command, "--url", answering(answer))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("command", [("--help",), ("doctor", "--skip-runtimes", "--json")])
+def test_output_that_a_full_disk_does_not_take_is_told_in_a_line(command: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [str(COMMAND), *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            env=environment(),
+        )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("edge-server")
+    assert "cannot write" in line
+    assert line.endswith(": No space left on device")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])
+def test_a_time_limit_that_is_none_is_refused(value: str) -> None:
+    done = edge("status", f"--timeout={value}")
+    assert done.returncode == 2
+    assert f"got '{value}'" in done.stderr
+
+
+def test_optimize_of_a_folder_that_is_not_there_names_it(tmp_path: Path) -> None:
+    for model in ("nowhere", "some/nowhere"):
+        done = edge("optimize", model, cwd=tmp_path)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert "nowhere" in done.stderr
+        assert "at least one --model-repository" not in done.stderr
+
+
+def test_serve_with_a_bare_folder_is_told_the_flag(tmp_path: Path) -> None:
+    done = edge("serve", str(tmp_path))
+    assert done.returncode == 78
+    assert f"did you mean '--model-repository={tmp_path}'?" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["systemd/build_deb.sh", "jetson/install.sh"])
+def test_help_of_the_scripts_is_no_error(script: str) -> None:
+    for flag in ("--help", "-h"):
+        done = subprocess.run(["bash", str(ROOT / script), flag], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert script.rpartition("/")[2] in done.stdout
+    wrong = subprocess.run(["bash", str(ROOT / script), "--nonsense"], capture_output=True, text=True, timeout=60)
+    assert (wrong.returncode, wrong.stdout) == (64, "")
+
+
+def test_models_and_status_tell_of_folders_that_hold_no_model(serve: Callable[..., str], tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    (repository / "good" / "1").mkdir(parents=True)
+    (repository / "good" / "config.pbtxt").write_text(IDENTITY)
+    (repository / "flat").mkdir()
+    (repository / "flat" / "model.onnx").write_bytes(b"")
+    (repository / "misspelt" / "1").mkdir(parents=True)
+    (repository / "misspelt" / "config.pbtxt").write_text(IDENTITY + "max_batch_siez: 3")
+    url = serve(repository, environment=environment())
+    listed = edge("models", "--url", url)
+    assert listed.returncode == 0
+    rows = {line.split()[0]: line for line in listed.stdout.splitlines() if "UNAVAILABLE" in line}
+    assert f"'{repository}/flat/1'" in rows["flat"]
+    assert "max_batch_siez" in rows["misspelt"]
+    one = edge("models", "flat", "--url", url)
+    assert one.returncode == 0
+    assert "no version directories" in one.stdout
+    assert edge("models", "absent", "--url", url).returncode == 1
+    assert {item["name"] for item in json.loads(edge("models", "--json", "--url", url).stdout)["versions"]} >= {"good"}
+    asked = edge("status", "--url", url)
+    assert asked.returncode == 1
+    assert "\nflat: has no version directories" in asked.stdout
+    assert "\nmisspelt: config.pbtxt line " in asked.stdout
+
+
+def test_a_long_last_column_has_no_long_rule() -> None:
+    heads, rule, row = render(("NAME", "REASON"), [("one", "because " * 40)]).splitlines()
+    assert heads.startswith("NAME  REASON")
+    assert len(rule) < 40 < len(row)
+
+
+def test_what_an_event_leaves_open_is_not_printed() -> None:
+    event = {"number": 1, "time_s": 0.0, "kind": "model.failed", "model": "m", "failed_count": 1, "retry_in_s": None}
+    assert _in_words(event).endswith("m failed_count=1")
+    assert _in_words({**event, "retry_in_s": 5.0}).endswith("retry_in_s=5.0")
