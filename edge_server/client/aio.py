@@ -20,6 +20,10 @@ from edge_server.client.pictures import Image, Stamp
 from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, Returns, StreamOpened
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
+_REASON_LOST = "Internal error from Core"
+"""What grpc.aio says for ever instead of why a call ended, if a message was written after its end had come and before
+the loop heard of it."""
+
 
 class AioFrameStream:
     """As FrameStream, for one event loop: every method is called in it, and the callbacks are."""
@@ -189,7 +193,9 @@ class AioFrameStream:
                 else:
                     self._listeners.tell(message)
         except grpc.aio.AioRpcError as broken:
-            error = from_status(broken.code(), broken.details(), self._endpoint.address)
+            # As if the server had ended the call well: another try will be told the reason, should it still hold.
+            if broken.details() != _REASON_LOST:
+                error = from_status(broken.code(), broken.details(), self._endpoint.address)
         except StreamError as garbage:
             error = garbage
         except asyncio.CancelledError:

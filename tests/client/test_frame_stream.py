@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from edge_server.client import (
     StreamError,
     StreamOpened,
 )
+from edge_server.client import aio as aio_module
 from edge_server.core.frame import Credit
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.protocol.frame_codec import encode_server_message
@@ -252,6 +254,41 @@ def test_a_server_that_ends_the_call_early_is_asked_again(scripted: Connect, con
         assert [error.heals for error in broken] == [True, True]
         assert "was ended by the server" in str(broken[0])
         assert is_balanced(stream.counters())
+
+
+def test_a_frame_written_after_the_end_of_the_call_does_not_hide_who_ended_it(
+    scripted: Connect, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_ended = threading.Semaphore(0)
+
+    def leaving(call: Any) -> Iterator[bytes]:
+        call.context.add_callback(has_ended.release)
+        yield call.opened(3)
+
+    plain_read = aio_module._AioLink.read
+
+    async def read_late(link: Any) -> bytes | None:
+        data = await plain_read(link)
+        if data is not None and waits:
+            # The loop hears of nothing until the call is over, and writes then.
+            has_ended.acquire(timeout=20)
+            waits.pop()
+            with contextlib.suppress(grpc.RpcError):
+                await link._call.write(b"")
+        return data
+
+    monkeypatch.setattr(aio_module._AioLink, "read", read_late)
+    waits = [True] * 10
+    broken: list[StreamError] = []
+    with connect(scripted(*[leaving] * 10).address, on_broken=broken.append) as stream:
+        stop = threading.Event()
+        offering = threading.Thread(target=lambda: [stream.send(JPEG) for _ in iter(lambda: stop.wait(0.01), True)])
+        offering.start()
+        next(stream.results())
+        stop.set()
+        offering.join()
+    assert len(broken) == 10
+    assert {str(error).partition(" was ")[2] for error in broken} == {"ended by the server"}
 
 
 def test_without_leave_to_reconnect_the_first_break_is_raised(connect: Connect) -> None:

@@ -90,6 +90,7 @@ class Camera:
 def server(serve: Any, module_repository: Any) -> Iterator[Any]:
     # Four cameras of 30 fps offer 120 frames a second, this model can do 40.
     module_repository.add("third", stub_config(25))
+    module_repository.add("sixth", stub_config(50))
     module_repository.add("quick", stub_config(0))
     with serve(module_repository.path, "--frames-max-frame-bytes=4096") as running:
         yield running
@@ -137,11 +138,12 @@ def test_four_cameras_at_three_times_what_the_model_can_do_stay_within_the_promi
 def test_weights_share_a_busy_model(server: Any) -> None:
     weights = [3.0, 1.0]
     cameras = [
-        Camera(server.grpc, "third", number, 120, fps=60, delivery=Delivery(weight=weight))
+        Camera(server.grpc, "sixth", number, 180, fps=60, delivery=Delivery(weight=weight))
         for number, weight in enumerate(weights)
     ]
     heavy, light = (len(camera.join()) for camera in cameras)
-    assert heavy / light == pytest.approx(3, rel=0.25)
+    # A camera that the machine keeps from offering a frame in time leaves its turn to the other.
+    assert 2 < heavy / light < 4
 
 
 class RawCall:

@@ -88,15 +88,16 @@ def test_a_request_whose_deadline_is_hopeless_is_refused_before_it_runs(server: 
 
 
 def test_a_deadline_that_passes_in_the_queue_ends_the_wait(server: Any, eventually: Any) -> None:
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(5) as pool:
         before = server.statistics("slow")["execution_count"]
-        first = [pool.submit(server.infer, "slow", body()) for _ in range(2)]
-        assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] >= 1)
+        # Three wait: the deadline passes long before its turn comes, also if it takes a while to ask.
+        first = [pool.submit(server.infer, "slow", body()) for _ in range(5)]
+        assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] >= 3)
         status, answer = server.infer("slow", body(edge_deadline_ms=1.4 * SLOW_MS))
-        assert [item.result()[0] for item in first] == [200, 200]
+        assert [item.result()[0] for item in first] == [200] * 5
     assert status == 503, answer
     assert "timeout expired" in answer["error"] or "takes about" in answer["error"]
-    assert server.statistics("slow")["execution_count"] == before + 2
+    assert server.statistics("slow")["execution_count"] == before + 5
 
 
 @pytest.mark.parametrize("wrong", [0, -5, "soon", True])

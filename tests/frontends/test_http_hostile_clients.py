@@ -171,13 +171,13 @@ def test_a_head_that_trickles_behind_a_request_that_aiohttp_answered_is_refused_
 
 
 def test_quick_requests_on_one_connection_are_no_trickle(open_impatient, connect):
-    site = open_impatient(0.2)
+    site = open_impatient(0.6)
     for first in (b"", CHUNKED + b"2\r\n{}\r\n0\r\n\r\n"):
         client = connect(site)
         if first:
             client.sendall(first)
             answer(client)
-        end = time.monotonic() + 1.0
+        end = time.monotonic() + 1.8
         while time.monotonic() < end:
             # Ends within the next one's head each time, so that at every look a head is under way.
             data = infer([1.5])
