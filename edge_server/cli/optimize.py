@@ -143,14 +143,10 @@ def _place(options: argparse.Namespace) -> tuple[Path | None, str]:
         return options.model_repository, options.model
     if path.is_dir() or len(path.parts) > 1:
         whole = path.absolute()
-        if not whole.is_dir():
-            raise InvalidRequest(f"'{path}': expected the folder of a model, that is {_what_is(whole)}")
+        if whole.exists() and not whole.is_dir():
+            raise InvalidRequest(f"'{path}': expected the folder of a model, that is a file")
         return whole.parent, whole.name
     return None, options.model
-
-
-def _what_is(path: Path) -> str:
-    return "a file" if path.exists() else "not there"
 
 
 def _serve_flags(options: argparse.Namespace, root: Path | None) -> list[str]:

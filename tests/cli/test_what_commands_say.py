@@ -142,11 +142,11 @@ def test_a_time_limit_that_is_none_is_refused(value: str) -> None:
 
 
 def test_optimize_of_a_folder_that_is_not_there_names_it(tmp_path: Path) -> None:
-    for model in ("nowhere", "some/nowhere"):
+    for model, absent in (("nowhere", "nowhere"), ("some/nowhere", tmp_path / "some")):
         done = edge("optimize", model, cwd=tmp_path)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
-        assert "nowhere" in done.stderr
+        assert f"there is no folder '{absent}'" in done.stderr
         assert "at least one --model-repository" not in done.stderr
 
 
