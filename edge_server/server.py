@@ -251,7 +251,8 @@ class Server:
         """Say what is to be served at the start; in mode poll, follow the repositories from then on."""
         repository, core = self._config.repository, self._core
         if repository.control_mode != "poll":
-            core.service.wish_for_all(first_wish(repository, core.source))
+            # Not on the loop: a disk that hangs must not keep signals from being heard.
+            core.service.wish_for_all(await asyncio.to_thread(first_wish, repository, core.source))
             return
         from edge_server.repository.watch import Watcher
 
@@ -311,6 +312,8 @@ class Server:
                 await close()
             except EdgeServerError as error:
                 log.error("closing: %s", error)
+            except Exception:
+                log.exception("what was opened could not be closed")
         await asyncio.to_thread(self._core.service.traces.close, _TRACES_S)
         await self._supervision.end()
         if self._stop.is_set():

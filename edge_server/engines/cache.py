@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from edge_server.backends.tensorrt.building import PLAN
 from edge_server.engines.claim import Claim, claim, holder
 from edge_server.engines.key import EngineKey, words_for
 from edge_server.records import dataclass
+
+log = logging.getLogger(__name__)
 
 ENGINE_FACTS = "engine.json"
 BUILD_FACTS = "build.json"
@@ -87,6 +90,8 @@ class EngineCache:
         may have built it meanwhile. Raises CacheFault."""
         path = self._lock_file(key.digest)
         try:
+            # Somebody may have cleared the cache away.
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             return claim(path)
         except OSError as error:
             raise CacheFault(f"'{path}' cannot be locked: {error.strerror}") from error
@@ -105,7 +110,13 @@ class EngineCache:
         facts = _read(folder / ENGINE_FACTS)
         if facts is None or not plan.is_file():
             return None
-        if not self._is_sound(key.digest, plan, str(facts.get("plan_sha256"))):
+        try:
+            is_sound = self._is_sound(key.digest, plan, str(facts.get("plan_sha256")))
+        except OSError as error:
+            # Gone since the look above, thrown away by another process; or a disk that stutters: it took long to build.
+            log.warning("the engine '%s' cannot be read: %s", plan, error.strerror)
+            return None
+        if not is_sound:
             self.drop(key)
             return None
         with contextlib.suppress(OSError):
@@ -140,9 +151,11 @@ class EngineCache:
         folder = self._folder / "work" / key.digest
         facts = _read(folder / BUILD_FACTS)
         plan = folder / PLAN
-        if facts is None or not plan.is_file() or _sha256(plan) != facts.get("plan_sha256"):
+        try:
+            is_whole = facts is not None and plan.is_file() and _sha256(plan) == facts.get("plan_sha256")
+        except OSError:
             return None
-        return facts
+        return facts if is_whole else None
 
     def note_built(self, key: EngineKey, facts: Mapping[str, object]) -> None:
         """Remember that the plan in the work folder is whole. Raises CacheFault."""
@@ -155,6 +168,7 @@ class EngineCache:
         (work / BUILD_FACTS).unlink(missing_ok=True)
         try:
             with self._lock:
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if place.exists():
                     shutil.rmtree(place)
                 for path in work.iterdir():
@@ -190,8 +204,13 @@ class EngineCache:
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         """Return when each was last used, its bytes, and its folder."""
-        found = []
-        for folder in (self._folder / "engines").iterdir():
+        found: list[tuple[float, int, Path]] = []
+        try:
+            folders = list((self._folder / "engines").iterdir())
+        except OSError:
+            # Somebody cleared the cache away: there are none, and whoever asks, as the metrics page, is told that.
+            return found
+        for folder in folders:
             with contextlib.suppress(OSError):
                 found.append((folder.stat().st_mtime, (folder / PLAN).stat().st_size, folder))
         return found
@@ -241,11 +260,9 @@ def _read(path: Path) -> dict[str, object] | None:
 
 
 def _sha256(path: Path) -> str:
+    """Return the hash of a file. Raises OSError."""
     digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    except OSError:
-        return ""
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -42,8 +43,23 @@ class JsonChild:
             threading.Thread(target=read, name=f"edge-child-{name}", daemon=True)
             for name, read in (("out", self._read_lines), ("err", self._read_complaints))
         ]
+        try:
+            for reader in self._readers:
+                reader.start()
+        except RuntimeError as error:
+            self._let_go()
+            raise OSError(errno.EAGAIN, f"the system grants no thread to read from it: {error}") from None
+
+    def _let_go(self) -> None:
+        """End a process that not all readers could be had for."""
+        self._process.kill()
+        self._process.wait()
         for reader in self._readers:
-            reader.start()
+            if reader.ident is not None:
+                reader.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
 
     @property
     def pid(self) -> int:
@@ -129,13 +145,15 @@ class JsonChild:
 
     def _read_lines(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    said = json.loads(line)
-                    if isinstance(said, dict):
-                        self._said.put(said)
-        self._said.put(None)
+        try:
+            with self._process.stdout as lines:
+                for line in lines:
+                    with contextlib.suppress(ValueError, RecursionError):
+                        said = json.loads(line)
+                        if isinstance(said, dict):
+                            self._said.put(said)
+        finally:
+            self._said.put(None)
 
     def _read_complaints(self) -> None:
         assert self._process.stderr is not None

@@ -151,6 +151,9 @@ class Ledger:
 
     def note_failed(self, build: Build, reason: str, *, is_final: bool) -> None:
         with self.changed:
+            if build.state not in UNDER_WAY and not is_final:
+                # It was not begun: that counts too, or a cache that cannot be written to would be tried for ever.
+                build.attempt_count += 1
             build.fail(reason, is_final=is_final)
             build.phase = ""
             retry_s = build.retry_s

@@ -33,6 +33,9 @@ from edge_server.telemetry.metrics import Family
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_END_PATIENCE_S = 20.0
+"""How long the end of a build is waited for: twice what its process is given to end by itself."""
+
 _CLAIM_LOOK_S = 1.0
 """How often an engine that another process builds is looked at."""
 
@@ -140,10 +143,15 @@ class EngineWorks:
             self._ledger.changed.notify_all()
 
     def close(self) -> None:
-        """As `end`, and wait for the process that builds to end. May be called again, and without `start`."""
+        """As `end`, and wait for the process that builds to end. May be called again, and without `start`.
+
+        One that hangs in a driver cannot be ended: it is left, and this process ends without it.
+        """
         self.end()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_PATIENCE_S)
+            if self._thread.is_alive():
+                log.error("what builds engines does not end: it is left behind")
 
     def _loop(self) -> None:
         while True:
@@ -177,10 +185,16 @@ class EngineWorks:
             self._ledger.note_waiting(build, why)
         if why or not self._side.is_settled(build.order.model):
             return False
-        if not build.order.path.exists():
-            self._ledger.forget(build)
+        try:
+            is_there = build.order.path.exists()
+        except OSError as error:
+            # A network file system that went away: not a word about whether the model is there.
+            why = f"'{build.order.path}' cannot be read: {error.strerror}"
+            self._ledger.note_waiting(build, why, time.monotonic() + _CLAIM_LOOK_S)
             return False
-        return True
+        if not is_there:
+            self._ledger.forget(build)
+        return is_there
 
     def _make(self, build: Build) -> None:
         """Make an engine, unless another process is at it: then it is looked for again, a little later."""

@@ -150,13 +150,27 @@ class GrantedClockCap:
         highest_hz = self._actuator.highest_hz()
         if highest_hz is None:
             raise OSError("there is no GPU clock to cap on this box")
-        if self._memory is not None and self.cap_hz is None:
-            self._memory.write_text(json.dumps(self._actuator.memo()))
-        self.cap_hz = self._actuator.cap(int(highest_hz * part))
+        if self.cap_hz is not None:
+            self.cap_hz = self._actuator.cap(int(highest_hz * part))
+            return
+        # What an earlier run left behind, and could not be lifted, is what there is to go back to.
+        is_first = self._memory is None or not self._memory.exists()
+        try:
+            if self._memory is not None and is_first:
+                self._memory.write_text(json.dumps(self._actuator.memo()))
+            self.cap_hz = self._actuator.cap(int(highest_hz * part))
+        except OSError:
+            if is_first:
+                # There is no cap: the next process must not try to lift one, over what was set since.
+                self._forget()
+            raise
 
     def _release(self) -> None:
         self._actuator.release()
         self.cap_hz = None
+        self._forget()
+
+    def _forget(self) -> None:
         if self._memory is not None:
             self._memory.unlink(missing_ok=True)
 

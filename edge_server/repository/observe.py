@@ -32,6 +32,9 @@ warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeW
 POLL_S = 1.0
 """Seconds between two looks of the polling observer at a local or layered file system; a remote one gets twice that."""
 
+_CLOSE_S = 3.0
+"""How long the end of what observes is waited for."""
+
 _TELLS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
 _SILENT = frozenset({"opened", "closed_no_write"})
 """What does not change anything: a model that is loaded is opened and read."""
@@ -123,14 +126,15 @@ class Observation:
                 self._schedule(folder, is_polled=is_polled)
 
     def close(self) -> None:
-        """Hear of nothing any more."""
+        """Hear of nothing any more. What hangs on a disk that does not answer is left behind."""
         self._watches.clear()
-        for observer in (self._inotify, self._polling):
-            if observer is not None and observer.is_alive():
-                with contextlib.suppress(KeyError):  # see _unschedule; then there is nothing to join
-                    observer.stop()
-                    observer.join()
+        observers = [item for item in (self._inotify, self._polling) if item is not None and item.is_alive()]
         self._inotify = self._polling = None
+        if observers:
+            # Both ways to end one wait for what reads the disk, for as long as that takes.
+            ending = threading.Thread(target=_end, args=(observers,), name="edge-unwatch", daemon=True)
+            ending.start()
+            ending.join(_CLOSE_S)
 
     def _schedule(self, folder: Folder, *, is_polled: bool) -> None:
         identity = _identity(folder.path)
@@ -238,6 +242,13 @@ class _Heard(FileSystemEventHandler):
 def _started(observer: BaseObserver) -> BaseObserver:
     observer.start()
     return observer
+
+
+def _end(observers: Iterable[BaseObserver]) -> None:
+    for observer in observers:
+        with contextlib.suppress(KeyError):  # see _unschedule; then there is nothing to join
+            observer.stop()
+            observer.join()
 
 
 def _hears(observer: BaseObserver, watch: ObservedWatch) -> bool:

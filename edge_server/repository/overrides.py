@@ -88,6 +88,7 @@ def _delete_if_abandoned(path: str) -> None:
 
 def _new_folder(folder: Path | None) -> tuple[Path, int]:
     """Return a new folder and the open descriptor that holds its lock."""
+    path = ""
     try:
         while True:
             path = tempfile.mkdtemp(prefix=_PREFIX, dir=folder)
@@ -95,6 +96,9 @@ def _new_folder(folder: Path | None) -> tuple[Path, int]:
             if lock is not None:
                 return Path(path), lock
     except OSError as error:
+        if path:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
         raise ServingFault(f"no folder can be made for a model's files: {error.strerror}") from error
 
 
@@ -110,6 +114,9 @@ def _lock(path: str) -> int | None:
             return lock
     except BlockingIOError:
         pass
+    except OSError:
+        os.close(lock)
+        raise
     os.close(lock)
     return None
 

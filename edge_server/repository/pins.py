@@ -106,9 +106,9 @@ def _write(path: Path, versions: Mapping[str, int]) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Make the rename itself last. A file system that syncs no folders keeps it in its own time."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
             os.fsync(handle)
-    finally:
-        os.close(handle)
+        finally:
+            os.close(handle)

@@ -179,7 +179,7 @@ class Scanner:
                 first = models.get(found.name)
                 models[found.name] = found if first is None else _duplicate(first, path)
         used = {model.config_path for model in models.values()}
-        self._policies = {path: known for path, known in self._policies.items() if path in used}
+        self._policies = {path: known for path, known in list(self._policies.items()) if path in used}
         return Snapshot(models, tuple(warnings), absent)
 
     def check_roots(self) -> None:

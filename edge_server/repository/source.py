@@ -107,8 +107,11 @@ class RepositorySource:
         model = self._find(name)
         if model is not None and config_json is not None:
             model = with_config(model, config_json)
+        if model is None:
+            # Nothing takes the place of what serves: it may have to be loaded again, from its files.
+            return None
         self._keep(name, None)
-        return None if model is None else self._wish_for_model(model, config_json)
+        return self._wish_for_model(model, config_json)
 
     def versions(self, name: str) -> tuple[int, ...]:
         """Return the versions of a model that are there, ascending, wished for or not; none when it is not there."""

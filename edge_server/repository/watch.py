@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 _JUMP_S = 0.2
 """How far the two clocks may drift apart between two looks before one of them was set."""
 
+_CLOSE_S = 3.0
+"""How long the end of a look is waited for."""
+
 _GIT_PATIENCE_S = 600.0
 """How old an index.lock of git may be before it is taken for one left behind by a crash."""
 
@@ -69,6 +72,8 @@ class Watcher:
         self._away: frozenset[Path] = frozenset()
         self._warned: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
+        self._problem = ""
+        """What kept the last look from being made, "" when nothing did: told once, not at every look."""
         self._clock = _Clock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -97,11 +102,17 @@ class Watcher:
         self._observation.wake.set()
 
     def close(self) -> None:
-        """Stop looking. May be called without `start`, and again."""
+        """Stop looking. May be called without `start`, and again.
+
+        A look that hangs on a disk which does not answer is left behind, and ends with the process.
+        """
         self._closing.set()
         self._observation.wake.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                log.warning("a look at the repository hangs, and is left behind")
+                return
         self._observation.close()
 
     def look(self) -> dict[str, ModelWish]:
@@ -160,6 +171,7 @@ class Watcher:
         return min(max(due_s - time.monotonic(), 0.0), self._fallback_s)
 
     def _state(self) -> None:
+        before, self._problem = self._problem, ""
         try:
             wishes = self.look()
             if wishes != self._stated:
@@ -167,7 +179,14 @@ class Watcher:
                 self._stated = wishes
         except (EdgeServerError, OSError) as error:
             # What serves goes on serving: a look that failed says nothing about what is wished for.
-            log.warning("the repository cannot be read; trying again: %s", error)
+            self._problem = str(error)
+            if self._problem != before:
+                log.warning("the repository cannot be read; trying again: %s", error)
+        except Exception as error:
+            # What nobody foresaw must not end the thread: changes would never be seen again.
+            self._problem = repr(error)
+            if self._problem != before:
+                log.exception("the repository could not be looked at; trying again")
 
     # -- roots ------------------------------------------------------------------------------------------------------
 
@@ -287,5 +306,6 @@ def _is_held_by_git(root: Path) -> bool:
                 age_s = time.time() - (git / "index.lock").stat().st_mtime
             except OSError:
                 return False
-            return age_s < _GIT_PATIENCE_S
+            # One from a time to come was left before the clock was set back, as on boxes without a battery.
+            return abs(age_s) < _GIT_PATIENCE_S
     return False

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from edge_server.core.gpu_fault import GpuFault, device_in
@@ -59,10 +58,10 @@ class GpuKeeper(Mover):
             for model in self._models.values():
                 for version in list(model.living):
                     if device_id in gpus_of(version.spec) and self._stop_for_good(model, version, words):
-                        model.has_lost_gpu = True
+                        model.lost_gpu.add(version.version)
                         self._proceed(model)
         # Not told here: this may be an instance's thread, or the governor's.
-        threading.Thread(target=self._news.tell, name="edge-gpu-lost", daemon=True).start()
+        self._start("edge-gpu-lost", self._news.tell)
 
     def _give_up_for_memory(self, version: ServedVersion, error: EdgeServerError) -> None:
         words = (
@@ -84,7 +83,7 @@ class GpuKeeper(Mover):
         self._router.publish(model, without=version)
         version.stop_for_good(reason)
         # Not one of the threads that `close` waits for: closing what was on a lost GPU may never end.
-        threading.Thread(target=self._bury, args=(model, version), name="edge-bury", daemon=True).start()
+        self._start("edge-bury", lambda: self._bury(model, version))
         return True
 
     def _bury(self, model: ModelRecord, version: ServedVersion) -> None:
@@ -96,14 +95,17 @@ class GpuKeeper(Mover):
 
     def _take_in(self, model: ModelRecord, version: ServedVersion) -> None:
         super()._take_in(model, version)
+        # It is up again: what fails to load from now on, as the next files may, says nothing of the GPU.
+        model.lost_gpu = (model.lost_gpu & model.wish.versions.keys()) - {version.version}
         lost = self._loader.gpus.lost()
         device_id = next((gpu for gpu in gpus_of(version.spec) if gpu in lost), None)
         # Lost while it was being opened: `lose_gpu` did not see it among what lives.
         if device_id is not None:
             words = f"GPU {device_id} is lost to this process: {lost[device_id]}"
-            model.has_lost_gpu = self._stop_for_good(model, version, words) or model.has_lost_gpu
+            if self._stop_for_good(model, version, words):
+                model.lost_gpu.add(version.version)
 
     def _note_failure(self, model: ModelRecord, action: Load, generation: int, cause: EdgeServerError) -> None:
         super()._note_failure(model, action, generation, cause)
-        if model.has_lost_gpu:
+        if model.lost_gpu:
             self.on_stranded(f"model '{model.name}' version {action.version}: {cause.message}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias
 
 from edge_server.backends.base import RequestSession, Session, SessionInfo
-from edge_server.errors import EdgeServerError, LoadError
+from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
 from edge_server.memory.allocator import trim_own_end
 from edge_server.serving.limiter import ResourceKey
 from edge_server.serving.passing import as_passing
@@ -66,8 +66,12 @@ class Instance:
         self._thread = threading.Thread(target=self._live, name=f"edge-{name}"[:60], daemon=True)
 
     def open(self) -> SessionInfo:
-        """Open the session and wait for it. Raises what the backend raises; nothing is left open then."""
-        self._thread.start()
+        """Open the session and wait for it. Raises what the backend raises, and OutOfMemory where the system grants no
+        thread for it; nothing is left open then."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OutOfMemory(f"the system grants no thread for instance {self.name}: {error}") from None
         return self._opened.result()
 
     def warm(self) -> None:

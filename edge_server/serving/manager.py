@@ -6,9 +6,8 @@ This is the half that is told what to serve, and asked what became of it; `mover
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from edge_server.backends.base import ServerCalls
@@ -133,13 +132,14 @@ class Manager(GpuKeeper):
             self._replace_wish(wish, retry=retry)
         self._news.tell()
 
-    def wish_for_all(self, wishes: Iterable[ModelWish]) -> None:
-        """Replace the whole wish: models that it leaves out are unloaded. Does nothing once `close` was called."""
-        by_name = {wish.name: wish for wish in wishes}
+    def wish_for_all(self, wishes: Iterable[ModelWish], kept: Collection[str] = ()) -> None:
+        """Replace the whole wish, but for that for `kept`: models that it leaves out are unloaded. Does nothing once
+        `close` was called."""
+        by_name = {wish.name: wish for wish in wishes if wish.name not in kept}
         with self._changed:
             if self._is_closed:
                 return
-            gone = {name: ModelWish(name) for name in self._models if name not in by_name}
+            gone = {name: ModelWish(name) for name in self._models if name not in by_name and name not in kept}
             whole = by_name | gone
             order = members_first({name: [member for member, _ in wish.members] for name, wish in whole.items()})
             # Ensembles see the wishes for all their members before anything is done about them.
@@ -278,6 +278,8 @@ class Manager(GpuKeeper):
             wished = wish.versions.get(version)
             if retry or wished is None or wished.fingerprint != failure.fingerprint:
                 failure.forget_retry()
+                # Nothing tries it again now; should these files be wished for once more, that is a new try.
+                failure.is_due = failure.can_heal
             if retry:
                 del model.failures[version]
         if retry and model.cold:
@@ -329,4 +331,4 @@ class Manager(GpuKeeper):
                 MODEL_HUNG, model=model.name, version=version.version, generation=version.generation, reason=reason
             )
             # Not one of the threads that `close` waits for: it may never end.
-            threading.Thread(target=self._bury, args=(model, version), name="edge-bury", daemon=True).start()
+            self._start("edge-bury", lambda: self._bury(model, version))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from edge_server.core.lifecycle import ModelWish, VersionState
 from edge_server.core.view import PinReport
-from edge_server.errors import Draining, InvalidRequest, LoadError, Refusal, ServingFault, UnknownModel
+from edge_server.errors import Draining, EdgeServerError, InvalidRequest, LoadError, Refusal, ServingFault, UnknownModel
 from edge_server.serving.manager import Manager
 from edge_server.telemetry.events import MODEL_PINNED, MODEL_UNPINNED, EventBus
 
@@ -63,9 +63,11 @@ class ModelControl:
     def wish_for_all(self, wishes: Mapping[str, ModelWish]) -> None:
         """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
         with self._wishing:
-            # A pin that was put or lifted since the scan counts: the wish must not take an operator's order back.
-            self._manager.wish_for_all(self._source.with_pins(wishes).values())
-            self._wished = set(wishes)
+            # A pin that was put or lifted since the scan counts: the wish must not take an operator's order back. Nor
+            # what was ordered by name before it: front ends are open while the first scan is made.
+            ordered = set(self._wished) if self._is_explicit else set()
+            self._manager.wish_for_all(self._source.with_pins(wishes).values(), ordered)
+            self._wished = {*wishes, *ordered}
 
     def load(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload, and wait for it. *Blocking.*
@@ -79,8 +81,9 @@ class ModelControl:
             wish = self._source.wish(name, config_json, files or {})
             if wish is None:
                 raise ServingFault(f"failed to load '{name}', failed to poll from model repository")
-            self._wished.add(name)
-            self._ordered_by_name.add(name)
+            with self._wishing:
+                self._wished.add(name)
+                self._ordered_by_name.add(name)
             self._load_members(wish)
             reason = self._settle(wish)
         if reason:
@@ -124,7 +127,13 @@ class ModelControl:
                 version = self._version_before(name, there)
             elif version not in there:
                 raise UnknownModel(f"model '{name}' has no version {version} in the repository, there are {[*there]}")
-            before, problem = self._pin(name, version)
+            pinned = self._source.pins().get(name)
+            try:
+                before, problem = self._pin(name, version)
+            except EdgeServerError:
+                # Nobody waited for it to serve, as at a shutdown: the next start must not go by it.
+                self._put_pin(name, pinned)
+                raise
             serves = self._serving(name)
             if problem:
                 self._pin(name, before, retry=False)
@@ -192,7 +201,7 @@ class ModelControl:
         Without `retry`, what is known about failed loads stays known.
         """
         with self._wishing:
-            before = self._source.unpin(name) if version is None else self._source.pin(name, version)
+            before = self._put_pin(name, version)
             if self._is_explicit and name not in self._wished:
                 return before, ""
             wish = self._source.wish(name, None, {})
@@ -200,6 +209,9 @@ class ModelControl:
                 return before, f"model '{name}' is not in the repository any more;"
             self._manager.wish_for(wish, retry=retry)
         return before, self._outcome(name)
+
+    def _put_pin(self, name: str, version: int | None) -> int | None:
+        return self._source.unpin(name) if version is None else self._source.pin(name, version)
 
     def _version_before(self, name: str, there: Iterable[int]) -> int:
         """Return the highest version below the one that serves now, those left out whose load failed."""

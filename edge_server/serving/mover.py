@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_THREAD_AGAIN_NS = 1_000_000_000
+"""After how long a thread that the system did not grant is asked for again."""
+
 _SLOT_PATIENCE_S = 60.0
 """A load that takes longer does not keep others from loading any more."""
 
@@ -69,7 +72,8 @@ class Mover:
         self._dependents = Dependents(self._models)
         self._proceeding: set[str] = set()
         self._slots = LoadSlots(load_threads, timer, self._limits.hang_timeout_s or _SLOT_PATIENCE_S)
-        self._threads: set[threading.Thread] = set()
+        self._threads: set[object] = set()
+        """A mark for each load and drain that is under way."""
         self._is_closed = False
         self._news = News(announce)
         self._router = Router(self._changed, self._models, timer, self._limits, self._news, self._demand)
@@ -132,19 +136,30 @@ class Mover:
         self._start_thread("edge-drain", self._retire, model, version)
 
     def _start_thread(self, name: str, work: Callable[..., None], *arguments: object) -> None:
-        """Run `work` on a daemon thread, which cannot get at the lock, and thus not end, before this caller let go."""
+        """Run `work` on a daemon thread, which cannot get at the lock, and thus not end, before this caller let go.
+        `close` waits for it."""
+        mark = object()
 
         def live() -> None:
             try:
                 work(*arguments)
             finally:
                 with self._changed:
-                    self._threads.discard(thread)
+                    self._threads.discard(mark)
                     self._changed.notify_all()
 
-        thread = threading.Thread(target=live, name=name, daemon=True)
-        thread.start()
-        self._threads.add(thread)
+        self._threads.add(mark)
+        self._start(name, live)
+
+    def _start(self, name: str, work: Callable[[], None], refused_count: int = 0) -> None:
+        """Run `work` on a daemon thread: once the system grants one, for who asks has nobody to do the work instead."""
+        try:
+            threading.Thread(target=work, name=name, daemon=True).start()
+        except RuntimeError as error:
+            if not refused_count:
+                log.error("no thread '%s' for now, it is asked for again every second: %s", name, error)
+            when_ns = time.monotonic_ns() + _THREAD_AGAIN_NS
+            self._timer.call_at(when_ns, lambda: self._start(name, work, refused_count + 1))
 
     def _demand(self, model: ModelRecord) -> None:
         """Bring back what of a model is out of memory: a request asks for it."""
@@ -153,6 +168,8 @@ class Mover:
 
     def _evict(self, model: ModelRecord, reason: str) -> None:
         """Take a model out of memory that stays wished for; the next request brings it back."""
+        # Whoever wanted it back had it: an order may have come when nothing of it was out of memory.
+        model.is_demanded = False
         for item in model.living:
             if item.state is VersionState.READY:
                 model.cold[item.version] = ColdVersion(
@@ -192,9 +209,11 @@ class Mover:
         name = model.name
         cause: EdgeServerError
         with self._slots.taken() as slot:
-            if not self._is_wanted(model, action):
-                return None, None
-            wish = model.wish.versions[action.version]
+            with self._changed:
+                # In one look: what is not wished for any more is not there any more.
+                if not self._is_wanted(model, action):
+                    return None, None
+                wish = model.wish.versions[action.version]
             self._news.add(MODEL_LOADING, model=name, version=action.version, generation=generation)
             try:
                 self._news.tell()

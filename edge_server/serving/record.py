@@ -96,7 +96,8 @@ class ModelRecord:
     is_opening: bool = False
     is_demanded: bool = False
     is_replacing: bool = False
-    has_lost_gpu: bool = False
+    lost_gpu: set[int] = field(default_factory=set)
+    """Versions that are wished for, whose GPU was lost, and that were not brought up again since."""
     loading_since_s: float = 0.0
     loading_since_ns: int = 0
     """The same on the clock of time.monotonic_ns, for how long: the time of day of a small box may jump by years."""

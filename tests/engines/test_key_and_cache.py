@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -179,3 +181,51 @@ def test_a_jetson_tells_its_release_and_the_mask_of_its_power_mode(tmp_path: Pat
     (tmp_path / "var/lib/nvpmodel").mkdir(parents=True)
     (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0002 fmode:quiet\n")
     assert read_box(tmp_path) == Box("36.4.3", "248")
+
+
+def test_an_engine_that_cannot_be_read_just_now_is_a_miss_and_is_kept(
+    order: EngineOrder, cache: EngineCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = key(order)
+    put(cache, wanted)
+    plan = tmp_path / "cache" / "engines" / wanted.digest / "engine.plan"
+
+    def stutter(path: Path, *_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("edge_server.engines.cache.open", stutter, raising=False)
+        assert cache.find(wanted) is None
+    assert plan.exists()
+    assert cache.find(wanted) is not None
+
+
+def test_an_engine_that_vanishes_between_two_looks_is_a_miss(
+    order: EngineOrder, cache: EngineCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache, key(order))
+    plain = Path.is_file
+
+    def then_gone(path: Path) -> bool:
+        found = plain(path)
+        if path.name == "engine.plan":
+            EngineCache(cache._folder).drop(key(order))
+        return found
+
+    monkeypatch.setattr(Path, "is_file", then_gone)
+    assert cache.find(key(order)) is None
+
+
+def test_a_cache_that_was_cleared_away_holds_nothing_and_is_filled_again(
+    order: EngineOrder, cache: EngineCache, tmp_path: Path
+) -> None:
+    wanted = key(order)
+    put(cache, wanted)
+    shutil.rmtree(tmp_path / "cache")
+    assert cache.size() == (0, 0)
+    assert cache.find(wanted) is None
+    claim = cache.claim(wanted)
+    assert claim is not None
+    with claim:
+        put(cache, wanted)
+    assert cache.find(wanted) is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,8 +19,10 @@ from edge_server.core.engine import EngineOrder, Range
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.engines.box import Box
-from edge_server.engines.cache import EngineCache
+from edge_server.engines.build import MOST_ATTEMPTS
+from edge_server.engines.cache import CacheFault, EngineCache
 from edge_server.engines.child import Bounds
+from edge_server.engines.json_child import JsonChild
 from edge_server.engines.side import ServingSide
 from edge_server.engines.works import EngineWorks
 from edge_server.errors import DeviceLost
@@ -192,3 +196,91 @@ def test_what_waits_for_another_can_be_taken_back(works: Callable[[Server], Engi
         assert mine.cancel("sums") == 1
         assert state(mine) == "cancelled"
     assert server.kinds() == ["engine.build_cancelled"]
+
+
+def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
+    works: Callable[[Server], EngineWorks], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_server.engines.build._FIRST_RETRY_S", 0.0)
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+
+    def full(key: object) -> None:
+        raise CacheFault("no space left on device")
+
+    monkeypatch.setattr(mine.cache, "claim", full)
+    mine.start()
+    wait_for(lambda: state(mine) == "failed" and mine.report().engines[0].attempt_count >= MOST_ATTEMPTS)
+    told = mine.report().engines[0]
+    assert (told.attempt_count, told.retry_s, told.reason) == (MOST_ATTEMPTS, None, "no space left on device")
+    assert mine.order_again("sums") == 1
+
+
+def test_a_model_on_a_disk_that_stutters_waits_and_others_are_built(
+    works: Callable[[Server], EngineWorks], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    mine = works(server)
+    assert mine.find(order) is None
+    plain = Path.exists
+    is_away = True
+
+    def exists(path: Path, *more: Any, **named: Any) -> bool:
+        if is_away and path == order.path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return plain(path, *more, **named)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    mine.start()
+    wait_for(lambda: "Stale file handle" in mine.report().engines[0].phase)
+    assert state(mine) == "waiting"
+    is_away = False
+    wait_for(lambda: server.renewed)
+    assert state(mine) == "ready"
+
+
+def test_no_process_is_left_behind_when_there_is_no_thread_to_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "edge-child-err":
+            raise RuntimeError("can't start new thread")
+        plain(thread)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="the system grants no thread"):
+        JsonChild("edge_server.backends.tensorrt.builder")
+    assert children() == []
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert "edge-child-out" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_builder_that_hangs_does_not_keep_the_server_from_ending(
+    works: Callable[[Server], EngineWorks],
+    order: EngineOrder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("edge_server.engines.works._END_PATIENCE_S", 0.01, raising=False)
+    mine = works(Server())
+    assert mine.find(order) is None
+    is_stuck, is_over = threading.Event(), threading.Event()
+
+    def hang(build: object) -> None:
+        is_stuck.set()
+        assert is_over.wait(60)
+
+    monkeypatch.setattr(mine, "_make", hang)
+    mine.start()
+    assert is_stuck.wait(60)
+    try:
+        mine.close()
+        assert mine._thread is not None
+        assert mine._thread.is_alive()
+        assert "it is left behind" in caplog.text
+    finally:
+        is_over.set()
+        assert mine._thread is not None
+        mine._thread.join()

@@ -85,3 +85,36 @@ def test_without_the_right_the_clock_is_left_alone_and_the_reason_kept(make_boar
     squeeze(cap, 100.0)
     assert (cap.cap_hz, actuator.asked) == (None, 1)
     assert "Permission denied" in cap.problem
+
+
+def test_a_cap_that_is_refused_leaves_nothing_for_the_next_run_to_lift(
+    make_board: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = make_board("orin_nano_jp6")
+    memory = tmp_path / "clock_cap.json"
+    cap = GrantedClockCap(Refusing(board.root), memory)
+    squeeze(cap)
+    cap.close()
+    assert "Permission denied" in cap.problem
+    # What the operator sets after this is theirs.
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    path.write_text("510000000\n")
+    GrantedClockCap(DevfreqCap(board.root), memory).close()
+    assert int(path.read_text()) == 510_000_000
+    assert not memory.exists()
+    assert "left behind" not in caplog.text
+
+
+def test_a_cap_left_behind_that_cannot_be_lifted_is_remembered_for_who_can(make_board: Any, tmp_path: Path) -> None:
+    board = make_board("orin_nano_jp6")
+    memory = tmp_path / "clock_cap.json"
+    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
+    before_hz = int(path.read_text())
+    killed = GrantedClockCap(DevfreqCap(board.root), memory)
+    squeeze(killed)
+    without_the_right = Refusing(board.root)
+    without_the_right.restore = without_the_right.cap  # type: ignore[assignment, method-assign]
+    squeeze(GrantedClockCap(without_the_right, memory))
+    GrantedClockCap(DevfreqCap(board.root), memory).close()
+    assert int(path.read_text()) == before_hz
+    killed.close()

@@ -104,3 +104,29 @@ def test_a_driver_that_went_away_is_an_error_and_creates_no_file(make_board: Any
     with pytest.raises(FileNotFoundError):
         cap.release()
     assert not board.at(f"{FOLDERS['orin_nano_jp6']}/max_freq").exists()
+
+
+def test_a_limit_that_cannot_be_read_for_a_moment_is_put_back_all_the_same(
+    make_board: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = make_board("orin_nano_jp6")
+    before_hz = limit_hz(board)
+    cap = DevfreqCap(board.root)
+    answers = iter([before_hz, None])
+    with monkeypatch.context() as patched:
+        patched.setattr(cap, "_limit_hz", lambda: next(answers))
+        told_hz = cap.cap(700_000_000)
+    assert told_hz == limit_hz(board) < before_hz
+    cap.release()
+    assert limit_hz(board) == before_hz
+
+
+def test_a_limit_that_is_not_known_is_left_alone(make_board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = make_board("orin_nano_jp6")
+    before_hz = limit_hz(board)
+    cap = DevfreqCap(board.root)
+    with monkeypatch.context() as patched:
+        patched.setattr(cap, "_limit_hz", lambda: None)
+        with pytest.raises(OSError, match="cannot be read"):
+            cap.cap(700_000_000)
+    assert limit_hz(board) == before_hz

@@ -456,3 +456,14 @@ def test_a_clock_cap_that_one_card_refuses_is_taken_off_the_others(nvidia: Any, 
     with pytest.raises(OSError, match="Not Supported"):
         NvmlCap().cap(1_000_000_000)
     assert nvidia.locked_clocks(0) is None
+
+
+def test_a_card_that_falls_off_the_bus_does_not_leave_the_others_capped(nvidia: Any) -> None:
+    nvidia.add_gpu()
+    nvidia.add_gpu()
+    NvmlCap().cap(1_200_000_000)
+    nvidia.lose(0)
+    NvmlCap().release()
+    assert nvidia.locked_clocks(1) is None
+    assert NvmlCap().highest_hz() == 1_590_000_000
+    assert open_count() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -162,3 +163,17 @@ def test_a_state_directory_that_cannot_be_made_stops_the_start(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(ServingFault, match="state directory"):
         Pins(tmp_path / "file")
+
+
+def test_a_pin_is_put_where_the_folder_itself_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = os.open
+
+    def refuse(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return plain(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    pins = Pins(tmp_path)
+    assert pins.put("m", 3) is None
+    assert pins.all() == Pins(tmp_path).all() == {"m": 3}, "what a restart finds is what holds"

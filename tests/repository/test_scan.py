@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -311,3 +312,22 @@ def test_a_model_without_versions_is_told_where_its_files_belong(root: Path) -> 
     (root / "flat").mkdir()
     (root / "flat" / "flat.onnx").write_bytes(b"")
     assert _only(root).problem.endswith(f"files of version 1 are expected in '{root}/flat/1'")
+
+
+def test_a_model_looked_up_in_the_middle_of_a_scan_does_not_disturb_it(root: Path, add_model: Any) -> None:
+    add_model("a", "max_batch_size: 1")
+    add_model("b")
+    scanner = Scanner([root])
+    scanner.scan()
+    known = next(iter(scanner._policies.values()))
+    numbers = itertools.count()
+
+    class Busy(type(root)):  # type: ignore[misc]
+        """A path that another thread remembers one more configuration during the comparison of."""
+
+        def __hash__(self) -> int:
+            scanner._policies[root / f"other{next(numbers)}"] = known
+            return super().__hash__()
+
+    scanner._policies[Busy(root / "gone" / "config.pbtxt")] = known
+    assert sorted(scanner.scan().models) == ["a", "b"]

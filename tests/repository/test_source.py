@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
+from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, ServingFault
 from edge_server.repository.overrides import WrittenModel
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
@@ -147,3 +150,22 @@ def test_loads_of_one_model_from_many_threads_leave_one_set_of_files(source: Any
         wishes = list(pool.map(lambda n: source.wish("m", CONFIG_JSON, {f"{n}/a": b"x"}), range(1, 25)))
     assert all(len(wish.versions) == 1 for wish in wishes)
     assert len(list((tmp_path / "scratch").iterdir())) == 1
+
+
+def test_a_load_of_what_is_in_no_repository_leaves_the_files_that_serve(source: Any) -> None:
+    serving = source.wish("new", CONFIG_JSON, {"1/model.bin": b""})
+    assert source.wish("new", None, {}) is None
+    assert serving.versions[1].resolve({}).file.model_dir.is_dir(), "it may have to be loaded again from them"
+    assert serving.versions[1].resolve({}).spec.name == "new"
+
+
+def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ServingFault, match="no folder can be made"):
+        WrittenModel("m", {"1/model.bin": b""}, CONFIG_JSON, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -421,3 +421,95 @@ def test_what_keeps_a_model_from_being_served_as_a_whole_is_logged_once_while_it
     assert len(told) == 1
     assert "model 'misspelt'" in told[0]
     assert "max_batch_siez" in told[0]
+
+
+def test_a_lock_of_gits_from_a_time_to_come_does_not_hold_the_models_back(
+    root: Path, add_model: Any, follow: Any
+) -> None:
+    # Left by a crash, before the clock of a box without a battery fell back by a year.
+    (root / ".git").mkdir()
+    lock = root / ".git" / "index.lock"
+    lock.write_bytes(b"")
+    at_s = time.time() + 365 * 86_400
+    os.utime(lock, (at_s, at_s))
+    add_model("m", files={"1/weights": b"1"})
+    assert follow().becomes({"m": (1,)})
+
+
+def test_a_look_that_fails_as_nobody_foresaw_is_followed_by_others(root: Path, add_model: Any, caplog: Any) -> None:
+    told = threading.Condition()
+    stated: list[list[str]] = []
+
+    def take(wishes: Mapping[str, ModelWish]) -> None:
+        with told:
+            stated.append(sorted(wishes))
+            told.notify_all()
+            if len(stated) < 4:
+                raise RuntimeError("can't start new thread")
+
+    source = RepositorySource(Scanner([root]), ResolveOptions())
+    watcher = Watcher(source, take, 0.05, pace=PACE)
+    assert watcher.first() == {}
+    watcher.start()
+    try:
+        add_model("m", files={"1/weights": b"1"})
+        with told:
+            assert told.wait_for(lambda: len(stated) >= 4, 30)
+        assert stated[:4] == [["m"]] * 4
+        assert caplog.text.count("the repository could not be looked at") == 1, "told once, not at every look"
+    finally:
+        watcher.close()
+
+
+def test_a_look_that_hangs_does_not_keep_the_server_from_ending(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("edge_server.repository.watch._CLOSE_S", 0.01, raising=False)
+    source = RepositorySource(Scanner([root]), ResolveOptions())
+    watcher = Watcher(source, lambda wishes: None, 0.05, pace=PACE)
+    watcher.first()
+    hangs, is_over = threading.Event(), threading.Event()
+
+    def hang() -> frozenset[str]:
+        hangs.set()
+        assert is_over.wait(60)
+        return frozenset()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watcher._observation, "take_published", hang)
+        watcher.start()
+        assert hangs.wait(60)
+        watcher.close()
+        assert watcher._thread is not None
+        assert watcher._thread.is_alive()
+        assert "hangs, and is left behind" in caplog.text
+    is_over.set()
+    watcher._thread.join()
+    watcher.close()
+
+
+def test_an_observer_that_hangs_does_not_keep_the_server_from_ending(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from watchdog.observers.polling import PollingObserver
+
+    monkeypatch.setattr("edge_server.repository.observe._CLOSE_S", 0.01, raising=False)
+    hangs, is_over = threading.Event(), threading.Event()
+    plain = PollingObserver.stop
+    ended: list[threading.Thread] = []
+
+    def stop(observer: PollingObserver) -> None:
+        ended.append(threading.current_thread())
+        hangs.set()
+        assert is_over.wait(60)
+        plain(observer)
+
+    monkeypatch.setattr(PollingObserver, "stop", stop)
+    observation = Observation([root], wants_inotify=False)
+    observation.follow({observe.Folder(str(root)): True})
+    observation.close()
+    assert hangs.wait(60)
+    is_over.set()
+    (thread,) = ended
+    assert thread is not threading.current_thread(), "who closes would wait for the disk"
+    thread.join()

@@ -137,6 +137,27 @@ def test_whoever_cannot_move_is_told_to_the_one_who_ends_the_process(house: Any,
     assert all("GPU 0 is lost to this process: NVML: GPU is lost" in reason for reason in stranded)
 
 
+def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, eventually: Any) -> None:
+    stranded: list[str] = []
+    house.manager.on_stranded = stranded.append
+    file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
+    # What is loaded anew finds its place on the CPU.
+    specs = [on_gpu(house, "m"), house.spec("m")]
+    house.manager.wish_for(ModelWish("m", {1: VersionWish("a", lambda passed_over: Resolved(specs.pop(0), file))}))
+    assert house.manager.wait_settled(["m"], 20)
+    house.manager.lose_gpu(0, "NVML: GPU is lost")
+    eventually(lambda: [gpus_of(version.spec) for version in house.manager.ready_versions("m")] == [()])
+
+    def broken(passed_over: Any) -> Resolved:
+        raise LoadError("the new file is damaged")
+
+    house.manager.wish_for(ModelWish("m", {1: VersionWish("b", broken)}))
+    assert house.manager.wait_settled(["m"], 20)
+    assert "the new file is damaged" in str(house.manager.failure("m"))
+    assert house.submit(1.0)[1].final().error is None, "the old one goes on serving"
+    assert stranded == []
+
+
 def test_what_waits_when_the_gpu_is_lost_is_answered(house: Any, gate: Any, eventually: Any) -> None:
     house.load(on_gpu(house, "m", max_batch_size=1))
     mailboxes = [house.submit(1.0)[1] for _ in range(4)]

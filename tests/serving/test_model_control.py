@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_server.core.lifecycle import ModelWish
-from edge_server.errors import InvalidRequest, Refusal, ServingFault, UnknownModel
+from edge_server.errors import Draining, InvalidRequest, Refusal, ServingFault, UnknownModel
 from edge_server.serving.model_control import ModelControl
 from edge_server.telemetry.events import EventBus
 
@@ -110,3 +110,13 @@ def test_the_pin_of_a_model_that_is_not_loaded_waits_for_its_load(house: Any) ->
     assert ready(house) == []
     control.load("m")
     assert ready(house) == [1]
+
+
+def test_a_rollback_that_a_shutdown_refuses_leaves_no_pin_for_the_next_start(house: Any) -> None:
+    control = make(house, is_explicit=False)
+    control.wish_for_all(dict(house.wishes))
+    assert house.manager.wait_settled(["m"], 60)
+    house.manager.close(0.0)
+    with pytest.raises(Draining, match="Server is stopping"):
+        control.rollback("m", 1)
+    assert control._source.pins() == {}

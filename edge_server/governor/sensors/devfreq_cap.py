@@ -26,11 +26,15 @@ class DevfreqCap:
 
     def cap(self, at_hz: int) -> int:
         before_hz = self.highest_hz()
+        if before_hz is None:
+            # What is not known could not be put back.
+            raise OSError("the GPU's devfreq folder is not there, or its max_freq cannot be read")
         chosen_hz = max((step for step in self._steps() if step <= at_hz), default=at_hz)
         self._write(chosen_hz)
-        # The driver may have rounded it.
-        self._before_hz, self._capped_hz = before_hz, self._limit_hz()
-        return chosen_hz if self._capped_hz is None else self._capped_hz
+        # The driver may have rounded it; what cannot be read just now is ours all the same.
+        limit_hz = self._limit_hz()
+        self._before_hz, self._capped_hz = before_hz, chosen_hz if limit_hz is None else limit_hz
+        return self._capped_hz
 
     def release(self) -> None:
         if self._is_ours() and self._before_hz is not None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from edge_server.governor.sensors.nvml_gpu import LOST
+
 _GRAPHICS = 0
 _NO_PERMISSION = 4
 
@@ -35,8 +37,16 @@ class NvmlCap:
 
     def release(self) -> None:
         with _opened() as (nvml, handles):
+            problems = []
             for handle in handles:
-                nvml.nvmlDeviceResetGpuLockedClocks(handle)
+                try:
+                    nvml.nvmlDeviceResetGpuLockedClocks(handle)
+                except nvml.NVMLError as error:
+                    # The other cards are let go all the same.
+                    problems.append(error)
+            lasting = [error for error in problems if error.value not in LOST]
+            if lasting:
+                raise lasting[0]
 
     def memo(self) -> dict[str, int]:
         # A lock has no value before: taking it off is all there is to do.
@@ -45,6 +55,16 @@ class NvmlCap:
     def restore(self, memo: dict[str, int]) -> None:
         if memo.get("is_locked"):
             self.release()
+
+
+def _handle(nvml: ModuleType, index: int) -> Any:
+    """Return what stands for a card; None for one that is lost, whose clock is nobody's concern any more."""
+    try:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        if error.value not in LOST:
+            raise
+        return None
 
 
 @contextlib.contextmanager
@@ -58,7 +78,7 @@ def _opened() -> Iterator[tuple[ModuleType, list[Any]]]:
         pynvml.nvmlInit()
         try:
             count = pynvml.nvmlDeviceGetCount()
-            yield pynvml, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            yield pynvml, [handle for index in range(count) if (handle := _handle(pynvml, index)) is not None]
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
