@@ -6,7 +6,6 @@ followed; weight bytes are stepped over in a memory map and never read. Used by 
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +27,8 @@ _QUANTISED_OPERATORS = frozenset(
 
 _FLOATS = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 """TensorProto.DataType numbers of the floating types."""
+
+_MOST_ELEMENTS = 1 << 64
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -138,15 +139,16 @@ def _operator(view: mmap.mmap, start: int, end: int) -> bytes:
 
 def _tensor(view: mmap.mmap, start: int, end: int) -> tuple[int, int]:
     """Return a weight's element type and number of elements."""
-    kind, dims = 0, []
+    kind, count = 0, 1
     for number, begin, stop in _fields(view, start, end):
         if number == _TENSOR_TYPE:
             kind = _varint(view, begin, stop)[0]
         elif number == _TENSOR_DIMS:
             while begin < stop:
                 size, begin = _varint(view, begin, stop)
-                dims.append(size)
-    return kind, math.prod(dims)
+                # A damaged file may have a million of them; their product would take hours.
+                count = min(count * size, _MOST_ELEMENTS)
+    return kind, count
 
 
 def _fields(view: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:

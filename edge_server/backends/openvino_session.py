@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from edge_server.backends.base import Array, Session, SessionInfo
+from edge_server.backends.openvino_ports import dims
 from edge_server.backends.runtime import words, writable
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 from edge_server.records import dataclass
+
+Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"
+"""Of a run's inputs, and their types, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,52 @@ class OpenVinoSession(Session):
         self._request = request
         self._inputs = compiled.inputs
         self._outputs = compiled.outputs
+        self._compiled = compiled.model
+        self._worked: Shapes = {}
+        self._last: Shapes = {}
+        """Of the last run that went well, a client's or one of `_bring_back`."""
         self._padded_rows = padded_rows
         self._bf16 = compiled.bf16
         self._give_back = give_back
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         try:
-            return self._infer(inputs, outputs)
+            found = self._infer(inputs, outputs)
         except self._failures as error:
             said = words(error)
+        else:
+            self._last = self._worked = {name: (array.shape, array.dtype) for name, array in inputs.items()}
+            return found
+        self._bring_back()
         # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
         raise BackendError(f"model '{self._model}': openvino failed: {said}")
+
+    def _bring_back(self) -> None:
+        """Run zeros of shapes other than the last, after a run that failed.
+
+        A run that failed for its shapes leaves the CPU's graph (2026.4) half-way to these, while its nodes think that
+        they have those of the last run that went well: the next of the very same would fail too, or answer wrongly,
+        until one of others goes well.
+        """
+        grown = [self._grown(self._worked, every=every) for every in (True, False)]
+        for shapes in (*grown, self._worked):
+            if shapes == self._last:
+                continue
+            try:
+                self._infer({name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}, ())
+            except self._failures:
+                continue
+            self._last = shapes
+            return
+
+    def _grown(self, shapes: Shapes, *, every: bool) -> Shapes:
+        """Return shapes one larger along every dimension that may have any size, or along the first of them."""
+        found = {}
+        for name, (shape, dtype) in shapes.items():
+            free = [place for place, size in enumerate(dims(self._compiled.inputs[self._inputs[name]])) if size == -1]
+            chosen = free if every else free[:1]
+            found[name] = tuple(size + (place in chosen) for place, size in enumerate(shape)), dtype
+        return found
 
     def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         rows = 0
@@ -95,7 +134,7 @@ class OpenVinoSession(Session):
         return found
 
     def close(self) -> None:
-        self._request = None
+        self._request = self._compiled = None
         self._give_back()
 
 

@@ -158,7 +158,7 @@ def readable(array: Array) -> Array:
 def writable(array: Array) -> Array:
     """Return the array, or an array over the same memory, for a binding that insists on writing to what it only reads.
 
-    The result does not keep the memory alive: hold on to `array` while it is in use.
+    Either keeps the memory alive as long as it is there itself: a model may keep its input for the next run.
     """
     ready = readable(array)
     return ready if ready.flags.writeable else np.asarray(_Alias(ready))
@@ -167,12 +167,13 @@ def writable(array: Array) -> Array:
 class _Alias:
     """Presents an array's memory as writable."""
 
-    __slots__ = ("__array_interface__",)
+    __slots__ = ("__array_interface__", "_array")
 
     def __init__(self, array: Array) -> None:
         interface = dict(array.__array_interface__)
         interface["data"] = (interface["data"][0], False)
         self.__array_interface__ = interface
+        self._array = array
 
 
 class SharedModels(Generic[Loaded]):

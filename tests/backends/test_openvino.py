@@ -281,3 +281,43 @@ def test_a_weights_file_overwritten_in_place_does_not_disturb_the_model_that_ser
         [sys.executable, "-c", OVERWRITE, str(file.model_dir)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "128.0"), done.stderr
+
+
+def test_a_request_of_a_shape_that_does_not_run_costs_the_next_one_nothing(
+    backend: Backend, write_onnx: Write, job: Callable[..., Any]
+) -> None:
+    """After such a run OpenVINO's CPU graph believes itself at the shapes of the one before, and refused those."""
+    weights = [numpy_helper.from_array(np.ones((1, 1, 2, 2), "f4"), "W")]
+    tensors = [("X", T.FLOAT, list("NCHW"))], [("Y", T.FLOAT, list("ncHW"))]
+    file = write_onnx([node("Conv", ["X", "W"], ["Y"])], *tensors, weights)
+    session = backend.open(job(file))
+    for shape in ((1, 1, 4, 4), (1, 1, 6, 6), (3, 1, 4, 4)):
+        for bad in ((2, 2, 4, 4), (1, 3, 5, 5)):
+            for _ in range(2):
+                assert session.run({"X": np.ones(shape, "f4")}, ["Y"])["Y"].max() == 4
+            for _ in range(3):
+                with pytest.raises(BackendError, match="channels"):
+                    session.run({"X": np.ones(bad, "f4")}, ["Y"])
+            found = session.run({"X": np.ones(shape, "f4")}, ["Y"])["Y"]
+            assert found.shape == (shape[0], 1, shape[2] - 1, shape[3] - 1)
+            assert (found == 4).all()
+    session.close()
+
+
+def test_a_request_of_a_shape_that_does_not_run_leaves_nothing_in_the_next_ones_answer(
+    backend: Backend, write_onnx: Write, job: Callable[..., Any]
+) -> None:
+    """The next one was answered in the shape of the one that failed, filled up with what lay in memory."""
+    tensors = [("X", T.FLOAT, ["a", "b"]), ("V", T.FLOAT, ["c", "d"])], [("R", T.FLOAT, ["a", "b"])]
+    file = write_onnx([node("Relu", ["X"], ["R"]), node("Add", ["X", "V"], ["S"])], *tensors[:1], [
+        *tensors[1], ("S", T.FLOAT, ["a", "b"])])  # fmt: skip
+    session = backend.open(job(file))
+    x, v = np.arange(8, dtype="f4").reshape(2, 4), np.ones((2, 4), "f4")
+    for _ in range(3):
+        found = session.run({"X": x, "V": v}, ["R", "S"])
+        np.testing.assert_array_equal(found["R"], x)
+        np.testing.assert_array_equal(found["S"], x + 1)
+        with pytest.raises(BackendError, match="mismatch"):
+            session.run({"X": np.full((2, 8), 9, "f4"), "V": v}, ["R", "S"])
+    np.testing.assert_array_equal(session.run({"X": x, "V": v}, ["R"])["R"], x)
+    session.close()

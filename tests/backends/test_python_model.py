@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_server.backends.python import loop
 from edge_server.backends.python.session import HealthCheck
 from edge_server.core.message import SequenceStep
 from edge_server.core.tensor import DType, Tensor
@@ -534,3 +536,64 @@ def test_a_coroutine_may_be_awaited_in_execute(python_house: Any) -> None:
         """,
     )
     assert python_house.value("m", [1.0]) == [2.0]
+
+
+@pytest.mark.parametrize("thread", ["own", "caller"])
+@pytest.mark.parametrize("raised", ["asyncio.CancelledError('so')", "GeneratorExit('so')"])
+def test_what_is_raised_beside_exceptions_costs_its_batch_and_not_the_instance(
+    python_house: Any, one_to_one: str, thread: str, raised: str
+) -> None:
+    python_house.add(
+        "m",
+        f"""
+        class TritonPythonModel:
+            def execute(self, requests):
+                if given(requests[0])[0] == -1: raise {raised}
+                return [answer(given(request) * 2) for request in requests]
+        """,
+        one_to_one + f'parameters {{ key: "execution_thread" value {{ string_value: "{thread}" }} }}\n',
+    )
+    assert raised.partition("(")[0].removeprefix("asyncio.") + ": so" in python_house.error("m", [-1.0])
+    assert python_house.value("m", [2.0]) == [4.0]
+
+
+def test_a_load_whose_initialize_is_cancelled_fails_and_says_so(python_house: Any) -> None:
+    code = "class TritonPythonModel:\n    def METHOD: raise asyncio.CancelledError('so')\n"
+    for method in ("initialize(self, args)", "auto_complete_config(config)"):
+        with pytest.raises(LoadError, match="CancelledError: so"):
+            python_house.add("m", code.replace("METHOD", method) + "    def execute(self, requests): pass\n")
+
+
+def test_a_coroutine_for_which_there_is_no_thread_fails_its_batch_and_the_next_one_runs(
+    python_house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            async def execute(self, requests):
+                return [answer(given(request) * 2) for request in requests]
+        """,
+    )
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "threading", SimpleNamespace(Thread=Refused))
+        assert "can't start new thread" in python_house.error("m")
+    assert python_house.value("m", [2.0]) == [4.0]
+
+
+def test_a_health_check_for_which_there_is_no_thread_says_no_and_the_next_one_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    check = HealthCheck()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert not check.ask(lambda: True)
+    assert check.ask(lambda: True, 60)

@@ -147,3 +147,33 @@ def test_bfloat16_travels_as_bit_patterns(backend: Backend, job: Job, tmp_path: 
     found = session.run({"x": np.full((1, 4), one, "u2")}, ["y"])["y"]
     assert (found.dtype, found.tolist()) == (np.dtype("u2"), [[two] * 4])
     session.close()
+
+
+class Delay(torch.nn.Module):
+    """Answers with the input of the run before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(1 << 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.last
+        self.last = x
+        return before
+
+
+def test_a_model_may_keep_its_input_for_the_next_run(backend: Backend, tmp_path: Path, job: Job) -> None:
+    """A read-only one, as requests' are, whose memory the request no longer holds. One of a megabyte is given back to
+    the system at once: whoever still reads there ends the process."""
+    file = saved(tmp_path, "model.pt", lambda path: torch.jit.script(Delay()).save(path))
+    tensors = {"inputs": [InputSpec("x", DType.FP32, (-1,))], "outputs": [OutputSpec("y", DType.FP32, (-1,))]}
+    session = backend.open(job(file, **tensors))
+    assert isinstance(session, Session)
+    seen = []
+    for number in range(4):
+        given = np.full(1 << 20, number + 1, "f4")
+        given.flags.writeable = False
+        seen.append(session.run({"x": given}, ["y"])["y"])
+        del given
+    assert [set(array.tolist()) for array in seen] == [{0.0}, {1.0}, {2.0}, {3.0}]
+    session.close()

@@ -145,3 +145,12 @@ def test_an_output_of_another_shape_is_an_error_that_names_it(make_model, make_f
 def test_dims_that_do_not_tell_the_layout_are_refused(make_model, dims) -> None:
     with pytest.raises(BadModelConfig, match="mask_layout"):
         perception_plan(make_model({"mask_output": "out"}, {"out": dims}, size=SIZE))
+
+
+def test_indices_in_bf16_are_numbers_and_not_bit_patterns(make_model, make_fit) -> None:
+    spec = make_model({"mask_layout": "index"}, {"out": (16, 24)}, size=SIZE, dtypes={"out": DType.BF16})
+    values = np.zeros((1, 16, 24), np.float32)
+    values[0, 0, :3] = (1, 2, 7)
+    bits = (values.view(np.uint32) >> 16).astype("<u2")
+    mask = perception_plan(spec).read({"out": bits}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net").mask
+    assert array(mask)[0, :4].tolist() == [1, 2, 7, 0]

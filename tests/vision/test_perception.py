@@ -210,3 +210,9 @@ def test_every_head_and_key_stands_in_the_documented_table() -> None:
 def test_a_model_without_a_word_about_its_outputs_has_no_plan(make_model, repository_root: Path) -> None:
     assert perception_plan(make_model({}, {"out": (3,)})) is None
     assert perception_plan(make_model({"note": "nothing"}, {"one": (3,), "two": (3,)})) is None
+
+
+@pytest.mark.parametrize("activation", ["none", "sigmoid", "softmax"])
+def test_of_no_classes_none_is_the_best(make_model, make_fit, activation) -> None:
+    plan = perception_plan(make_model({"class_activation": activation}, {"out": (-1,)}))
+    assert classes(plan, [], 3, make_fit("stretch", 5, 5)) == ()

@@ -60,11 +60,24 @@ class Child:
         except ConnectionError:
             return None
         except (OSError, ValueError) as error:
-            # Once closed, the connection and its memory are gone, which nobody needs to hear of.
-            if not self._is_closed:
-                log.error("%s: nothing can be sent to its process any more: %s", self._title, words(error))
-                self.channel.cut()
+            self._give_up(error)
             return None
+
+    def send_within(self, message: tuple[Any, ...], limit_s: float) -> bool:
+        """Send a message without arrays as `send` does, or return False: the process has read nothing for so long."""
+        try:
+            return self.channel.send_within(message, limit_s)
+        except ConnectionError:
+            return True
+        except (OSError, ValueError) as error:
+            self._give_up(error)
+            return True
+
+    def _give_up(self, error: Exception) -> None:
+        # Once closed, the connection and its memory are gone, which nobody needs to hear of.
+        if not self._is_closed:
+            log.error("%s: nothing can be sent to its process any more: %s", self._title, words(error))
+            self.channel.cut()
 
     def kill(self) -> None:
         self._process.kill()

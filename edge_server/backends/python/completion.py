@@ -6,7 +6,7 @@ import json
 import logging
 
 from edge_server.backends.base import ModelFile
-from edge_server.backends.python.failures import full_text, let_go, told
+from edge_server.backends.python.failures import RAISED, full_text, let_go, told
 from edge_server.backends.python.model_config import ModelConfig
 from edge_server.backends.python.scope import Host, enter
 from edge_server.backends.python.source import ModelSource
@@ -36,7 +36,7 @@ def completed(file: ModelFile, config_json: str, *, is_alone: bool = False) -> s
                 f"got {type(found).__name__}"
             )
         return json.dumps(found.as_dict())
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except RAISED as error:
         if isinstance(error, LoadError):
             raise
         log.error("%s: auto_complete_config failed: %s", file_title(file), full_text(error))

@@ -20,6 +20,10 @@ from edge_server.errors import (
     Unsupported,
 )
 
+RAISED: tuple[type[BaseException], ...] = (BaseException,)
+"""What a model may raise without taking a thread down: `sys.exit()` ends its batch, not the server, and so does
+asyncio.CancelledError, which is no Exception."""
+
 
 class TritonModelException(Exception):
     """Raised by models, and to models that use the module wrongly."""

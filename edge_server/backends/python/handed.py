@@ -27,7 +27,12 @@ class HandedBatch:
         self.left = count
         """How many are not answered yet."""
         self.offset: int | None = None
-        """Where their inputs lie in shared memory, once that is known; freed when the last one is answered."""
+        """Where their inputs lie in shared memory, once that is known; freed when the last one is answered and the
+        model's `execute` has returned, which may read them until then."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.left == 0 and self.taken.is_set()
 
 
 class HandedOver:
@@ -52,14 +57,23 @@ class HandedOver:
                 raise ProcessGone
             self._batches[batch.number] = batch
             self._open.update((number, (execution, batch)) for number, execution in numbered)
-        return batch, [(number, dataclasses.replace(item.request, release=None)) for number, item in numbered]
+        return batch, [
+            (number, dataclasses.replace(item.request, release=None, targets=None)) for number, item in numbered
+        ]
+
+    def take_back(self, batch: HandedBatch) -> None:
+        """Know nothing any more of a batch that could not be sent."""
+        with self._lock:
+            self._batches.pop(batch.number, None)
+            for number in [number for number, (_, other) in self._open.items() if other is batch]:
+                del self._open[number]
 
     def settle(self, batch: HandedBatch, offset: int) -> None:
         """Take note of where a batch lies, which may be after it was answered."""
         with self._lock:
             batch.offset = offset
-            is_answered = batch.left == 0
-        if is_answered:
+            is_done = batch.is_done
+        if is_done:
             self._arena.free(offset)
 
     def find(self, number: int, is_final: bool) -> Execution | None:
@@ -70,7 +84,7 @@ class HandedOver:
                 return None
             execution, batch = found
             batch.left -= is_final
-            offset = batch.offset if batch.left == 0 else None
+            offset = batch.offset if batch.is_done else None
         if offset is not None:
             self._arena.free(offset)
         return execution
@@ -79,8 +93,12 @@ class HandedOver:
         """Let go whoever waits for the model to take this batch."""
         with self._lock:
             batch = self._batches.pop(number, None)
-        if batch is not None:
+            if batch is None:
+                return
             batch.taken.set()
+            offset = batch.offset if batch.is_done else None
+        if offset is not None:
+            self._arena.free(offset)
 
     def now_open(self) -> dict[int, Execution]:
         with self._lock:

@@ -31,6 +31,8 @@ class IsolatedSession(RequestSession):
         self._is_closed = False
         self._process: ModelProcess | None = None
         self._healer: threading.Thread | None = None
+        self._lost: ModelProcess | None = None
+        """The process that ended last, which the healer gives back."""
         self._reason = ""
         self._failures = 0
         self._next_s = 0.0
@@ -65,8 +67,11 @@ class IsolatedSession(RequestSession):
             self._is_closed = True
             self._changed.notify_all()
             healer = self._healer
+            lost = self._lost if healer is None else None
         if healer is not None:
             healer.join()
+        elif lost is not None:
+            lost.close()
         process, self._process = self._process, None
         if process is not None:
             process.close()
@@ -76,7 +81,10 @@ class IsolatedSession(RequestSession):
         with self._changed:
             while self._process is None or self._process.is_over:
                 left_s = self._next_s - time.monotonic()
-                if (self._process is None and left_s > 0) or self._is_closed:
+                if self._lost is not None and self._healer is None and not self._is_closed:
+                    self._start_healer()
+                has_none = self._lost is not None and self._healer is None
+                if (self._process is None and (left_s > 0 or has_none)) or self._is_closed:
                     raise Refusal(
                         f"model '{self._job.spec.name}': its process {self._reason}; it is started again in "
                         f"{max(left_s, 0):.1f} s",
@@ -109,17 +117,29 @@ class IsolatedSession(RequestSession):
             if time.monotonic() - self._started_s > _CALM_S:
                 self._failures = 0
             self._put_off()
-            self._healer = threading.Thread(target=self._heal, args=(process,), name="edge-heal", daemon=True)
-            self._healer.start()
+            self._lost = process
+            self._start_healer()
+
+    def _start_healer(self) -> None:
+        """*Locked.* Where the system grants no thread, the next request tries again."""
+        healer = threading.Thread(target=self._heal, args=(self._lost,), name="edge-heal", daemon=True)
+        try:
+            healer.start()
+        except RuntimeError as error:
+            self._healer = None
+            log.error("model '%s': its process cannot be started again: %s", self._job.spec.name, error)
+        else:
+            self._healer = healer
 
     def _put_off(self) -> None:
         delay_s = 0.0 if self._failures == 0 else min(_FIRST_DELAY_S * 2 ** (self._failures - 1), _LONGEST_DELAY_S)
         self._failures += 1
         self._next_s = time.monotonic() + delay_s
 
-    def _heal(self, lost: ModelProcess) -> None:
+    def _heal(self, lost: ModelProcess | None) -> None:
         """Start a process again and again, until one opens the model or the session is closed."""
-        lost.close()
+        if lost is not None:
+            lost.close()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, max(0.0, self._next_s - time.monotonic()))

@@ -23,9 +23,15 @@ class ModelLoop:
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Run it on the loop, in the caller's context, and return where its end is told."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(self._loop,), name=self._name, daemon=True)
-            self._thread.start()
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._run, args=(loop,), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system grants no further thread; the next batch may have one
+                coroutine.close()
+                loop.close()
+                raise
+            self._loop, self._thread = loop, thread
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> bool:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.backends.python.failures import TritonModelException
+from edge_server.backends.python.plain import plain
 from edge_server.core.metric import MetricFamilyView, MetricKind, MetricSample
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -181,7 +182,7 @@ class MetricFamily:
                 f"metric family '{name}': expected letters, digits and _ and none of the server's own beginnings "
                 f"{', '.join(_TAKEN)}"
             )
-        self._shared = REGISTRY.family(name, description, Kind(kind))
+        self._shared = REGISTRY.family(plain(name), plain(description), Kind(kind))
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
         """Return the series of these labels; a histogram's needs the upper edges of its `buckets`."""
@@ -207,7 +208,7 @@ def _label_key(name: str, labels: Mapping[str, str] | None) -> _Labels:
             raise TritonModelException(
                 f"metric '{name}': expected names with a text each as labels, got {dict(labels)}"
             )
-    return tuple(sorted(labels.items()))
+    return tuple(sorted((plain(label), plain(text)) for label, text in labels.items()))
 
 
 def _edges(shared: _Shared, buckets: Sequence[float] | None) -> tuple[float, ...] | None:

@@ -17,7 +17,7 @@ from edge_server.backends.python.handed import HandedOver
 from edge_server.backends.python.metrics import REGISTRY
 from edge_server.backends.python.relay import CallRelay
 from edge_server.backends.python.session import HEALTH_LIMIT_S
-from edge_server.backends.runtime import file_title, whole_number
+from edge_server.backends.runtime import file_title, whole_number, words
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,17 @@ class ModelProcess:
             threading.Thread(target=target, name=f"{job.instance_name}-{name}"[:60], daemon=True)
             for target, name in ((self._receive_all, "receive"), (self._look_all, "look"))
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            failure = LoadError(f"{file_title(job.file)}: a process for it cannot be served: {words(error)}")
+        else:
+            return
+        self._threads = [thread for thread in self._threads if thread.ident is not None]
+        self._child.kill()
+        self.close()
+        raise failure
 
     @property
     def pid(self) -> int:
@@ -94,7 +103,12 @@ class ModelProcess:
         Raises ProcessGone when it had ended before.
         """
         batch, requests = self._handed.add(executions)
-        offset = self._child.send(("execute", batch.number, requests))
+        try:
+            offset = self._child.send(("execute", batch.number, requests))
+        except BaseException:
+            # An input that cannot be read, no memory for the message: whoever called answers for all of them.
+            self._handed.take_back(batch)
+            raise
         if offset is not None:
             self._handed.settle(batch, offset)
         batch.taken.wait()
@@ -104,8 +118,7 @@ class ModelProcess:
         number, answered, found = next(self._questions), threading.Event(), [False]
         self._health[number] = (answered, found)
         # One that had ended before the question was noted down answers nothing any more.
-        if not self.is_over:
-            self._child.send(("healthy", number))
+        if not self.is_over and self._child.send_within(("healthy", number), HEALTH_LIMIT_S):
             answered.wait(HEALTH_LIMIT_S + 1)
         self._health.pop(number, None)
         return found[0]
@@ -113,7 +126,9 @@ class ModelProcess:
     def close(self) -> None:
         """Have it finalize and end; kill it if it does not."""
         self._is_asked_to_end = True
-        self._child.send(("close",))
+        if not self._child.send_within(("close",), END_S):
+            # Whoever is sending to it waits no longer then.
+            self._child.kill()
         if not self._child.wait():
             log.warning("the process of model '%s' did not end in %d s and was killed", self._job.spec.name, END_S)
         self._child.channel.cut()
@@ -134,6 +149,13 @@ class ModelProcess:
                 channel.free(place)
                 channel.flush()
         except (OSError, EOFError):
+            self._end()
+        except Exception as error:  # noqa: BLE001 - a process that has gone wrong may send what fails in any way
+            name = self._job.spec.name
+            log.error(
+                "model '%s': what its process sent cannot be taken: %s: %s", name, type(error).__name__, words(error)
+            )
+            self._child.kill()
             self._end()
 
     def _end(self) -> None:
@@ -183,11 +205,12 @@ class ModelProcess:
             getattr(self, f"_on_{kind}")(*rest)
 
     def _on_send(self, number: int, outputs: Any, is_final: bool, parameters: Any, *, is_lent: bool) -> None:
+        if is_lent:
+            # First: where there is no memory for it, the request must not have been let go of.
+            outputs = {name: np.array(array) for name, array in outputs.items()}
         execution = self._handed.find(number, is_final)
         if execution is None:
             return
-        if is_lent:
-            outputs = {name: np.array(array) for name, array in outputs.items()}
         execution.send(outputs, is_final=is_final, parameters=parameters)
 
     def _on_fail(self, number: int, error: EdgeServerError, is_final: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.base import NOT_ITERATIVE
 from edge_server.backends.python.failures import TritonModelException
+from edge_server.backends.python.plain import plain
 from edge_server.backends.python.response import InferenceResponse, Reply, ResponseSender, checked_parameters
 from edge_server.backends.python.scope import find_host
 from edge_server.backends.python.tensor import Tensor
@@ -238,7 +239,9 @@ _UNTRACED = InferenceTrace()
 def _of(kind: Any, value: Any, name: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
-    return value
+    if isinstance(value, str):
+        return plain(value)
+    return plain(value) if isinstance(value, int) else value
 
 
 def _in_range(value: Any, name: str, most: int) -> int:
@@ -250,7 +253,7 @@ def _in_range(value: Any, name: str, most: int) -> int:
 
 def _correlation_id(value: Any) -> int | str:
     if isinstance(value, str):
-        return value
+        return plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TritonModelException("Correlation ID must be integer or string")
     return _in_range(value, "correlation_id", _UINT64_MAX)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_server.backends.python.failures import TritonError, TritonModelException
+from edge_server.backends.python.plain import plain
 from edge_server.backends.python.tensor import Tensor
 from edge_server.core.message import NO_PARAMETERS, Parameter
 
@@ -31,7 +32,7 @@ def checked_parameters(given: Any, owner: str) -> Mapping[str, Parameter]:
             raise TritonModelException(
                 f"parameters of {owner}: expected integers of 64 bits, got {key!r} with {value:#x}"
             )
-    return dict(found)
+    return {plain(key): plain(value) for key, value in found.items()}
 
 
 class InferenceResponse:

@@ -9,11 +9,11 @@ import logging
 import platform
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from typing import Any
 
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
-from edge_server.backends.python.failures import error_of, full_text, let_go, told
+from edge_server.backends.python.failures import RAISED, error_of, full_text, let_go, told
 from edge_server.backends.python.loop import ModelLoop
 from edge_server.backends.python.metrics import REGISTRY
 from edge_server.backends.python.request import InferenceRequest
@@ -35,9 +35,6 @@ WAITS: Waits[Host] = Waits()
 
 HEALTH_LIMIT_S = 5.0
 """How long a model's `is_ready` may take; Triton's number."""
-
-_RAISED = (Exception, SystemExit, KeyboardInterrupt)
-"""What a model may raise without taking its thread down: `sys.exit()` in a model ends its batch, not the server."""
 
 
 class PythonSession(RequestSession):
@@ -66,7 +63,7 @@ class PythonSession(RequestSession):
         try:
             self._model = self._context.run(self._initialize, job)
             self._own_thread = self._needs_own_thread(job)
-        except _RAISED as error:
+        except RAISED as error:
             self._unload()
             raise self._load_error(job, error) from None
         self.info = self._describe()
@@ -90,7 +87,7 @@ class PythonSession(RequestSession):
         if hasattr(self._model, "finalize"):
             try:
                 self._context.run(self._model.finalize)
-            except _RAISED as error:
+            except RAISED as error:
                 log.error("model '%s' failed to finalize: %s", self._spec.name, full_text(error))
                 let_go(error)
         del self._model
@@ -174,7 +171,7 @@ class PythonSession(RequestSession):
                     return
                 answers = self._loop.start(answers).result()
             self._answer(answers, requests)
-        except _RAISED as error:
+        except RAISED as error:
             self._fail_all(error, replies, executions)
         finally:
             current_batch.reset(token)
@@ -290,7 +287,7 @@ class PythonSession(RequestSession):
         def end(future: Future[Any]) -> None:
             try:
                 self._answer(future.result(), requests)
-            except (*_RAISED, CancelledError) as error:
+            except RAISED as error:
                 self._fail_all(error, [request.reply for request in requests], executions)
 
         future = self._loop.start(work)
@@ -332,7 +329,10 @@ class HealthCheck:
             asked = self._asked
             if asked is None or not asked.is_alive():
                 asked = self._asked = _Asked(question)
-                asked.start()
+                try:
+                    asked.start()
+                except RuntimeError:  # the system grants no further thread
+                    return False
             elif asked.is_late:
                 return False
         asked.join(limit_s)
@@ -350,7 +350,7 @@ class _Asked(threading.Thread):
     def run(self) -> None:
         try:
             self.answer = self._question()
-        except _RAISED as error:
+        except RAISED as error:
             log.error("is_ready failed: %s", full_text(error))
         finally:
             del self._question

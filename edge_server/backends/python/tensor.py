@@ -9,6 +9,7 @@ import numpy as np
 from edge_server.backends.base import Array
 from edge_server.backends.python import dlpack
 from edge_server.backends.python.failures import TritonModelException
+from edge_server.backends.python.plain import plain
 from edge_server.backends.python.sole import owned
 from edge_server.core.tensor import DType
 from edge_server.core.tensor import Tensor as CoreTensor
@@ -32,8 +33,11 @@ class Tensor:
             raise TypeError(f"the name of a tensor must be a str, got {type(name).__name__}")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"tensor '{name}': expected a numpy array, got {type(array).__name__}")
-        self._name = name
+        self._name = plain(name)
         self._is_lent = self._is_seen = False
+        if type(array) is not np.ndarray:
+            # A subclass may be the model's own, which no other process could read.
+            array = array.view(np.ndarray)
         self._array: Array
         self._array = array
         known = _TYPES.get(array.dtype)

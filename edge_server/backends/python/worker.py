@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -184,6 +185,10 @@ class Worker:
         except (OSError, EOFError):
             # The server is gone, or wants no more of this process. A model may hang in its own code: no farewell.
             os._exit(0)
+        except BaseException:  # noqa: BLE001 - nothing is left that could handle it
+            # Deaf, it would keep everybody waiting.
+            traceback.print_exc()
+            os._exit(1)
 
     def _take(self, message: tuple[Any, ...], place: int | None) -> None:
         kind, *rest = message

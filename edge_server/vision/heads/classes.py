@@ -32,7 +32,8 @@ class ClassPlan:
     ) -> tuple[ClassScore, ...]:
         """Return the `top_k` best classes, best first, the lower index first among equals. Scores that are no finite
         numbers are left out."""
-        scores = activate(self.slot.values(outputs, row, model=model).ravel(), self.activation, axis=0)
+        values = self.slot.values(outputs, row, model=model).ravel()
+        scores = activate(values, self.activation, axis=0) if values.size else values
         chosen = best(scores, -np.inf, top_k)
         return tuple(
             ClassScore(index, score, self.labels[index] if index < len(self.labels) else "")

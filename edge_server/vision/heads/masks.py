@@ -59,7 +59,7 @@ class MaskPlan:
     def _classes(self, picked: npt.NDArray[Any]) -> ClassIndices:
         """Return the class of each of the network's pixels."""
         if self.layout is MaskLayout.INDEX:
-            return _as_indices(picked)
+            return _as_indices(reals(picked, self.slot.dtype) if self.slot.dtype is DType.BF16 else picked)
         scores = reals(picked, self.slot.dtype)
         axis = 0 if self.layout is MaskLayout.PLANAR else 2
         if scores.shape[axis] == 1:

@@ -1,0 +1,306 @@
+"""What passes between the server and a model's process when the process, or the system, does not play along."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.backends.base import ModelFile, OpenJob
+from edge_server.backends.python import isolated, process
+from edge_server.backends.python.arena import Arena
+from edge_server.backends.python.channel import Channel, Garbled
+from edge_server.backends.python.handed import HandedOver
+from edge_server.backends.python.process import ModelProcess
+from edge_server.core.device import DeviceArray, DeviceTensor
+from edge_server.core.message import Request
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import LoadError, ServingFault, SessionLost
+
+ISOLATED = """
+input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }
+parameters { key: "isolation" value { string_value: "process" } }
+"""
+
+PLAIN = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [answer(given(request) * 2) for request in requests]
+"""
+
+OWN_TYPES = """
+import enum
+class Word(str, enum.Enum):
+    OUT = "OUT"
+class Number(enum.IntEnum):
+    SEVEN = 7
+class Half(float): pass
+class Array(np.ndarray): pass
+class TritonPythonModel:
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily(
+            name="own_types_total", description=Word.OUT, kind=pb_utils.MetricFamily.COUNTER)
+        self.metric = self.family.Metric(labels={Word.OUT: Word.OUT})
+        self.metric.increment(Number.SEVEN)
+    def execute(self, requests):
+        array = np.asarray(given(requests[0]) * 2).view(Array)
+        parameters = {Word.OUT: Word.OUT, "seven": Number.SEVEN, "half": Half(0.5), "yes": True}
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(Word.OUT, array)], parameters=parameters)]
+"""
+
+CALLER = """
+import enum
+class Word(str, enum.Enum):
+    ID, TARGET, OUT, IN = "id", "target", "OUT", "IN"
+class TritonPythonModel:
+    def execute(self, requests):
+        inner = pb_utils.InferenceRequest(
+            request_id=Word.ID, model_name=Word.TARGET, requested_output_names=[Word.OUT],
+            inputs=[pb_utils.Tensor(Word.IN, given(requests[0]))], parameters={Word.ID: Word.ID})
+        response = inner.exec()
+        if response.has_error():
+            return [pb_utils.InferenceResponse(error=response.error())]
+        return [answer(response.output_tensors()[0].as_numpy() + 1)]
+"""
+
+BABBLER = """
+import socket
+class TritonPythonModel:
+    def execute(self, requests):
+        if given(requests[0])[0] != 1:
+            return [answer([os.getpid()]) for request in requests]
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                line = socket.socket(fileno=os.dup(int(name)))
+                if line.family == socket.AF_UNIX:
+                    line.sendall(b"nonsense" * 9)
+            except OSError:
+                pass
+        return [answer([1]) for request in requests]
+"""
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    """Both ends of a connection, in one process."""
+    lines, arenas = socket.socketpair(), (Arena(), Arena())
+    others = [os.dup(arena.fd) for arena in reversed(arenas)]
+    ends = [Channel(line, arena, other) for line, arena, other in zip(lines, arenas, others, strict=True)]
+    yield ends[0], ends[1]
+    for end in ends:
+        end.cut()
+        end.close()
+
+
+def refusing(granted: int, module: Any) -> Any:
+    """Return what a module finds in place of `threading` where the system grants no thread beyond so many."""
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            nonlocal granted
+            if not granted:
+                raise RuntimeError("can't start new thread")
+            granted -= 1
+            super().start()
+
+    return SimpleNamespace(**{**vars(module.threading), "Thread": Thread})
+
+
+def test_words_numbers_and_arrays_of_types_that_a_model_made_itself_reach_the_server(python_house: Any) -> None:
+    python_house.add("m", OWN_TYPES, ISOLATED)
+    (response,) = python_house.ask("m", [1.5])
+    assert response.error is None
+    assert response.outputs[0].array.tolist() == [3.0]
+    assert response.parameters == {"OUT": "OUT", "seven": 7, "half": 0.5, "yes": True}
+    assert [type(value) for value in response.parameters.values()] == [str, int, float, bool]
+
+
+def test_a_call_in_words_that_a_model_made_itself_reaches_the_other_model(python_house: Any) -> None:
+    python_house.add("target", PLAIN)
+    python_house.add("m", CALLER, ISOLATED)
+    assert python_house.value("m", [4.0]) == [9.0]
+
+
+def test_a_process_that_sends_nonsense_costs_its_batch_and_is_replaced(python_house: Any) -> None:
+    python_house.add("m", BABBLER, ISOLATED)
+    (first,) = python_house.value("m", [2.0])
+    (response,) = python_house.ask("m", [1.0])
+    assert isinstance(response.error, SessionLost)
+    (second,) = python_house.value("m", [2.0])
+    assert second != first
+
+
+def test_nonsense_where_a_message_should_begin_is_told_from_a_message(pair: tuple[Channel, Channel]) -> None:
+    one, other = pair
+    one._line.sendall(b"nonsense" * 4)
+    with pytest.raises(Garbled, match="nons"):
+        other.receive()
+
+
+def test_memory_on_a_gpu_for_outputs_is_no_matter_for_a_model_in_a_process(python_house: Any) -> None:
+    piece = SimpleNamespace(device_id=0, address=4096, byte_size=4, lock=threading.Lock())
+    with pytest.raises(TypeError):
+        pickle.dumps(piece)
+    python_house.add("m", PLAIN, ISOLATED)
+    assert python_house.value("m", [4.0], targets={"OUT": piece}) == [8.0]
+
+
+class LostPiece:
+    """Memory of a GPU that went away."""
+
+    device_id, address, byte_size = 0, 4096, 4
+
+    @property
+    def view(self) -> memoryview:
+        raise ServingFault("failed to read CUDA shared memory region 'r': unspecified launch failure")
+
+
+def test_an_input_that_cannot_be_read_fails_its_request_and_leaves_nothing_in_hand(
+    python_house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[HandedOver] = []
+    monkeypatch.setattr(process, "HandedOver", lambda arena: made.append(HandedOver(arena)) or made[-1])
+    python_house.add("m", PLAIN, ISOLATED)
+    lost = DeviceTensor("IN", DType.FP32, DeviceArray(DType.FP32.numpy, (1,), (LostPiece(),)))  # type: ignore[arg-type]
+    assert "launch failure" in python_house.error("m", inputs={"IN": lost})
+    assert made[-1].now_open() == {}
+    assert python_house.value("m", [4.0]) == [8.0]
+
+
+def test_what_was_to_be_freed_is_told_with_the_next_message_where_one_could_not_be_written(
+    pair: tuple[Channel, Channel],
+) -> None:
+    one, other = pair
+    offset = one.send(("array", np.zeros(1 << 20, np.uint8)))
+    message, place = other.receive()
+    assert place == offset
+    del message
+    other.free(place)
+    with pytest.raises(TypeError):
+        other.send(("lock", threading.Lock()))
+    other.send(("next",))
+    assert one.receive()[0] == ("next",)
+    assert one.arena.used_bytes == 0
+
+
+def test_who_reads_is_not_held_up_by_who_cannot_send(pair: tuple[Channel, Channel]) -> None:
+    """Else both ends could wait for each other for ever, each with a message that the other does not read."""
+    one, other = pair
+    one.send(("array", np.zeros(1 << 20, np.uint8)))
+    _, place = other.receive()
+    sender = threading.Thread(target=other.send, args=(("much", b"x" * (8 << 20)),), daemon=True)
+    sender.start()
+    one._line.recv(1, socket.MSG_PEEK)  # it is at it
+    reader = threading.Thread(target=other.free, args=(place,), daemon=True)
+    reader.start()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert sender.is_alive()
+    assert one.receive()[0] == ("much", b"x" * (8 << 20))
+    sender.join(60)
+
+
+def test_inputs_stay_as_they_are_until_execute_has_returned(
+    python_house: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
+) -> None:
+    """Also those of requests that have had their last answer by then."""
+    python_house.add("filler", PLAIN.replace("given(request) * 2", "np.full(1 << 16, 7)"))
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                sender = requests[0].get_response_sender()
+                sender.send(answer([1]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                call = pb_utils.InferenceRequest(model_name="filler", requested_output_names=["OUT"],
+                                                 inputs=[pb_utils.Tensor("IN", np.zeros(1, np.float32))])
+                kept = [call.exec() for _ in range(3)]
+                seen = given(requests[0])
+                pb_utils.Logger.log_error(f"seen {seen.min()} {seen.max()}")
+        """,
+        ISOLATED + "model_transaction_policy { decoupled: true }\n",
+    )  # fmt: skip
+    python_house.ask("m", np.full(1 << 16, 3.0))
+    assert eventually(lambda: "seen" in caplog.text)
+    assert "seen 3.0 3.0" in caplog.text
+
+
+@pytest.fixture
+def model_job(tmp_path: Path, job: Callable[..., OpenJob], python_house: Any) -> OpenJob:
+    folder = python_house.write("m", PLAIN, ISOLATED)
+    return job(ModelFile(folder / "model.py", folder.parent, 1))
+
+
+def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
+    model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "END_S", 0.2)
+    one = ModelProcess(model_job, lambda lost, why: None)
+    one.open()
+    os.kill(one.pid, signal.SIGSTOP)
+    request = Request("m", {"IN": Tensor("IN", DType.BYTES, np.array([b"x" * (8 << 20)], dtype=object))})
+    failures: list[Any] = []
+    execution: Any = SimpleNamespace(request=request, fail=failures.append, is_cancelled=lambda: False)
+    sender = threading.Thread(target=one.execute, args=([execution],), daemon=True)
+    sender.start()
+    while not one._child.channel._sending.locked():  # until it has begun to send what nobody reads
+        pass
+    closer = threading.Thread(target=one.close, daemon=True)
+    closer.start()
+    closer.join(60)
+    assert not closer.is_alive()
+    sender.join(60)
+    assert [type(failure) for failure in failures] == [SessionLost]
+
+
+def test_a_process_without_threads_to_serve_it_is_ended_and_the_load_fails(
+    model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    child = process.Child
+
+    class Noted(child):  # type: ignore[misc, valid-type]
+        def __init__(self, file: ModelFile) -> None:
+            super().__init__(file)
+            started.append(self.pid)
+
+    monkeypatch.setattr(process, "Child", Noted)
+    for granted in (0, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(process, "threading", refusing(granted, process))
+            with pytest.raises(LoadError, match="can't start new thread"):
+                ModelProcess(model_job, lambda lost, why: None)
+    assert len(started) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+def test_a_crash_while_there_is_no_thread_to_heal_it_is_answered_and_healed_later(
+    python_house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                if given(requests[0])[0] == -1: os._exit(7)
+                return [answer(given(request) * 2) for request in requests]
+        """,
+        ISOLATED,
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(isolated, "threading", refusing(0, isolated))
+        (response,) = python_house.ask("m", [-1.0])
+        assert isinstance(response.error, SessionLost)
+        assert "started again" in python_house.error("m", [2.0])
+    assert python_house.value("m", [2.0]) == [4.0]
