@@ -294,3 +294,5 @@ async def _each(frames: AsyncIterable[Image | Frame] | Iterable[Image | Frame]) 
     else:
         for frame in frames:
             yield frame
+            # Where nothing else is waited for, as without `keeps_all`, the loop's other tasks must get their turn.
+            await asyncio.sleep(0)

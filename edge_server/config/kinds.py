@@ -117,6 +117,9 @@ def _parse_pattern(text: str) -> re.Pattern[str] | None:
 
 def _parse_restricted(text: str) -> RestrictedGroup:
     """Read `category,category:key=value`."""
+    if not text.isprintable():
+        # Also what was no UTF-8 in the environment: it could be compared with no header, and would fail each request.
+        raise ValueError("expected printable characters")
     names, colon, pair = text.partition(":")
     key, equals, value = pair.partition("=")
     categories = tuple(name.strip() for name in names.split(","))

@@ -12,7 +12,6 @@ and registers what is missing. Frames that flow between living nodes go on flowi
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib
 import logging
 import threading
@@ -136,12 +135,14 @@ class Ros1Transport:
                     self._start_node()
                 self._register()
                 self._note_master(True)
-            except (OSError, http.client.HTTPException, xmlrpc.client.Error, self._rosgraph.MasterException) as error:
-                self._note_master(False, error)
             except self._rospy.ROSException as error:
                 if not self._ended.is_set():
                     self._failure = ServingFault(f"the ROS node '{self._name}' could not be started: {error}")
                 self._ended.set()
+            except Exception as error:  # noqa: BLE001 - the boundary of a thread that nobody would miss
+                # Of rosgraph and xmlrpc, also ValueError, TypeError and worse: for an address that is none, and for an
+                # answer that is no master's.
+                self._note_master(False, error)
             self._wake.wait(self._check_s)
             self._wake.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from edge_server.client import (
+    AioFrameStream,
     BackOff,
     Counters,
     Delivery,
@@ -501,3 +503,31 @@ def test_the_age_of_a_frame_grows_while_it_waits_for_leave(
         assert eventually(lambda: len(ages) == 1)
         assert ages[0] >= 1_020_000
     assert taken.join()
+
+
+def test_frames_from_a_list_leave_the_loop_its_other_tasks() -> None:
+    async def run() -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        def frames() -> Iterator[bytes]:
+            before = turns
+            for number in range(1000):
+                assert number < 100 or turns > before, "no other task had a turn"
+                yield JPEG
+
+        beside = asyncio.create_task(other())
+        async with AioFrameStream(DEAD, "m", reconnects=False) as stream:
+            with pytest.raises(StreamError):
+                async for _ in stream.results(frames()):
+                    pass
+            assert stream._pump is not None
+            await stream._pump
+        beside.cancel()
+
+    asyncio.run(run())

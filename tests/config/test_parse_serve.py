@@ -167,6 +167,13 @@ def test_malformed_restricted_groups_are_refused(text):
         parse(f"--http-restricted-api={text}")
 
 
+@pytest.mark.parametrize("value", ["p\udce4ss", "a\nb"], ids=["no UTF-8", "two lines"])
+def test_a_key_that_no_request_could_show_is_refused(value):
+    with pytest.raises(ConfigError, match="expected printable characters") as caught:
+        parse(f"--http-restricted-api=health:k={value}")
+    assert value not in str(caught.value)
+
+
 def test_a_category_in_two_groups_is_refused():
     with pytest.raises(ConfigError, match="'health' is in more than one group"):
         parse("--http-restricted-api=health:a=b", "--http-restricted-api=trace,health:c=d")

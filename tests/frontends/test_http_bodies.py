@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import socket
 import zlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http import body as bodies
+from edge_server.frontends.http import compression
 from edge_server.frontends.http.compression import (
     UnknownEncoding,
     accepted_encoding,
@@ -102,6 +106,45 @@ def test_gzip_members_in_a_row_are_one_text():
     assert inflate(gzip.compress(b"ab") + gzip.compress(b"cd"), "gzip", 10) == b"abcd"
     with pytest.raises(InvalidRequest, match="follow"):
         inflate(zlib.compress(b"ab") + b"cd", "deflate", 10)
+
+
+def test_members_without_end_cost_no_more_than_their_bytes(monkeypatch):
+    behind: list[int] = []
+
+    class Watched:
+        def __init__(self, bits: int) -> None:
+            self._stream = zlib.decompressobj(bits)
+
+        def decompress(self, data: Any, most: int) -> bytes:
+            return self._stream.decompress(data, most)
+
+        @property
+        def eof(self) -> bool:
+            return self._stream.eof
+
+        @property
+        def unused_data(self) -> bytes:
+            behind.append(len(self._stream.unused_data))
+            return self._stream.unused_data
+
+    monkeypatch.setattr(compression, "zlib", SimpleNamespace(decompressobj=Watched, error=zlib.error))
+    text = gzip.compress(b"") * 3000 + gzip.compress(b"end")
+    assert inflate(text, "gzip", 10) == b"end"
+    # zlib copies what lies behind a member, so that all of the rest, each time, would make the cost its square.
+    assert max(behind) < 16384 < len(text)
+    with pytest.raises(InvalidRequest, match="more than 65536 members"):
+        inflate(gzip.compress(b"") * 65537, "gzip", 10)
+
+
+def test_compressed_text_may_end_anywhere_within_the_pieces_it_is_read_in():
+    noise = random.Random(1).randbytes(40_000)
+    for count in (16_383, 16_384, 16_385, 40_000):
+        assert inflate(gzip.compress(noise[:count]) * 2, "gzip", 2 * count) == noise[:count] * 2
+        assert inflate(zlib.compress(noise[:count]), "deflate", count) == noise[:count]
+        with pytest.raises(InvalidRequest, match="truncated"):
+            inflate(zlib.compress(noise[:count])[:-1], "deflate", count)
+        with pytest.raises(InvalidRequest, match="larger than"):
+            inflate(zlib.compress(noise[:count]), "deflate", count - 1)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])

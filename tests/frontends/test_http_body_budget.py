@@ -21,6 +21,7 @@ from edge_server.frontends.http.budget import BodyBudget
 MIB = 1 << 20
 PATIENCE_S = 60.0
 PATH = "/v2/models/float/infer"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -176,6 +177,32 @@ def test_a_body_larger_than_the_bound_is_refused_before_it_comes(
         told += client.recv(1 << 16)
     assert told.startswith(b"HTTP/1.1 400 ")
     assert b"is larger than the limit of 1048576 bytes" in told
+
+
+@pytest.mark.parametrize("before", [b"", LIVE], ids=["alone", "pipelined"])
+@pytest.mark.parametrize("line", ["X-Plain: yes", "Content-Encoding: identity"])
+def test_a_body_for_which_there_is_no_memory_is_refused_and_its_connection_stays_in_order(
+    open_site: Any, connect: Callable[..., socket.socket], before: bytes, line: str
+) -> None:
+    size = 5 * 10**17  # more than a process can address
+    site = open_site(max_input_size_bytes=size, max_body_bytes_in_flight=size)
+    head = f"POST /v2/models/float/infer HTTP/1.1\r\nHost: x\r\n{line}\r\nContent-Length: {size}\r\n\r\n"
+    client = connect(site)
+    client.sendall(before + head.encode() + b"begun")
+    text = b""
+    while b"}" not in text:
+        data = client.recv(65536)
+        assert data, text
+        text += data
+    assert b"HTTP/1.1 503 " in text
+    assert b"there is no memory for a request body of 500000000000000000 bytes" in text
+    server = site.frontend._listener._server
+    site.run(_ticked(server))
+    assert site.get("/v2/health/live").status == 200
+
+
+async def _ticked(server: Any) -> None:
+    server._tick()
 
 
 def test_what_an_inflated_body_holds_counts(open_site: Any, connect: Callable[..., socket.socket]) -> None:

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import shutil
+import socket
 import ssl
 import subprocess
+import time
 import uuid
 from multiprocessing import shared_memory
 
 import numpy as np
 import pytest
+
+from edge_server.frontends.http import accept
 
 
 def test_health_answers_have_empty_bodies_and_say_400_when_not_ready(site):
@@ -270,6 +275,32 @@ def test_tls_is_on_when_certificate_and_key_are_named(open_site, certificate):
         else:
             assert reply.read()[int(reply.headers["Inference-Header-Content-Length"]) :] == raw
     connection.close()
+
+
+def test_a_handshake_that_does_not_end_makes_room_for_a_new_connection(open_site, certificate, monkeypatch):
+    cert, key = certificate
+    site = open_site(tls_cert=cert, tls_key=key, max_connections=1)
+    server = site.frontend._listener._server
+    monkeypatch.setattr(accept, "_HANDSHAKE_S", 3600.0)
+    trusting = ssl.create_default_context(cafile=cert)
+    trusting.check_hostname = False
+    with contextlib.ExitStack() as opened:
+
+        def connect():
+            return opened.enter_context(socket.create_connection(("127.0.0.1", site.port), timeout=60))
+
+        silent = connect()
+        while not site.frontend._listener._acceptor._arriving:
+            time.sleep(0.01)
+        # One that has only begun keeps its place.
+        assert connect().recv(1) == b""
+        assert server.count() == 1
+        monkeypatch.setattr(accept, "_HANDSHAKE_S", 0.0)
+        client = opened.enter_context(trusting.wrap_socket(connect(), server_hostname="localhost"))
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
+        assert silent.recv(1) == b""
+        assert server.count() == 1
 
 
 def test_a_certificate_that_cannot_be_read_stops_the_start(tmp_path):

@@ -256,6 +256,28 @@ def test_a_page_of_another_site_gives_no_orders(site: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("evil.example", "http://evil.example"),  # a name of theirs that leads to this machine
+        ("127.0.0.1.evil.example", "http://127.0.0.1.evil.example"),
+        ("[", "http://["),
+        ("", "null"),
+        ("", "file://"),
+    ],
+)
+def test_a_page_under_a_name_that_leads_here_is_another_sites(site: Any, host: str, origin: str) -> None:
+    reply = site.post("/edge/v1/models/add/rollback", headers={"Host": host, "Origin": origin})
+    assert reply.status == 403
+    assert site.service.orders == []
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "[::1]:8000", "127.0.0.1"])
+def test_a_page_of_this_machine_gives_orders(site: Any, host: str) -> None:
+    reply = site.post("/edge/v1/models/add/rollback", headers={"Host": host, "Origin": f"http://{host}"})
+    assert reply.status == 200
+
+
+@pytest.mark.parametrize(
     ("remote", "is_guarded", "expected"),
     [
         ("127.0.0.1", False, True),

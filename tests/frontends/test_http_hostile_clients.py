@@ -5,6 +5,7 @@ The time-outs of a minute are made fractions of a second here; the ratios betwee
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import resource
@@ -19,6 +20,9 @@ import pytest
 
 from edge_server.frontends.http import accept, listener, pace
 from edge_server.frontends.http import body as bodies
+from edge_server.frontends.http.budget import BodyBudget
+from edge_server.frontends.http.connection import TICKS, _Phase
+from edge_server.frontends.http.lanes import OrdinaryHandler
 
 PATH = "/v2/models/float/infer"
 PATIENCE_S = 20.0
@@ -392,6 +396,127 @@ def _is_served(site: Any) -> bool:
         return bool(site.get("/v2/health/live").status == 200)
     except ConnectionError:
         return False
+
+
+class Deaf:
+    """A transport whose client takes nothing, and never says that it has seen the end."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.was_closed = self.was_cut = False
+        self.is_reading = True
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def close(self) -> None:
+        self.was_closed = True
+
+    def abort(self) -> None:
+        self.was_cut = True
+
+    def is_closing(self) -> bool:
+        return self.was_closed
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def write(self, data: bytes) -> None:
+        """Find out that the client has gone, as asyncio does."""
+        self.was_closed = True
+        self.left += len(data)
+
+
+def _dropped(left: int, ticks: int) -> tuple[Deaf, int]:
+    """Return a transport whose connection had to make room, so many ticks later, and what the listener still knows."""
+
+    async def drop() -> tuple[Deaf, int]:
+        server = listener.Connections(lambda request: None, listener._no_fast_lane(), BodyBudget(1, 1))
+        connection, transport = server.expect(), Deaf(left)
+        connection.connection_made(transport)
+        server._tick()
+        assert server.drop_idle()
+        assert server.count() == 0
+        for _ in range(ticks):
+            server._tick()
+        if transport.was_cut:
+            connection.connection_lost(None)
+        return transport, len(server._leaving)
+
+    return asyncio.run(drop())
+
+
+def test_who_makes_room_and_has_not_taken_the_last_answer_is_cut_at_once():
+    transport, known = _dropped(left=1, ticks=0)
+    assert transport.was_cut
+    assert known == 0
+
+
+def test_a_closed_connection_whose_client_does_not_agree_to_the_end_is_cut_after_a_while():
+    transport, known = _dropped(left=0, ticks=TICKS)
+    assert transport.was_closed
+    assert not transport.was_cut
+    assert known == 1
+    transport, known = _dropped(left=0, ticks=TICKS + 1)
+    assert transport.was_cut
+    assert known == 0
+
+
+def test_requests_without_end_wait_in_the_socket_also_where_aiohttp_would_read_them_all():
+    class Reader(OrdinaryHandler):
+        """aiohttp before 3.14: each byte is a request here."""
+
+        __slots__ = ()
+
+        def data_received(self, data: bytes) -> None:
+            self._messages.extend((octet, None) for octet in data)
+
+    async def flood() -> None:
+        server = listener.Connections(lambda request: None, listener._no_fast_lane(), BodyBudget(1, 1))
+        connection, transport = server.expect(), Deaf(0)
+        connection.connection_made(transport)
+        connection._phase = _Phase.HANDED
+        connection._inner = reader = Reader(server, loop=asyncio.get_running_loop())
+        connection.data_received(b"x" * 64)
+        assert transport.is_reading
+        connection.data_received(b"x")
+        assert not transport.is_reading
+        connection._ordinary_answered(True)
+        assert not transport.is_reading
+        reader._messages.popleft()
+        reader._reading_paused = True  # for a large body, by aiohttp, which will go on by itself
+        connection._ordinary_answered(True)
+        assert not transport.is_reading
+        reader._reading_paused = False
+        connection.data_received(b"x")
+        reader._messages.popleft()
+        connection._ordinary_answered(True)
+        assert transport.is_reading
+        connection._inner = None
+        connection.connection_lost(None)
+
+    asyncio.run(flood())
+
+
+def test_nothing_more_is_written_to_a_connection_that_broke_within_an_answer():
+    async def answer() -> int:
+        server = listener.Connections(lambda request: None, listener._no_fast_lane(), BodyBudget(1, 1))
+        connection, transport = server.expect(), Deaf(0)
+        connection.connection_made(transport)
+        connection._phase = _Phase.BUSY
+        connection._answer([b"head", b"piece", b"piece"], True)
+        assert connection.is_under_way
+        connection.connection_lost(None)
+        assert not connection.is_under_way
+        return transport.left
+
+    assert asyncio.run(answer()) == len(b"head")
 
 
 def test_the_bound_follows_the_files_that_the_process_may_open(monkeypatch):

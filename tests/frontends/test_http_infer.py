@@ -5,11 +5,15 @@ import json
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import shared_memory
 
 import numpy as np
 import pytest
+
+from edge_server.frontends.http import inference
+from edge_server.frontends.http.fast_infer import TEXT_ON_LOOP_BYTES
 
 
 def add_body(**more):
@@ -281,3 +285,91 @@ def test_images_that_cannot_be_used_are_refused_by_name(site, png):
     assert none.status == 400
     assert "model 'float' does not take an image as a body" in none.error
     assert "'image_...'" in none.error
+
+
+def until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def decoding_threads(monkeypatch, name):
+    """Return the threads that decoded, noted as they do."""
+    seen = []
+    decode = getattr(inference, name)
+
+    def noting(*args, **more):
+        seen.append(threading.current_thread())
+        return decode(*args, **more)
+
+    monkeypatch.setattr(inference, name, noting)
+    return seen
+
+
+@pytest.mark.parametrize("tail", [b"", b"\0\0\x80\x3f"], ids=["all of it", "before raw tensors"])
+def test_much_json_is_parsed_beside_the_loop_and_little_on_it(site, monkeypatch, tail):
+    threads = decoding_threads(monkeypatch, "decode_infer")
+    tensor = {"name": "IN", "shape": [1], "datatype": "FP32"}
+    source = {"parameters": {"binary_data_size": 4}} if tail else {"data": [1.0]}
+    for spaces in (0, TEXT_ON_LOOP_BYTES):
+        text = json.dumps({"inputs": [{**tensor, **source}]}).encode() + b" " * spaces
+        # A body with an encoding never takes the short way; a plain one leaves it where there is much JSON.
+        headers = {} if spaces else {"Content-Encoding": "identity"}
+        if tail:
+            headers["Inference-Header-Content-Length"] = str(len(text))
+        reply = site.post("/v2/models/float/infer", text + tail, headers)
+        assert reply.json["outputs"][0]["data"] == [1.0]
+    assert threads[0] is site._thread
+    assert [thread.name.startswith("http-worker") for thread in threads] == [False, True]
+
+
+def test_much_json_to_generate_is_parsed_beside_the_loop(site, monkeypatch):
+    threads = decoding_threads(monkeypatch, "decode_generate")
+    long = "x" * TEXT_ON_LOOP_BYTES
+    assert site.post("/v2/models/text/generate", {"IN": "short"}).json["OUT"] == "short"
+    assert site.post("/v2/models/text/generate", {"IN": long}).json["OUT"] == long
+    assert threads[0] is site._thread
+    assert threads[1].name.startswith("http-worker")
+
+
+def test_what_was_decoded_for_a_client_that_left_is_let_go_of(site, monkeypatch):
+    decode = inference.decode_infer
+    has_begun, may_end, was_released = threading.Event(), threading.Event(), threading.Event()
+    outputs = []
+
+    def slowly(*args, **more):
+        decoded = decode(*args, **more)
+        decoded.request.release = was_released.set
+        outputs.append(decoded.output_pins)
+        has_begun.set()
+        assert may_end.wait(60)
+        return decoded
+
+    monkeypatch.setattr(inference, "decode_infer", slowly)
+    block = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        region = {"key": f"/{block.name}", "byte_size": 64}
+        assert site.post("/v2/systemsharedmemory/region/out/register", region).status == 200
+        place = {"shared_memory_region": "out", "shared_memory_byte_size": 64}
+        members = {
+            "inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}],
+            "outputs": [{"name": "OUT", "parameters": place}],
+        }
+        body = json.dumps(members).encode() + b" " * TEXT_ON_LOOP_BYTES
+        head = f"POST /v2/models/float/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", site.port), timeout=60) as client:
+            client.sendall(head.encode() + body)
+            assert has_begun.wait(60)
+        budget = site.frontend._budget
+        until(lambda: not site.frontend._listener._server._open)
+        assert outputs[0]
+        may_end.set()
+        assert was_released.wait(60)
+        assert not outputs[0]
+        assert site.service.requests == []
+        until(lambda: budget.held == 0)
+    finally:
+        may_end.set()
+        block.close()
+        block.unlink()

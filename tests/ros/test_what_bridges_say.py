@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
+from types import SimpleNamespace
+from xml.parsers.expat import ExpatError
 
 import pytest
 
 from edge_server.client import StreamError
 from edge_server.core.frame import StreamOpened
 from edge_server.errors import ErrorCode, InvalidRequest
+from edge_server.ros import ros1
 from edge_server.ros.bridge import BridgeParameters
 from edge_server.ros.connection_log import ConnectionLog
 
@@ -49,3 +53,44 @@ def test_a_server_that_stays_away_is_told_of_once_a_minute(caplog: pytest.LogCap
     news.broke(other)
     assert caplog.text.count("trying again") == 4
     assert "/image goes to m version 1 on openvino" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("refused"),
+        ValueError("invalid master URI: garbage"),
+        ExpatError("mismatched tag: line 1, column 16"),
+        TypeError("cannot unpack non-iterable int object"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_answers_in_place_of_a_ros_master_is_told_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    tries, has_node = iter([error]), threading.Event()
+
+    def master(name: str) -> SimpleNamespace:
+        for failure in tries:
+            raise failure
+        return SimpleNamespace(getPid=lambda: 1)
+
+    names = SimpleNamespace(is_legal_base_name=lambda name: True)
+    modules = {
+        "rosgraph": SimpleNamespace(names=names, Master=master, get_master_uri=lambda: "http://there:11311"),
+        "rospy": SimpleNamespace(
+            ROSException=KeyError,
+            init_node=lambda *args, **options: has_node.set(),
+            on_shutdown=lambda callback: None,
+            get_caller_id=lambda: "/bridge",
+            signal_shutdown=lambda reason: None,
+        ),
+    }
+    monkeypatch.setattr(ros1, "_import_ros", modules.__getitem__)
+    monkeypatch.setattr(ros1, "message_classes", dict)
+    transport = ros1.Ros1Transport("bridge", check_s=0.01)
+    try:
+        assert has_node.wait(60)
+    finally:
+        transport.close()
+    assert caplog.messages[0] == f"no ROS master at http://there:11311, asking again every 0.01 s: {error}"

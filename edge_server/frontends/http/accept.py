@@ -34,6 +34,9 @@ _IN_A_ROW = 64
 _REST_S = 0.5
 """How long nothing is accepted when there is no file for it."""
 
+_HANDSHAKE_S = 5.0
+"""How long a handshake of TLS keeps its place when there is no other for a new connection."""
+
 _LOG_EVERY_S = 60.0
 _RETRY_AFTER_S = 5.0
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -77,7 +80,8 @@ class Acceptor:
         self._sockets: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
         self._limit = MOST_BY_DEFAULT
-        self._arriving: set[asyncio.Task[None]] = set()
+        self._arriving: dict[asyncio.Task[None], float] = {}
+        """Connections on their way, and since when; the earliest first."""
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._logged_s: dict[str, float] = {}
 
@@ -129,8 +133,8 @@ class Acceptor:
             if self._crowd.count() >= self._limit and not self._make_room(accepted):
                 continue
             task = self._loop.create_task(self._welcome(accepted, self._crowd.expect()))
-            self._arriving.add(task)
-            task.add_done_callback(self._arriving.discard)
+            self._arriving[task] = time.monotonic()
+            task.add_done_callback(self._arrived)
 
     async def _welcome(self, accepted: socket.socket, protocol: Connection) -> None:
         """Make the connection; with TLS, this is where its handshake may take a minute, and fail."""
@@ -141,9 +145,21 @@ class Acceptor:
         finally:
             self._crowd.expect_no_more(protocol)
 
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        self._arriving.pop(task, None)
+
+    def _drop_arriving(self) -> bool:
+        """Give up the handshake that has taken longest, if that is long. False when there is none."""
+        task = next(iter(self._arriving), None)
+        if task is None or time.monotonic() - self._arriving[task] < _HANDSHAKE_S:
+            return False
+        del self._arriving[task]
+        task.cancel()
+        return True
+
     def _make_room(self, accepted: socket.socket) -> bool:
         text = f"{self._limit} HTTP connections are open already"
-        if self._crowd.drop_idle():
+        if self._crowd.drop_idle() or self._drop_arriving():
             self._log(f"{text}: those that idle the longest are closed for new ones")
             return True
         self._log(f"{text}, and none is idle: new ones are refused")

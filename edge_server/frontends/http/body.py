@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 
+from edge_server.errors import Refusal
 from edge_server.frontends.http.budget import Share
 from edge_server.frontends.http.compression import inflate, request_encoding
 from edge_server.frontends.http.pace import STALL_S, ClosingRefusal, Pace, StalledBody, stalled_text
@@ -73,8 +74,11 @@ async def _read_sized(content: StreamReader, size: int, aligned_at: int, share: 
     if len(data) == size:
         return data
     pad = -aligned_at % ALIGNMENT
-    # Left uninitialised: pages of a body that never comes are never touched.
-    share.buffer = np.empty(size + pad, np.uint8).data[pad:]
+    try:
+        # Left uninitialised: pages of a body that never comes are never touched.
+        share.buffer = np.empty(size + pad, np.uint8).data[pad:]
+    except MemoryError:
+        raise Refusal(f"there is no memory for a request body of {size} bytes") from None
     filled = 0
     pace = Pace(STALL_S)
     while data:

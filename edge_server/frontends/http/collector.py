@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +32,10 @@ class Collector(asyncio.BufferedProtocol):
         self._target = target
         self._budget = budget
         pad = -max(0, target.json_size or 0) % ALIGNMENT
-        # Left uninitialised: pages of a body that never comes are never touched.
-        self._body: memoryview | None = np.empty(size + pad, np.uint8).data[pad:]
+        self._body: memoryview | None = None
+        with contextlib.suppress(MemoryError):
+            # Left uninitialised: pages of a body that never comes are never touched.
+            self._body = np.empty(size + pad, np.uint8).data[pad:]
         self.size = size
         self.filled = 0
         self.ticks = 0
@@ -47,7 +50,10 @@ class Collector(asyncio.BufferedProtocol):
 
     def begin(self, begun: bytes) -> None:
         """Take what came with the head. To be called once the connection's bytes come here."""
-        assert self._body is not None
+        if self._body is None:
+            self.filled = len(begun)
+            self._connection.refuse_body(Refusal(f"there is no memory for a request body of {self.size} bytes"))
+            return
         self._body[: len(begun)] = begun
         self._budget.enter(self)
         self._count(len(begun))

@@ -11,6 +11,12 @@ _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 # Speed counts for more than the last few percent on a small machine that also has to run the model.
 _LEVEL = 1
 
+MAX_MEMBERS = 65536
+"""Most gzip members of one text: each costs what its bytes, twenty at least, do not pay for."""
+
+_PIECE_BYTES = 16 * 1024
+"""How much zlib is given at a time: what lies behind a member's end is copied, so it must never be all the rest."""
+
 
 class UnknownEncoding(Unsupported):
     """A Content-Encoding that is not served; the answer names those that are."""
@@ -27,28 +33,32 @@ def request_encoding(header: str | None) -> str | None:
 
 
 def inflate(data: bytes | memoryview, encoding: str, limit: int) -> bytes:
-    """Return the inflated bytes. Raises InvalidRequest when damaged, truncated, or larger than `limit` bytes.
+    """Return the inflated bytes. Raises InvalidRequest when damaged, truncated, larger than `limit` bytes, or made of
+    more than MAX_MEMBERS members.
 
     Never makes more than `limit` bytes, however small and well-packed `data` is.
     """
     parts: list[bytes] = []
-    size = 0
-    rest: bytes | memoryview = data
-    try:
-        # Several gzip members in a row are one text (RFC 1952, 2.2).
-        while True:
-            stream = zlib.decompressobj(_WINDOW_BITS[encoding])
-            parts.append(stream.decompress(rest, limit - size + 1))
+    rest = memoryview(data)
+    size = members = 0
+    # Several gzip members in a row are one text (RFC 1952, 2.2).
+    while not members or (rest and encoding == "gzip"):
+        members += 1
+        if members > MAX_MEMBERS:
+            raise InvalidRequest(f"request body has more than {MAX_MEMBERS} members of '{encoding}' data")
+        stream = zlib.decompressobj(_WINDOW_BITS[encoding])
+        while not stream.eof:
+            if not rest:
+                raise InvalidRequest(f"request body with Content-Encoding '{encoding}' is truncated")
+            piece = rest[:_PIECE_BYTES]
+            try:
+                parts.append(stream.decompress(piece, limit - size + 1))
+            except zlib.error as error:
+                raise InvalidRequest(f"request body is not valid '{encoding}' data: {error}") from None
             size += len(parts[-1])
             if size > limit:
                 raise InvalidRequest(f"inflated request body is larger than the limit of {limit} bytes")
-            if not stream.eof:
-                raise InvalidRequest(f"request body with Content-Encoding '{encoding}' is truncated")
-            rest = stream.unused_data
-            if not rest or encoding != "gzip":
-                break
-    except zlib.error as error:
-        raise InvalidRequest(f"request body is not valid '{encoding}' data: {error}") from None
+            rest = rest[len(piece) - len(stream.unused_data) :]
     if rest:
         raise InvalidRequest(f"{len(rest)} bytes follow the '{encoding}' data of the request body")
     return parts[0] if len(parts) == 1 else b"".join(parts)

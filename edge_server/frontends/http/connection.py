@@ -35,6 +35,9 @@ TICKS = 4
 _HELD_BYTES = 64 * 1024
 """What may wait behind the request under way before the client's next bytes are left in the socket."""
 
+_MOST_WAITING = 64
+"""Requests that may wait behind the one under way where aiohttp has the connection; more than it lets itself."""
+
 _END = b"\r\n\r\n"
 
 _METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
@@ -138,8 +141,7 @@ class Connection(asyncio.Protocol):
                 self._held = b""
             self._take(data, 0)
         elif phase is _Phase.HANDED:
-            assert self._inner is not None
-            self._inner.data_received(data)
+            self._feed(data)
         elif phase is _Phase.ORDINARY and self._left:
             self._pass_on(data, 0)
         elif phase is not _Phase.CLOSED:
@@ -183,8 +185,8 @@ class Connection(asyncio.Protocol):
     def _begin_infer(self, target: InferTarget, size: int, data: bytes, start: int) -> None:
         end = start + size
         if len(data) < end:
-            self._phase = _Phase.BODY
             self._collector = collector = Collector(self, target, size, self._connections.budget)
+            self._phase = _Phase.BODY
             assert self._transport is not None
             self._transport.set_protocol(collector)
             collector.begin(data[start:])
@@ -201,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._begin(target, body)
 
     def refuse_body(self, refusal: EdgeServerError) -> None:
-        """Answer a body that is not all there yet: it gave way to others, and is only read to its end."""
+        """Answer a body that is not all there yet: it has no place, or gave it up, and is only read to its end."""
         assert self._transport is not None
         self._transport.write(wire_reply(error_reply(refusal), will_stay=False))
 
@@ -227,7 +229,8 @@ class Connection(asyncio.Protocol):
         outgoing = self._outgoing
         assert self._transport is not None
         while outgoing:
-            if self._is_full:
+            # asyncio would log each piece that is written to a connection that broke, and is told of in a moment.
+            if self._is_full or self._transport.is_closing():
                 return
             self._transport.write(outgoing.popleft())
         if self._phase is not _Phase.BUSY:
@@ -274,10 +277,19 @@ class Connection(asyncio.Protocol):
 
     def _hand_over(self, data: bytes) -> None:
         self._phase = _Phase.HANDED
-        self._ordinary().data_received(data)
+        self._ordinary()
         if self._is_reading_paused and self._transport is not None:
             self._is_reading_paused = False
             self._transport.resume_reading()
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        """Give bytes of a connection that was handed over to aiohttp, which before 3.14 reads requests without end."""
+        assert self._inner is not None
+        self._inner.data_received(data)
+        if self._inner.waiting_count > _MOST_WAITING and self._transport is not None:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
 
     def _begin_ordinary(self, head: Head, data: bytes, start: int, end: int) -> None:
         self._phase = _Phase.ORDINARY
@@ -300,6 +312,10 @@ class Connection(asyncio.Protocol):
             self._answered = True
             self._will_stay = will_stay
             self._end_ordinary()
+        elif self._is_reading_paused and self._inner is not None and self._inner.waiting_count <= _MOST_WAITING:
+            self._is_reading_paused = False
+            if self._transport is not None and not self._inner.is_reading_paused:
+                self._transport.resume_reading()
 
     def _end_ordinary(self) -> None:
         # Answered before the body was there: aiohttp reads and forgets the rest, or gives up and closes.
@@ -334,8 +350,11 @@ class Connection(asyncio.Protocol):
         return self._idle_ticks if is_between and not self.has_moved else 0
 
     def close_idle(self) -> None:
-        """Close a connection on which nothing is under way."""
+        """Close a connection on which nothing is under way; at once, whatever its client has not taken yet."""
+        is_left_over = self._transport is not None and self._transport.get_write_buffer_size() > 0
         self._close()
+        if is_left_over:
+            self.abort()
 
     def tick(self, idle_limit: int, stall_s: float) -> None:
         """Note that time passed, a part of `stall_s`; let go of who sends or takes too little, close what idles."""
@@ -350,6 +369,8 @@ class Connection(asyncio.Protocol):
             self._tick_head(idle_limit, stall_s)
         elif phase is _Phase.HANDED:
             self._tick_handed(idle_limit, stall_s)
+        elif phase is _Phase.CLOSED:
+            self._tick_closed()
         else:
             self._idle_ticks = 0
         self.has_moved = False
@@ -392,6 +413,12 @@ class Connection(asyncio.Protocol):
         elif self._idle_ticks >= idle_limit:
             self._close()
 
+    def _tick_closed(self) -> None:
+        """Cut what has nothing to send and does not end: before Python 3.11, TLS waits for the client without limit."""
+        self._head_ticks += 1
+        if self._head_ticks > TICKS and self._transport is not None and not self._transport.get_write_buffer_size():
+            self._transport.abort()
+
     def _refuse_stalled(self, message: str) -> None:
         assert self._transport is not None
         if self._collector is None or not self._collector.is_refused:
@@ -400,6 +427,7 @@ class Connection(asyncio.Protocol):
 
     def _close(self) -> None:
         self._phase = _Phase.CLOSED
+        self._head_ticks = 0
         self._held = b""
         self._drop_body()
         if self._transport is not None:

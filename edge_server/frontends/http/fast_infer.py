@@ -29,16 +29,21 @@ Answer: TypeAlias = Callable[[list[bytes | memoryview], bool], None]
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
+TEXT_ON_LOOP_BYTES = 256 * 1024
+"""The longest JSON that the event loop parses itself: some milliseconds. More would keep everybody waiting, up to
+seconds, and is parsed on another thread."""
+
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 def infer_target(
     message: RawRequestMessage,
+    size: int,
     names: Mapping[str, str],
     header_pattern: re.Pattern[str] | None,
 ) -> InferTarget | None:
-    """Return what a POST to an infer path asks for; None where it is not plain: compressed either way, an image,
-    or wrong. Of those the ordinary path says more."""
+    """Return what a POST of `size` bytes to an infer path asks for; None where it is not plain: compressed either way,
+    an image, much JSON, or wrong. Of those the ordinary path says more."""
     headers = message.headers
     if "Content-Encoding" in headers or accepted_encoding(headers.get("Accept-Encoding")) is not None:
         return None
@@ -48,6 +53,8 @@ def infer_target(
     extra: dict[str, Parameter] = {}
     try:
         json_size = None if text is None else parse_header_length(text)
+        if (size if json_size is None else json_size) > TEXT_ON_LOOP_BYTES:
+            return None
         version = parse_version(names.get("version", ""))
         if header_pattern is not None:
             extra = forwarded(headers.items(), header_pattern)

@@ -153,7 +153,7 @@ class HttpFrontend:
             return None
         if not endpoint.is_infer or self._refusal(message, endpoint.category) is not None:
             return None
-        return infer_target(message, names, self._config.header_pattern)
+        return infer_target(message, size, names, self._config.header_pattern)
 
     def _refusal(self, request: web.BaseRequest | RawRequestMessage, category: str) -> web.Response | None:
         group = self._restricted.get(category)

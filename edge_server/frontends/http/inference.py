@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from edge_server.core.model import ModelSpec
 from edge_server.errors import ServingFault, Unsupported
 from edge_server.frontends.http.body import read_body
 from edge_server.frontends.http.budget import BodyBudget
-from edge_server.frontends.http.fast_infer import DECOUPLED, HEADER_LENGTH
+from edge_server.frontends.http.fast_infer import DECOUPLED, HEADER_LENGTH, TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.generation import send_responses
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
 from edge_server.frontends.http.images import ImageBodies
@@ -141,13 +141,25 @@ class InferenceEndpoints:
             extra = self._extra(request)
             regions = self._service.shared_memory
             if header_length is None and request.headers.get("Content-Type", "").startswith("image/"):
-                decode = partial(self._images.decode, body, spec, regions, version=version, extra=extra)
-                decoded = await asyncio.get_running_loop().run_in_executor(self._workers, decode)
+                decoded = await self._beside(
+                    partial(self._images.decode, body, spec, regions, version=version, extra=extra)
+                )
             else:
-                decoded = decode_infer(body, header_length, spec, regions, version=version, extra=extra)
+                decode = partial(decode_infer, body, header_length, spec, regions, version=version, extra=extra)
+                is_long = (len(body) if header_length is None else header_length) > TEXT_ON_LOOP_BYTES
+                decoded = await self._beside(decode) if is_long else decode()
         if trace is not None:
             decoded.request.trace = trace.first
         return decoded
+
+    async def _beside(self, decode: Callable[[], DecodedRequest]) -> DecodedRequest:
+        """Decode on another thread. What was decoded for a client that left meanwhile is let go of."""
+        work = self._workers.submit(decode)
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_let_go)
+            raise
 
     async def _decode_generate(
         self, request: web.BaseRequest, names: Mapping[str, str], trace: TracedRequest | None
@@ -158,7 +170,10 @@ class InferenceEndpoints:
             body = await read_body(request, share, self._workers)
             if trace is not None:
                 trace.stamp(_RECV_END)
-            inference = decode_generate(body, spec, version=version, extra=self._extra(request))
+            decode = partial(decode_generate, body, spec, version=version, extra=self._extra(request))
+            is_long = len(body) > TEXT_ON_LOOP_BYTES
+            loop = asyncio.get_running_loop()
+            inference = await loop.run_in_executor(self._workers, decode) if is_long else decode()
         inference.trace = None if trace is None else trace.first
         return inference
 
@@ -181,6 +196,15 @@ class InferenceEndpoints:
         except asyncio.CancelledError:
             ticket.cancel()
             raise
+
+
+def _let_go(work: Future[DecodedRequest]) -> None:
+    if work.cancelled() or work.exception() is not None:
+        return
+    decoded = work.result()
+    decoded.output_pins.release()
+    if decoded.request.release is not None:
+        decoded.request.release()
 
 
 def _raise_first_error(responses: list[Response]) -> None:

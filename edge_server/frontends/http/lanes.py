@@ -53,6 +53,16 @@ class OrdinaryHandler(web.RequestHandler):
     has_begun: bool
     """Whether one has begun since its connection last looked."""
 
+    @property
+    def waiting_count(self) -> int:
+        """How many requests have been read and are not begun."""
+        return len(self._messages)
+
+    @property
+    def is_reading_paused(self) -> bool:
+        """Whether aiohttp itself wants no more bytes for now, and will ask for them."""
+        return self._reading_paused
+
     async def finish_response(self, request: Any, resp: Any, start_time: Any) -> Any:
         result = await super().finish_response(request, resp, start_time)
         self.is_answering = False

@@ -92,6 +92,8 @@ class Connections(web.Server):
         self.budget = budget
         self._expected: set[Connection] = set()
         self._open: dict[Connection, asyncio.Transport] = {}
+        self._leaving: set[Connection] = set()
+        """Their places were given to others, but they are not closed yet."""
         self._idle: list[Connection] | None = None
         self._moved = asyncio.Event()
         self._stall_s = STALL_S
@@ -117,6 +119,7 @@ class Connections(web.Server):
 
     def lost(self, connection: Connection) -> None:
         self._open.pop(connection, None)
+        self._leaving.discard(connection)
         self._moved.set()
 
     def count(self) -> int:
@@ -131,18 +134,19 @@ class Connections(web.Server):
             longest = self._idle.pop()
             # At once, rather than when the loop tells that it is closed: the place is given to one new connection only.
             if longest.idle_ticks and self._open.pop(longest, None) is not None:
+                self._leaving.add(longest)
                 longest.close_idle()
                 return True
         return False
 
     def _tick(self) -> None:
         self._ticker = None
-        if not self._open:
+        if not self._open and not self._leaving:
             return
         # First, so that nothing that one connection does ends it for all.
         self._ticker = self._serving_loop.call_later(self._tick_s, self._tick)
         self._idle = None
-        for connection in list(self._open):
+        for connection in (*self._open, *self._leaving):
             connection.tick(int(_KEEP_ALIVE_S / self._tick_s), self._stall_s)
 
     async def finish(self, grace_s: float) -> None:
@@ -160,7 +164,7 @@ class Connections(web.Server):
                 break
         # aiohttp takes 0 for no limit.
         await self.shutdown(max(limit_s - time.monotonic(), _LEAST_S))
-        for connection in list(self._open):
+        for connection in (*self._open, *self._leaving):
             connection.abort()
         if self._ticker is not None:
             self._ticker.cancel()

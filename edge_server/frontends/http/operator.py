@@ -161,9 +161,20 @@ def _is_from_this_machine(request: web.BaseRequest) -> bool:
 
 
 def _is_from_no_other_site(request: web.BaseRequest) -> bool:
-    """Return whether the request has no Origin, which browsers send with every POST, or the one of this server."""
+    """Return whether the request has no Origin, which browsers send with every POST, or the one of this server, by a
+    name that nobody else can give to this machine: any other could be a site's own."""
     origin = request.headers.get("Origin")
-    return origin is None or urlsplit(origin).netloc == request.headers.get("Host", "")
+    if origin is None:
+        return True
+    try:
+        parts = urlsplit(origin)
+        return parts.netloc == request.headers.get("Host", "") and _is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
 def _told(value: object) -> str:
