@@ -165,19 +165,24 @@ def _made_by(step: Step, name: str, member: ModelSpec) -> _Made:
     )
 
 
+_MOST_TOLD = 16
+"""How many steps of a circle an error names."""
+
+
 def _circle(waiting: Sequence[Step]) -> str:
     """Return one circle of steps that wait for each other, in words."""
     maker = {tensor: step for step in waiting for _, tensor in step.makes}
-    trail: list[Step] = [waiting[0]]
-    words: list[str] = [str(waiting[0])]
+    step = waiting[0]
+    places = {step.index: 0}
+    words: list[str] = [str(step)]
     while True:
-        tensor = next(feed.tensor for feed in trail[-1].feeds if feed.tensor in maker)
-        before = maker[tensor]
-        words.append(f"takes '{tensor}' from {before}")
-        if before in trail:
-            start = trail.index(before)
-            return " ".join([str(before), *words[start + 1 :]])
-        trail.append(before)
+        tensor = next(feed.tensor for feed in step.feeds if feed.tensor in maker)
+        step = maker[tensor]
+        words.append(f"takes '{tensor}' from {step}")
+        if step.index in places:
+            told = [str(step), *words[places[step.index] + 1 :]]
+            return " ".join(told if len(told) <= _MOST_TOLD else [*told[:_MOST_TOLD], "..."])
+        places[step.index] = len(places)
 
 
 def _origin(spec: ModelSpec, step: Step, made: Mapping[str, _Made]) -> Origin:

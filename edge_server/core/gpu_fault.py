@@ -42,6 +42,7 @@ _LOST_WORDS = (
     "cuda_error_device_unavailable",
     "cudaerrordevicesunavailable",
     "uncorrectable ecc",
+    "uncorrectable nvlink",
     "cuda_error_ecc_uncorrectable",
     "cudaerroreccuncorrectable",
 )
@@ -61,6 +62,8 @@ _STICKY_WORDS = (
     "misaligned address",
     "hardware stack error",
     "invalid program counter",
+    "operation not supported on global/shared address space",
+    "context is destroyed",
     "cuda_error_context_is_destroyed",
     "cudnn_status_execution_failed",
     "cublas_status_execution_failed",

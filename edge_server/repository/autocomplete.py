@@ -119,7 +119,8 @@ def complete(config: ConfigMessage, model: str, signature: Signature, default_ma
     asked = [spec for spec in signature.inputs if spec.name not in filled]
     _fill_tensors(config.input, asked, config.max_batch_size, is_selection=False)
     is_selection = bool(config.output)
-    shown = [spec for spec in signature.outputs if is_selection or spec.name not in state_outputs(config)]
+    hidden = set() if is_selection else state_outputs(config)
+    shown = [spec for spec in signature.outputs if spec.name not in hidden]
     _fill_tensors(config.output, shown, config.max_batch_size, is_selection=is_selection)
     if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
@@ -192,6 +193,7 @@ def _fill_dims(item: ConfigMessage, spec: _TensorSpec, max_batch_size: int) -> N
 def check_against_file(config: ConfigMessage, model: str, signature: Signature) -> None:
     """Raise BadModelConfig where a stated tensor is not what the file has: name, data type, dims; or one is missing."""
     _check_can_batch(config, model, signature)
+    flat, cut = flat_inputs(config), cut_outputs(config)
     for kind, items, specs in (
         ("input", config.input, signature.inputs),
         ("output", config.output, signature.outputs),
@@ -205,10 +207,10 @@ def check_against_file(config: ConfigMessage, model: str, signature: Signature) 
                     f"{kind}s {sorted(of_file)}"
                 )
             what = f"model '{model}': {kind} '{item.name}'"
-            if kind == "input" and item.name in flat_inputs(config):
+            if kind == "input" and item.name in flat:
                 _check_flat(item, spec, what)
             else:
-                is_cut = kind == "output" and item.name in cut_outputs(config)
+                is_cut = kind == "output" and item.name in cut
                 _check_tensor(item, spec, what, config.max_batch_size, has_own_dims=is_cut)
     _check_batch_inputs(config, model, signature)
     check_sequences_against_file(config, model, signature)

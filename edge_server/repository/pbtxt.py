@@ -23,6 +23,9 @@ ConfigMessage: TypeAlias = Any
 
 MAX_CONFIG_BYTES = 4 << 20
 
+_MOST_SAID = 1000
+"""How many characters of the parser's words an error quotes: these hold the whole line, or value, that is wrong."""
+
 _WIDE_INTEGERS = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
 
 
@@ -71,8 +74,15 @@ def _located(error: text_format.ParseError) -> str:
     line, column = error.GetLine(), error.GetColumn()
     text = str(error)
     if line is None:
-        return text
-    return f"line {line} column {column}: {text.removeprefix(f'{line}:{column} : ')}"
+        return _brief(text)
+    # The whole line in quotes, and what is wrong in it.
+    quoted, mark, said = text.removeprefix(f"{line}:{column} : ").rpartition("': ")
+    return f"line {line} column {column}: {_brief(quoted)}{mark}{_brief(said)}"
+
+
+def _brief(text: str) -> str:
+    """Return the parser's words; of very many the first and the last."""
+    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID // 2]} ... {text[-_MOST_SAID // 2 :]}"
 
 
 def parse_json(text: str, model: str, source: str = "the configuration given as JSON") -> ConfigMessage:
@@ -89,8 +99,8 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
         if not isinstance(document, dict):
             raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")
         json_format.ParseDict(_fold_enums(document, config.DESCRIPTOR), config)
-    except (ValueError, RecursionError, json_format.ParseError) as error:
-        raise BadModelConfig(f"model '{model}': {source}: {error}") from error
+    except (ValueError, OverflowError, RecursionError, json_format.ParseError) as error:
+        raise BadModelConfig(f"model '{model}': {source}: {_brief(str(error))}") from error
     _check_enums(config, model, source)
     return config
 
@@ -128,10 +138,14 @@ def _check_size(size: int, model: str, source: str) -> None:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
-        raise ValueError(f"the key '{twice}' stands twice in one object")
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if not key.isascii():
+            # Half a surrogate pair, which JSON can write, is no text: the schema's look-up by name would break on it.
+            key.encode()
+        if key in found:
+            raise ValueError(f"the key '{key}' stands twice in one object")
+        found[key] = value
     return found
 
 
@@ -162,6 +176,9 @@ def _fold_value(value: Any, field: Any) -> Any:
         return [item if isinstance(item, list) else _fold_value(item, field) for item in value]
     if isinstance(value, str) and field.enum_type is not None:
         return value.upper() if value.upper() in field.enum_type.values_by_name else value
+    if field.enum_type is not None and (isinstance(value, bool) or (isinstance(value, float) and value % 1 != 0)):
+        # The parser would round it, and take true for 1.
+        raise ValueError(f"{field.name}: expected a name or a number of {field.enum_type.full_name}, given {value}")
     if not isinstance(value, dict) or field.message_type is None:
         return value
     entry = _map_value(field)

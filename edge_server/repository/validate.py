@@ -18,6 +18,8 @@ from edge_server.repository.validate_sequences import check_sequences, check_seq
 
 MAX_RANK = 32
 MAX_INSTANCES = 1024
+MAX_PRIORITY_LEVELS = 1024
+"""Each level has a queue of its own from the start on."""
 
 _FORMAT_NONE = 0
 _TYPE_INVALID = 0
@@ -147,6 +149,9 @@ def _check_instance_groups(config: ConfigMessage, model: str) -> None:
     for index, group in enumerate(config.instance_group):
         if not 0 <= group.count <= MAX_INSTANCES:
             raise _bad(model, f"instance_group[{index}] count", f"1 to {MAX_INSTANCES}", group.count)
+    total = sum(max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group)
+    if total > MAX_INSTANCES:
+        raise _bad(model, "instance_group", f"at most {MAX_INSTANCES} instances in all", total)
     names = [group.name for group in config.instance_group if group.name]
     _check_unique("instance_group", names, model)
 
@@ -169,6 +174,8 @@ def _check_dynamic_batching(batching: ConfigMessage, max_batch_size: int, model:
             expected = f"sizes of 1 to max_batch_size {max_batch_size}"
             raise _bad(model, "dynamic_batching.preferred_batch_size", expected, size)
     levels = batching.priority_levels
+    if levels > MAX_PRIORITY_LEVELS:
+        raise _bad(model, "dynamic_batching.priority_levels", f"at most {MAX_PRIORITY_LEVELS}", levels)
     if levels > 0 and not 1 <= batching.default_priority_level <= levels:
         given = batching.default_priority_level or "none"
         raise _bad(model, "dynamic_batching.default_priority_level", f"1 to priority_levels {levels}", given)

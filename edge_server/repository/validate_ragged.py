@@ -5,7 +5,8 @@ The rules are Triton's, and those that its backends find out at the first reques
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from edge_server.core.ragged import BATCH_INPUT_DTYPES
 from edge_server.errors import BadModelConfig
@@ -23,8 +24,9 @@ def check_ragged(config: ConfigMessage, model: str) -> None:
     if config.max_batch_size < 1:
         field = "batch_input" if config.batch_input else "batch_output"
         raise _bad(model, field, "none, for a model without batches (max_batch_size 0)", "some")
+    inputs = {item.name: item for item in config.input}
     for item in config.batch_input:
-        _check_source(item, "batch_input", config, model)
+        _check_source(item, "batch_input", inputs, model)
         if item.data_type not in {dtype.number for dtype in BATCH_INPUT_DTYPES}:
             allowed = " or ".join(dtype.config_name for dtype in BATCH_INPUT_DTYPES)
             raise _bad(model, f"batch_input {list(item.target_name)} data_type", allowed, dtype_name(item.data_type))
@@ -32,12 +34,12 @@ def check_ragged(config: ConfigMessage, model: str) -> None:
             raise _bad(model, "batch_input target_name", "at least one input of the model", "none")
     taken = [name for item in config.batch_input for name in item.target_name]
     _check_targets("batch_input", taken, model)
-    inputs = {item.name for item in config.input}
     for name in taken:
         if name in inputs:
             raise _bad(model, "batch_input target_name", "an input that requests do not carry", f"'{name}'")
+    outputs = {item.name: item for item in config.output}
     for item in config.batch_output:
-        _check_batch_output(item, config, model)
+        _check_batch_output(item, inputs, outputs, model)
     _check_targets("batch_output", [name for item in config.batch_output for name in item.target_name], model)
 
 
@@ -56,15 +58,15 @@ def cut_outputs(config: ConfigMessage) -> set[str]:
     return {name for item in config.batch_output for name in item.target_name}
 
 
-def _check_source(item: ConfigMessage, field: str, config: ConfigMessage, model: str) -> ConfigMessage:
+def _check_source(item: ConfigMessage, field: str, inputs: Mapping[str, ConfigMessage], model: str) -> ConfigMessage:
     """Return the one input that an entry speaks of. Raises BadModelConfig."""
     what = f"{field} {list(item.target_name)} source_input"
     if len(item.source_input) != 1:
         raise _bad(model, what, "exactly one input", list(item.source_input) or "none")
     (name,) = item.source_input
-    found = next((one for one in config.input if one.name == name), None)
+    found = inputs.get(name)
     if found is None:
-        raise _bad(model, what, f"one of the inputs {[one.name for one in config.input]}", f"'{name}'")
+        raise _bad(model, what, f"one of the inputs {list(inputs)}", f"'{name}'")
     if found.optional:
         raise _bad(model, what, "an input that every request has", f"'{name}', which is optional")
     return found
@@ -73,16 +75,17 @@ def _check_source(item: ConfigMessage, field: str, config: ConfigMessage, model:
 def _check_targets(field: str, names: Sequence[str], model: str) -> None:
     if not all(names):
         raise _bad(model, f"{field} target_name", "a name for every one", "an empty one")
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise _bad(model, f"{field} target_name", "each name once", f"'{twice[0]}' twice")
 
 
-def _check_batch_output(item: ConfigMessage, config: ConfigMessage, model: str) -> None:
-    source = _check_source(item, "batch_output", config, model)
+def _check_batch_output(
+    item: ConfigMessage, inputs: Mapping[str, ConfigMessage], outputs: Mapping[str, ConfigMessage], model: str
+) -> None:
+    source = _check_source(item, "batch_output", inputs, model)
     if not item.target_name:
         raise _bad(model, "batch_output target_name", "at least one output", "none")
-    outputs = {one.name: one for one in config.output}
     for name in item.target_name:
         output = outputs.get(name)
         if output is None:

@@ -3,6 +3,7 @@ expected and what was given in every refusal."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from edge_server.backends.base import Signature
@@ -179,7 +180,7 @@ def _check_names(batching: ConfigMessage, model: str) -> None:
     for kind, names in (("control_input and state input_name", inputs), ("state output_name", outputs)):
         if "" in names:
             raise _bad(model, f"sequence_batching {kind}", "a name for every one", "one without a name")
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise _bad(model, f"sequence_batching {kind}", "each name once", f"'{twice[0]}' twice")
 

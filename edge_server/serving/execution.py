@@ -57,7 +57,7 @@ class BatchExecutor:
         small: EdgeServerError | None = None
         try:
             answers = self._compute(session, batch, times)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
+        except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             small = self._as_small_error(error)
             self._fail(batch, small, times.start_ns)
         else:
@@ -183,7 +183,7 @@ class BatchExecutor:
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
         try:
             session.execute(self._prepared(batch, executions))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - where a batch fails; mapped, logged, answered
+        except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             small = self._as_small_error(error)
             for execution in executions:
                 execution.fail(small)

@@ -231,8 +231,9 @@ class Mover:
                 cause = error.detached()
             except EdgeServerError as error:
                 cause = error.detached()
-            except Exception as error:
-                # Whatever a runtime does while it loads costs only this version.
+            except BaseException as error:
+                # Whatever a runtime does while it loads costs only this version: sys.exit(), too, must not end the
+                # thread, for the model would be loading for ever.
                 log.exception("model '%s' version %d failed to load", name, action.version)
                 cause = LoadError(f"{type(error).__name__}: {error}")
             else:

@@ -280,7 +280,12 @@ class ModelVersion:
     @property
     def run_numbers(self) -> Mapping[str, int]:
         """Each instance's count of beginnings and ends of runs: odd while one is under way."""
-        return {instance.name: instance.run_number for instance in list(self._instances)}
+        numbers: dict[str, int] = {}
+        for instance in list(self._instances):
+            # A group that names a GPU twice has two of one name there.
+            name = f"{instance.name} ({len(numbers)})" if instance.name in numbers else instance.name
+            numbers[name] = instance.run_number
+        return numbers
 
     def observe(self, observer: Callable[[int | None], None] | None) -> None:
         """See Counters.observe."""

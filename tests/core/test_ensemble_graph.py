@@ -250,6 +250,15 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_of_a_long_circle_the_first_steps_are_told() -> None:
+    steps = [("two", {"A": "x", "A2": f"t{(index - 1) % 2000}"}, {"B": f"t{index}"}) for index in range(2000)]
+    with pytest.raises(
+        BadModelConfig, match=r"wait for each other: step 1 .*'t1999' from step 2000 .* \.\.\.$"
+    ) as caught:
+        graph_of(ensemble(["x"], ["t0"], steps), TWO)
+    assert len(caught.value.message) < 2000
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_fit_is_refused_with_the_step_and_the_tensor(case: str) -> None:
     inputs, outputs, steps, words = REFUSED[case]

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.errors import BadModelConfig
-from edge_server.repository.pbtxt import MAX_CONFIG_BYTES, new_config, parse_json, parse_text, write_json
+from edge_server.repository.pbtxt import (
+    MAX_CONFIG_BYTES,
+    _without_duplicates,
+    new_config,
+    parse_json,
+    parse_text,
+    write_json,
+)
 
 TEXT = b"""
 # a detector
@@ -110,14 +117,53 @@ def test_json_takes_enum_names_in_any_case_and_numbers_as_strings() -> None:
         '{"input": [{"data_type": "TYPE_FP33"}]}',
         '{"input": [{"data_type": 99}]}',
         '{"name": "\\ud800"}',
+        '{"\\ud800": 1}',
+        '{"a\\ud800": 1, "a\\ud800": 2}',
+        '{"parameters": {"\\udfff": {"string_value": "x"}}}',
+        '{"input": [{"data_type": 1e400}]}',
+        '{"input": [{"data_type": NaN}]}',
+        '{"input": [{"data_type": 2.5}]}',
+        '{"input": [{"data_type": true}]}',
+        '{"instance_group": [{"kind": false}]}',
         '{"dynamic_batching": {}, "sequence_batching": {}}',
         "[" * 100_000,
         '{"max_batch_size": ' + "9" * 10_000 + "}",
     ],
 )
 def test_json_that_is_no_configuration_is_refused(text: str) -> None:
-    with pytest.raises(BadModelConfig, match="model 'm'"):
+    with pytest.raises(BadModelConfig, match="model 'm'") as refused:
         parse_json(text, "m")
+    assert refused.value.message.encode(), "it can be sent and written"
+    assert len(refused.value.message) < 2000
+
+
+@pytest.mark.parametrize("text", [b"max_batch_size: " + b"9" * 1_000_000, b"input " + b"[" * 1_000_000])
+def test_a_long_line_that_is_wrong_is_not_quoted_whole(text: bytes) -> None:
+    with pytest.raises(BadModelConfig, match="line 1 column") as refused:
+        parse_text(text, "m")
+    assert len(refused.value.message) < 3000
+    assert "Expected" in refused.value.message or "Couldn't parse integer" in refused.value.message
+
+
+class CountedKey(str):
+    """A key that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_key_that_stands_twice_among_many_is_found_in_one_pass() -> None:
+    pairs = [(CountedKey(f"key {number}"), None) for number in range(2000)]
+    CountedKey.compared = 0
+    with pytest.raises(ValueError, match="'key 1999' stands twice"):
+        _without_duplicates([*pairs, (CountedKey("key 1999"), None)])
+    assert CountedKey.compared < 20_000
 
 
 _JSON = st.recursive(

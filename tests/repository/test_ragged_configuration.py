@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,12 @@ from edge_server.core.composition import BatchInput, BatchInputKind, BatchOutput
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
+from edge_server.repository import autocomplete
 from edge_server.repository.autocomplete import check_against_file, complete
-from edge_server.repository.pbtxt import parse_text
+from edge_server.repository.pbtxt import new_config, parse_text
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
+from edge_server.repository.validate_ragged import check_ragged
 
 RAGGED = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }\n'
@@ -109,3 +113,51 @@ def test_a_file_that_is_not_made_for_the_ragged_batch_is_refused(
         check_against_file(parse_text((GOOD + MADE + CUT).encode(), "m"), "m", in_file(*inputs))
     for word in words:
         assert word in refused.value.message
+
+
+class Counted(str):
+    """A name that counts how often one is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_names_are_not_each_compared_with_all_others() -> None:
+    many = [Counted(f"t{number}") for number in range(1000)]
+    x = SimpleNamespace(name="x", allow_ragged_batch=True, dims=[-1], optional=False)
+    made = [SimpleNamespace(target_name=[name], data_type=DType.INT32.number, source_input=["x"]) for name in many]
+    inputs = [*(SimpleNamespace(**{**vars(x), "name": Counted(f"i{number}")}) for number in range(1000)), x]
+    config: Any = SimpleNamespace(max_batch_size=4, input=inputs, batch_input=made, output=[], batch_output=[])
+    Counted.compared = 0
+    check_ragged(config, "m")
+    made.append(made[-1])
+    with pytest.raises(BadModelConfig, match="each name once, given 't999' twice"):
+        check_ragged(config, "m")
+    assert Counted.compared < 50_000
+
+
+def test_the_file_is_compared_with_what_is_known_of_the_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(name: str) -> Callable[[Any], set[str]]:
+        plain: Callable[[Any], set[str]] = getattr(autocomplete, name)
+        return lambda config: asked.append(name) or plain(config)  # type: ignore[func-returns-value]
+
+    for name in ("flat_inputs", "cut_outputs", "state_outputs"):
+        monkeypatch.setattr(autocomplete, name, counted(name))
+    config = new_config()
+    signature = Signature(
+        tuple(InputSpec(f"i{number}", DType.FP32, (1,)) for number in range(50)),
+        tuple(OutputSpec(f"o{number}", DType.FP32, (1,)) for number in range(50)),
+        False,
+    )
+    complete(config, "m", signature, 0)
+    check_against_file(config, "m", signature)
+    assert len(config.input) == len(config.output) == 50
+    assert len(asked) < 10

@@ -211,6 +211,10 @@ CASES = [
     ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 0 }" + IO, ["preferred_batch_size", "given 0"]),
     ("max_batch_size: 4 dynamic_batching { priority_levels: 2 }" + IO, ["default_priority_level", "none"]),
     (
+        "max_batch_size: 4 dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 1 }" + IO,
+        ["priority_levels", "1024", "given 18446744073709551615"],
+    ),
+    (
         "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 3 }" + IO,
         ["default_priority_level", "given 3"],
     ),
@@ -233,6 +237,8 @@ CASES = [
     ("ensemble_scheduling { }" + IO, ["backend", "ensemble", "identity"]),
     ("batch_input { }" + IO, ["batch_input", "max_batch_size 0"]),
     ("version_policy { specific { versions: -1 } }" + IO, ["versions"]),
+    (f"instance_group {{ count: 600 gpus: [ {', '.join(['0'] * 500)} ] }}" + IO, ["instance_group", "1024", "300000"]),
+    ("instance_group { count: 1000 } instance_group { count: 25 }" + IO, ["instance_group", "1024", "given 1025"]),
     ('default_model_filename: "../x"' + IO, ["default_model_filename", "'../x'"]),
     ('default_model_filename: "/etc/passwd"' + IO, ["default_model_filename"]),
     ('cc_model_filenames { key: "8.7" value: "/x" }' + IO, ["cc_model_filenames['8.7']"]),

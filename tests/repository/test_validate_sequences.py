@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,7 @@ from edge_server.repository.autocomplete import check_against_file, complete
 from edge_server.repository.pbtxt import parse_text
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
+from edge_server.repository.validate_sequences import _check_names
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }\noutput { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
 GOOD = 'backend: "identity"\nmax_batch_size: 4\n' + IO
@@ -189,3 +192,28 @@ def test_what_the_file_does_not_have_is_refused(part: str, words: list[str]) -> 
         check_against_file(config, "m", SIGNATURE)
     for word in words:
         assert word in str(refused.value)
+
+
+class Counted(str):
+    """A name that counts how often one is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_names_of_states_are_not_each_compared_with_all_others() -> None:
+    states = [
+        SimpleNamespace(input_name=Counted(f"i{number}"), output_name=Counted(f"o{number}")) for number in range(1000)
+    ]
+    batching: Any = SimpleNamespace(control_input=[], state=states)
+    Counted.compared = 0
+    _check_names(batching, "m")
+    assert Counted.compared < 50_000
+    with pytest.raises(BadModelConfig, match="each name once, given 'i9' twice"):
+        _check_names(SimpleNamespace(control_input=[SimpleNamespace(name=Counted("i9"))], state=states), "m")

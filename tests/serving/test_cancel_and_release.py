@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -159,7 +160,10 @@ def test_after_success_nothing_holds_the_input(house: Any, new_mailbox: Any, may
     assert loan.array() is None
 
 
-@pytest.mark.parametrize("error", [BackendError("as told"), ValueError("not as told"), SystemExit(3)])
+@pytest.mark.parametrize(
+    "error",
+    [BackendError("as told"), ValueError("not as told"), SystemExit(3), asyncio.CancelledError("told to stop")],
+)
 @pytest.mark.parametrize("may_run", [False, True])
 def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_served(
     house: Any, gate: Any, new_mailbox: Any, error: BaseException, may_run: bool

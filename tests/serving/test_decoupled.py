@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -157,7 +158,13 @@ def test_a_response_that_breaks_the_promise_ends_the_stream_and_does_not_raise_i
     assert len(mailbox.responses) == 1
 
 
-@pytest.mark.parametrize("error", [BackendError("as told"), ValueError("not as told"), SystemExit("told to exit")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        BackendError("as told"), ValueError("not as told"), SystemExit("told to exit"), KeyboardInterrupt("told"),
+        asyncio.CancelledError("told to stop"),
+    ],
+)  # fmt: skip
 def test_what_execute_raises_fails_every_execution_that_is_not_closed(house: Any, error: BaseException) -> None:
     def execute(executions: Sequence[Any]) -> None:
         executions[0].send(out(1), is_final=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import time
 from typing import Any
@@ -240,3 +241,17 @@ def test_files_that_changed_while_they_were_loaded_leave_every_version_serving(h
     house.wish_for(house.spec(), 3, mark="b")
     settle(house)
     assert [house.manager.route("m", number).fingerprint for number in (1, 2, 3)] == ["a"] * 3
+
+
+@pytest.mark.parametrize("error", [SystemExit("told so"), asyncio.CancelledError("told so"), MemoryError("told so")])
+def test_what_a_runtime_raises_while_it_looks_at_a_file_fails_the_load_and_ends_it(
+    house: Any, error: BaseException
+) -> None:
+    def resolve(passed_over: Any) -> Any:
+        raise error
+
+    wish = ModelWish("m", {1: VersionWish("a", resolve)})
+    house.manager.wish_for(wish)
+    assert type(error).__name__ in str(settle(house))
+    house.load(house.spec(), mark="b")
+    assert house.submit(1.0)[1].final().error is None

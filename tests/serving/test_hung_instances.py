@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from edge_server.core.model import InstanceGroup, InstanceKind
 from edge_server.errors import NotReady, SessionLost
 from edge_server.serving.hang import HangWatch
 
@@ -74,3 +76,31 @@ def test_only_the_same_run_seen_for_the_whole_time_is_a_hang() -> None:
     assert watch.look([version], 2_500_000_000) == [(version, "a")]
     version.run_numbers = {"a": 4, "b": 2}
     assert watch.look([version], 9_000_000_000) == []
+
+
+def test_a_version_in_the_place_of_one_that_is_gone_is_not_taken_for_it() -> None:
+    watch = HangWatch(1.0)
+    first = Version(a=1)
+    number = id(first)
+    assert watch.look([first], 0) == []
+    del first
+    others = []
+    while id(other := Version(a=1)) != number and len(others) < 100_000:
+        others.append(other)
+    assert id(other) == number, "the memory of an object is given to the next of its size"
+    assert watch.look([other], 5_000_000_000) == []
+    assert watch.look([other], 6_000_000_000) == [(other, "a")]
+
+
+def test_an_instance_that_hangs_beside_one_of_its_name_is_found(new_house: Any, new_gate: Any) -> None:
+    house, gate = new_house(), new_gate()
+    groups = (InstanceGroup("g", InstanceKind.GPU, 1, (0, 0)),)
+    version = house.load(house.spec(instance_groups=groups))
+    house.script.on_run = lambda name, inputs: gate.stop() or {"OUT": np.array(inputs["IN"])}
+    house.submit(1.0)
+    gate.wait_entered()
+    assert sum(number % 2 for number in version.run_numbers.values()) == 1
+    house.submit(1.0)
+    gate.wait_entered()
+    assert sum(number % 2 for number in version.run_numbers.values()) == 2
+    gate.let_go(9)

@@ -12,6 +12,7 @@ an instance group restricts it to some of the engine's profiles. CUDA graphs: se
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Hashable, Mapping
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,10 @@ _OF_ENGINE = {"fp32": "f32", "fp16": "f16", "int8": "int8", "best": "mixed"}
 """Precision of an order -> what the session says of itself."""
 
 
+_NUMBER_AND_GPU = re.compile(r"[0-9]+_[0-9]+")
+"""What follows the group's name in an instance's: groups "cam" and "cam_wide" both begin "cam_wide_0_0"."""
+
+
 def make(name: str) -> TensorRTBackend:
     return TensorRTBackend(name)
 
@@ -82,7 +87,7 @@ class TensorRTBackend(Backend):
                 f"model '{job.spec.name}': {self.name} runs on GPUs, but instance '{job.instance_name}' is one of "
                 "KIND_CPU, or there is no GPU"
             )
-        _require_gpu(job.file)
+        _require_gpu(job.file, job.device_id)
         if path.suffix.lower() != ".onnx":
             return self._open_plan(job, path, "as the model says", "")
         engine, precision = self._engine(job, job.device_id)
@@ -117,13 +122,14 @@ class TensorRTBackend(Backend):
         failure: LoadError
         context: cuda.Context | None = None
         try:
-            context = cuda.driver().retain(job.device_id)
             sizes = captured_sizes(job.spec)
             device = cuda.devices()[job.device_id]
+            # What the configuration may have wrong comes before what would have to be given back then.
+            terms = _terms(job, sizes, is_mapped=device.is_integrated, is_plan=not digest)
+            context = cuda.driver().retain(job.device_id)
             with context.current():
                 self._library.load_plugins(plugins)
                 engine = self._shared.take(key, partial(self._deserialise, path))
-                terms = _terms(job, sizes, is_mapped=device.is_integrated, is_plan=not digest)
                 info = SessionInfo(
                     f"{self.name} {self._library.version}",
                     f"GPU:{job.device_id}",
@@ -173,10 +179,14 @@ class TensorRTBackend(Backend):
         raise failure
 
 
-def _require_gpu(file: ModelFile) -> None:
+def _require_gpu(file: ModelFile, device_id: int = 0) -> None:
     reason = cuda.missing()
     if reason:
         raise LoadError(f"{file_title(file)}: it needs a GPU: {reason}")
+    count = len(cuda.devices())
+    if device_id >= count:
+        # CUDA_VISIBLE_DEVICES hides some of the box's from CUDA alone.
+        raise LoadError(f"{file_title(file)}: it needs GPU {device_id}, but CUDA shows {count} to this process")
 
 
 def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bool) -> Terms:
@@ -203,7 +213,8 @@ def _shape_tensors(spec: ModelSpec) -> dict[str, bool]:
 def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
     """Return the profiles that the instance's group names, () for all. Raises LoadError."""
     for group in job.spec.instance_groups:
-        if job.instance_name.startswith(f"{group.name}_") and group.profiles:
+        number = job.instance_name.removeprefix(f"{group.name}_")
+        if group.profiles and number != job.instance_name and _NUMBER_AND_GPU.fullmatch(number):
             wrong = next((text for text in group.profiles if not text.isdecimal()), None)
             if wrong is not None:
                 raise LoadError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -95,7 +96,9 @@ def build(
         _watch(trt, config, report, is_cancelled)
         serialised = builder.build_serialized_network(network, config)
         if cache:
-            _save(site.timing_cache, bytes(memoryview(config.get_timing_cache().serialize())))
+            # Where the disk does not take it, the next build measures anew: no reason to lose the engine of this one.
+            with contextlib.suppress(BuildFault):
+                _save(site.timing_cache, bytes(memoryview(config.get_timing_cache().serialize())))
         if serialised is None:
             if is_cancelled():
                 raise BuildCancelled

@@ -174,7 +174,11 @@ def driver() -> Cuda:
     return make(LIBRARY)
 
 
-@functools.cache
 def devices() -> tuple[Device, ...]:
-    """Return the GPUs of the box; none where `missing` says why."""
-    return () if missing() else driver().devices()
+    """Return the GPUs of the box; none while `missing` says why, which may pass: a driver that is not ready yet."""
+    return () if missing() else _found()
+
+
+@functools.cache
+def _found() -> tuple[Device, ...]:
+    return driver().devices()

@@ -9,6 +9,8 @@ from typing import Any
 
 from edge_server.backends.tensorrt.cuda import Context, CudaFault, HostBlock
 from edge_server.backends.tensorrt.cuda_ctypes import Calls, CtypesContext, CtypesCuda
+from edge_server.core.gpu_fault import classify
+from edge_server.errors import BackendError
 
 
 def make(library: str) -> PycudaCuda:
@@ -24,8 +26,9 @@ def _translated() -> Iterator[None]:
     except pycuda.MemoryError as error:
         raise CudaFault(2, str(error)) from error
     except (pycuda.Error, pycuda.RuntimeError) as error:
-        # Launch and runtime errors alike: pycuda does not hand the code on.
-        is_lost = "illegal" in str(error) or "launch failed" in str(error)
+        # Launch and runtime errors alike: pycuda does not hand the code on, only what the driver says of it.
+        fault = classify(BackendError(str(error)))
+        is_lost = (fault is not None and fault.takes_device) or "launch failed" in str(error)
         raise CudaFault(719 if is_lost else 999, str(error)) from error
 
 

@@ -24,7 +24,7 @@ from edge_server.errors import BadModelConfig, LoadError
 
 KEYS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 
-_ENTRY = re.compile(r"\s*(.+):(\d+(?:x\d+)*)\s*")
+_ENTRY = re.compile(r"\s*(.+):([0-9]{1,18}(?:x[0-9]{1,18})*)\s*")
 
 
 def profiles_of(spec: ModelSpec) -> tuple[Profile, ...]:

@@ -64,10 +64,15 @@ class TensorRTSession(Session):
         self._context = context
         self._terms = terms
         self._release = release
-        tensors = library.tensors(engine)
-        self._bindings = Bindings(tensors, context, is_mapped=terms.is_mapped)
+        try:
+            tensors = library.tensors(engine)
+            self._bindings = Bindings(tensors, context, is_mapped=terms.is_mapped)
+            given = tuple(self._bindings.inputs.values())
+            self._profiles = EngineProfiles(library, engine, given, terms.allowed)
+        except BaseException:
+            release()
+            raise
         self._inputs, self._outputs, self._slots = self._bindings.inputs, self._bindings.outputs, self._bindings.slots
-        self._profiles = EngineProfiles(library, engine, tuple(self._inputs.values()), terms.allowed)
         self._plain: Lane | None = None
         self._recordings: Recordings | None = None
         """None where each run is launched kernel by kernel."""

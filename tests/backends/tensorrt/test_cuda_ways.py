@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from edge_server.backends.tensorrt import cuda
+from edge_server.backends.tensorrt import cuda, cuda_pycuda
 
 SCRIPT = """
 import sys
@@ -75,3 +76,44 @@ def test_why_there_is_no_gpu_is_told_without_a_runtime_being_made(
     assert cuda.missing(library) == "the NVIDIA driver finds no GPU"
     monkeypatch.setenv("FAKE_CUDA_INIT", "803")
     assert cuda.missing(library) == "the NVIDIA driver does not start (cuInit: CUresult 803)"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lost"),
+    [
+        # The driver's own words, cuGetErrorString's, which pycuda quotes.
+        ("cuStreamSynchronize failed: unspecified launch failure", True),
+        ("cuStreamSynchronize failed: an illegal memory access was encountered", True),
+        ("cuStreamSynchronize failed: the launch timed out and was terminated", True),
+        ("cuStreamSynchronize failed: device-side assert triggered", True),
+        ("cuMemcpyHtoDAsync_v2 failed: misaligned address", True),
+        ("cuMemcpyHtoDAsync_v2 failed: uncorrectable ECC error encountered", True),
+        ("cuMemcpyHtoDAsync_v2 failed: invalid argument", False),
+        ("cuStreamCreate failed: invalid resource handle", False),
+    ],
+)
+def test_pycudas_words_tell_whether_the_context_is_lost(
+    said: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pycuda: Any = ModuleType("pycuda.driver")
+    pycuda.Error = type("Error", (Exception,), {})
+    pycuda.MemoryError = type("MemoryError", (pycuda.Error,), {})
+    pycuda.RuntimeError = type("RuntimeError", (pycuda.Error,), {})
+    monkeypatch.setitem(sys.modules, "pycuda", ModuleType("pycuda"))
+    monkeypatch.setitem(sys.modules, "pycuda.driver", pycuda)
+    with pytest.raises(cuda.CudaFault, match=said) as fault, cuda_pycuda._translated():
+        raise pycuda.Error(said)
+    assert fault.value.is_context_lost is is_lost
+
+
+def test_a_driver_that_becomes_ready_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (cuda.Device("late", (8, 7), 1 << 30, True),)
+    cuda._found.cache_clear()
+    monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(devices=lambda: found))
+    monkeypatch.setattr(cuda, "missing", lambda: "the NVIDIA driver does not start (cuInit: CUresult 802)")
+    assert cuda.devices() == ()
+    monkeypatch.setattr(cuda, "missing", lambda: "")
+    try:
+        assert cuda.devices() == found
+    finally:
+        cuda._found.cache_clear()

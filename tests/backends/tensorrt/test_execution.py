@@ -13,6 +13,7 @@ import pytest
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile
 from edge_server.backends.tensorrt import cuda
+from edge_server.backends.tensorrt.adapter import EngineFault
 from edge_server.core.model import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError, OutOfMemory, SessionLost
@@ -93,12 +94,55 @@ def test_nothing_of_the_gpu_is_left_after_sessions_were_closed_or_failed_to_open
     assert gpu.live() == before
 
 
-def _open_with_groups(file: ModelFile, groups: tuple[InstanceGroup, ...]) -> Any:
+def test_a_session_that_does_not_come_to_be_holds_no_engine(
+    gpu: Any, double_plan: ModelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = gpu.live()
+    backend: Any = load_backend("tensorrt_rtx")
+    wrong = InstanceGroup("plans", InstanceKind.GPU, 1, (0,), profiles=("first",))
+    with pytest.raises(LoadError, match="profile: expected a number, given 'first'"):
+        _open_with_groups(double_plan, (wrong,))
+    assert not backend._shared._entries
+    assert gpu.live() == before
+
+    def tensors(engine: Any) -> Any:
+        raise EngineFault("tensor 'X' has elements of type FP8, which requests cannot carry")
+
+    monkeypatch.setattr(backend._library, "tensors", tensors)
+    with pytest.raises(LoadError, match="FP8"):
+        _open_with_groups(double_plan, (PLAIN,))
+    assert not backend._shared._entries
+    assert gpu.live() == before
+
+
+def test_a_gpu_that_cuda_does_not_show_is_told(gpu: Any, double_plan: ModelFile) -> None:
+    with pytest.raises(LoadError, match="it needs GPU 3, but CUDA shows 1 to this process"):
+        _open_with_groups(double_plan, (PLAIN,), device_id=3)
+
+
+def test_a_group_whose_name_begins_like_anothers_has_its_own_profiles(double_plan: ModelFile) -> None:
+    other = InstanceGroup("plans_0", InstanceKind.GPU, 1, (0,), profiles=("3",))
+    begin = InstanceGroup("plan", InstanceKind.GPU, 1, (0,), profiles=("4",))
+    for groups in ((other, PLAIN), (begin, PLAIN)):
+        _open_with_groups(double_plan, groups).close()
+    with pytest.raises(LoadError, match="asks for number 3"):
+        _open_with_groups(double_plan, (PLAIN, other), "plans_0_0_0")
+    short = InstanceGroup("plans", InstanceKind.GPU, 1, (0,), profiles=("4",))
+    with pytest.raises(LoadError, match="asks for number 3"):
+        _open_with_groups(double_plan, (short, other), "plans_0_0_0")
+
+
+PLAIN = InstanceGroup("plans", InstanceKind.GPU, 1, (0,))
+
+
+def _open_with_groups(
+    file: ModelFile, groups: tuple[InstanceGroup, ...], name: str = "plans_0_0", device_id: int = 0
+) -> Any:
     from edge_server.backends.base import OpenJob
     from edge_server.core.model import ModelSpec
 
     spec = ModelSpec("plans", "tensorrt_rtx", "", 8, IN, OUT, groups)
-    return load_backend("tensorrt_rtx").open(OpenJob(spec, file, "plans_0_0", 0))
+    return load_backend("tensorrt_rtx").open(OpenJob(spec, file, name, device_id))
 
 
 def test_memory_of_the_gpu_that_runs_out_is_told_as_that(

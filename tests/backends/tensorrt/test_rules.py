@@ -66,6 +66,7 @@ def test_a_name_given_twice_makes_two_profiles() -> None:
         ("mask:1x8", "mask:1x8", "mask:1x8", "there is no input 'mask'"),
         ("image:1x3x8x8", "image:1x3x8x8", "", "the same inputs"),
         ("image=1x3", "image:1x3x8x8", "image:1x3x8x8", "expected name:1x3x224x224"),
+        ("image:" + "9" * 5000, "image:1x3x8x8", "image:1x3x8x8", "expected name:1x3x224x224"),
     ],
 )
 def test_profiles_that_make_no_sense_are_told(least: str, best: str, most: str, said: str) -> None:

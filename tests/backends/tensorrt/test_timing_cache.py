@@ -147,3 +147,10 @@ def test_measurements_that_do_not_fit_are_made_anew(
     run(timed, order, tmp_path)
     assert timed.given == [found, b""]
     assert (tmp_path / "timing.cache").read_bytes() == HEAD + b"+1"
+
+
+def test_an_engine_is_kept_though_its_measurements_cannot_be(timed: Timed, order: EngineOrder, tmp_path: Path) -> None:
+    (tmp_path / "timing.cache" / "no file").mkdir(parents=True)
+    run(timed, order, tmp_path)
+    assert (tmp_path / "engine.plan").stat().st_size > 0
+    assert not list(tmp_path.glob("*.part"))
