@@ -45,10 +45,11 @@ class Report:
             self.outcomes[test] = {"outcome": outcome, "reason": reason, "seconds": round(seconds, 3)}
 
     def add_value(self, test: str, name: str, value: float, unit: str) -> None:
-        self.values.append({"test": test, "name": name, "value": value, "unit": unit})
+        self.values.append({"test": test, "name": name, "value": _known(value), "unit": unit})
 
     def add_series(self, test: str, name: str, points: list[tuple[float, float]], unit: str, x: str) -> None:
-        self.series.append({"test": test, "name": name, "unit": unit, "x": x, "points": points})
+        known = [(_known(at), _known(value)) for at, value in points]
+        self.series.append({"test": test, "name": name, "unit": unit, "x": x, "points": known})
 
     def as_json(self) -> dict[str, Any]:
         counts = {
@@ -70,7 +71,7 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write report.json and index.html."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(self.as_json(), indent=1), encoding="utf-8")
+        (folder / "report.json").write_text(json.dumps(self.as_json(), indent=1, allow_nan=False), encoding="utf-8")
         (folder / "index.html").write_text(self.as_page(), encoding="utf-8")
 
     def as_page(self) -> str:
@@ -98,7 +99,7 @@ class Report:
 
     def _values(self) -> str:
         rows = "".join(
-            f"<tr><td>{_text(_short(item['test']))}<td>{_text(item['name'])}<td class=number>{item['value']:.4g}"
+            f"<tr><td>{_text(_short(item['test']))}<td>{_text(item['name'])}<td class=number>{_figure(item['value'])}"
             f"<td>{_text(item['unit'])}"
             for item in self.values
         )
@@ -122,7 +123,7 @@ class Report:
 
 def plot(series: dict[str, Any]) -> str:
     """Return a curve as SVG. Points that are no numbers leave gaps."""
-    points = _thinned([(x, y) for x, y in series["points"] if math.isfinite(x) and math.isfinite(y)])
+    points = _thinned([(x, y) for x, y in series["points"] if x is not None and y is not None])
     if len(points) < 2:
         return "<p>too few points for a plot</p>"
     low_x, high_x = points[0][0], points[-1][0]
@@ -152,6 +153,15 @@ def plot(series: dict[str, Any]) -> str:
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     step = max(1, len(points) // _MOST_POINTS)
     return points[::step] if step == 1 or (len(points) - 1) % step == 0 else [*points[::step], points[-1]]
+
+
+def _known(value: float) -> float | None:
+    """Return None for what is no number: JSON has no word for it."""
+    return value if math.isfinite(value) else None
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _reason(item: dict[str, Any]) -> str:

@@ -14,6 +14,8 @@
 # It detects board, L4T and JetPack, takes TensorRT's Python package from apt if it is missing, makes an environment that
 # sees the system's packages (TensorRT is installed for the system's Python alone), and puts the unit in place.
 set -euo pipefail
+# The service's user reads all of it, whatever root's umask is here.
+umask 022
 
 say() { printf '%s\n' "$*"; }
 die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
@@ -71,9 +73,15 @@ run() {
 # put MODE FILE PATH: install a file of this clone, unless just this is there already.
 put() {
   if ! cmp -s "$2" "$root$3"; then
+    touch_up
     run install -D -m "$1" "$2" "$root$3"
-    touched=yes
   fi
+}
+
+# touch_up: note that the service has to be started anew, also for the next run should this one break off.
+touch_up() {
+  touched=yes
+  if [ -z "$dry" ]; then : >"$root$home/.unfinished"; fi
 }
 
 systemctl_if_booted() {
@@ -152,8 +160,8 @@ install_environment() {
   if [ "$(cat "$venv/.installed" 2>/dev/null || true)" != "$now" ]; then
     local index=()
     [ -z "$wheels" ] || index=(--no-index --find-links "$wheels")
+    touch_up
     run "$venv/bin/python" -m pip install --quiet --upgrade "${index[@]}" "${source}[$extras]"
-    touched=yes
     [ -n "$dry" ] || printf '%s\n' "$now" >"$venv/.installed"
   fi
 }
@@ -175,6 +183,7 @@ install_service() {
 
 install_all() {
   touched=''
+  if [ -e "$root$home/.unfinished" ]; then touched=yes; fi
   install_packages
   install_environment
   install_service
@@ -190,6 +199,7 @@ install_all() {
   elif [ -n "$touched" ] && [ -n "$start" ]; then
     systemctl_if_booted restart edge-server.service
   fi
+  if [ -z "$dry" ]; then rm -f "$root$home/.unfinished"; fi
   if [ "$changes" -eq 0 ]; then
     say "nothing to do: all of it is installed"
   elif [ -z "$dry" ]; then

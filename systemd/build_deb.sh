@@ -10,6 +10,8 @@
 #
 # Prints the path of the package.
 set -euo pipefail
+# The service's user reads all of it, whatever the umask is here.
+umask 022
 
 describe() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; }
 usage() {
@@ -98,6 +100,8 @@ here=\$(dirname "\$(readlink -f "\$0")")
 PYTHONPATH="\$here/../lib\${PYTHONPATH:+:\$PYTHONPATH}" exec "\${EDGE_PYTHON:-/usr/bin/python$python}" -m edge_server "\$@"
 LAUNCHER
 chmod 755 "$home/bin/edge-server"
+# A clone that was made with a strict umask has files that its owner alone reads.
+chmod -R u=rwX,go=rX "$home"
 mkdir -p "$root/usr/bin"
 ln -s /opt/edge_server/bin/edge-server "$root/usr/bin/edge-server"
 

@@ -69,27 +69,35 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
         is_cut = True
     finally:
         screen.erase()
+    is_cut = is_cut or interrupts.is_due
     if search is not None and search.latest:
-        _tell(options, model, search, best)
-    if is_cut or interrupts.is_due:
+        _tell(options, search)
+    if best is not None and search is not None and not is_cut:
+        _recommend(best, search)
+        if target is not None:
+            _write_variant(target, str(apply(best.outcome.candidate, model.config, trials.backend)))
+            print(f"written: {target}; serve it with --model-config-name={options.write}")
+    if search is not None and search.latest:
+        # Last: a report that cannot be written costs nothing but itself.
+        _save(options, model, search, best)
+    if is_cut:
         print(
             "edge-server analyze: interrupted; no configuration was written, and no server is left behind",
             file=sys.stderr,
         )
         return 128 + signal.SIGINT
-    if best is None or search is None:
+    if best is None:
         print("no configuration keeps the limits")
         return ExitCode.FAILED
-    _recommend(best, search)
-    if target is not None:
-        _write_variant(target, str(apply(best.outcome.candidate, model.config, trials.backend)))
-        print(f"written: {target}; serve it with --model-config-name={options.write}")
     return ExitCode.OK
 
 
 def _plan(options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts) -> tuple[Trials, list[Candidate]]:
     """Serve the model as it is configured once, to learn what it is; return what tries, and what is tried."""
     cores = usable_cores()
+    if model.config.HasField("sequence_batching"):
+        # Its requests belong to sequences; and a dynamic batcher that is tried would take the place of the sequences.
+        raise Refusal(f"model '{model.name}' is a model of sequences: no request of it can be measured by itself")
     with private_server(model, model.config, options.start_timeout, interrupts) as server:
         backend = loaded(HttpControl(server.url, (), 30.0), model.name)["backend"]
         control = GrpcControl(Target("grpc", server.address).endpoint(), 30.0)
@@ -111,8 +119,9 @@ def _plan(options: argparse.Namespace, model: ModelFolder, interrupts: Interrupt
         _chosen(options.threads, base.threads),
         _chosen(options.batch_sizes, base.batches),
     )
-    if any(space.threads) and backend not in ("onnxruntime", "openvino") and not any(space.backends):
-        raise InvalidRequest(f"--threads: backend '{backend}' has no threads to set; onnxruntime and openvino do")
+    if options.threads and not {"onnxruntime", "openvino"} & set(space.backends or (backend,)):
+        names = ", ".join(space.backends or (backend,))
+        raise InvalidRequest(f"--threads: backend '{names}' has no threads to set; onnxruntime and openvino do")
     candidates = space.candidates(cores)
     if len(candidates) > MOST_CANDIDATES:
         raise InvalidRequest(f"{len(candidates)} configurations are too many; {MOST_CANDIDATES} are tried at most")
@@ -206,15 +215,23 @@ def _row(item: Judged, point: Point) -> tuple[str, ...]:
     )
 
 
-def _tell(options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None) -> None:
-    cores = usable_cores()
+def _tell(options: argparse.Namespace, search: Search) -> None:
     print(_table(search))
     if options.power_limit_watts is not None and all(item.outcome.power_w is None for item in search.latest.values()):
         print("power: not measured, this box tells none; --power-limit-watts was not applied")
+
+
+def _save(options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None) -> None:
+    """Write the report and the picture. Raises InvalidRequest."""
+    cores = usable_cores()
     if options.json is not None:
-        _write(options.json, "--json", json.dumps(_document(options, model, search, best, cores), indent=2) + "\n")
+        _write(options.json, "--json", _as_text(_document(options, model, search, best, cores)))
     if options.svg is not None:
         _write(options.svg, "--svg", _picture(options, model, search, best))
+
+
+def _as_text(document: dict[str, object]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def _document(
@@ -248,7 +265,8 @@ def _one(item: Judged, cores: int) -> dict[str, object]:
         "runtime": outcome.runtime,
         "precision": outcome.precision,
         "rounds": outcome.round + 1,
-        "difference": outcome.difference,
+        # Infinite where a reference of next to nothing was missed: JSON has no word for that.
+        "difference": outcome.difference if math.isfinite(outcome.difference or 0.0) else None,
         "memory_mb": outcome.memory_mb,
         "power_w": outcome.power_w,
         "allowed": item.is_allowed,
@@ -296,10 +314,15 @@ def _write_variant(path: Path, text: str) -> None:
     """Write it in one step: a server that follows the repository sees the old file or the new one."""
     try:
         path.parent.mkdir(exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".part", delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        part, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
     except OSError as error:
         raise InvalidRequest(f"--write: {path} cannot be written: {error.strerror}") from None
 

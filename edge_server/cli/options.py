@@ -70,7 +70,9 @@ def number(least: float, most: float = math.inf) -> Callable[[str], float]:
 
 def size(text: str) -> tuple[int, int]:
     words = text.lower().split("x")
-    if len(words) != 2 or not all(word.isascii() and word.isdigit() and 1 <= int(word[:6]) <= 16384 for word in words):
+    if len(words) != 2 or not all(
+        word.isascii() and word.isdigit() and len(word) < 6 and 1 <= int(word) <= 16384 for word in words
+    ):
         raise argparse.ArgumentTypeError(f"expected a size such as 640x480, got '{text}'")
     return int(words[0]), int(words[1])
 

@@ -18,7 +18,7 @@ from edge_server.cli.streaming.board import clip
 from edge_server.cli.streaming.screen import Screen
 from edge_server.cli.table import render
 from edge_server.core.exit_code import ExitCode
-from edge_server.errors import InvalidRequest
+from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.perf.inputs import make_inputs
 from edge_server.perf.report import HEADS, MODES, cells, draw, notes, to_json
 from edge_server.perf.session import MOST_WORKERS, PROTOCOLS, Schedule, Session, Target, local_process, usable_cores
@@ -57,6 +57,7 @@ def _measure(options: argparse.Namespace) -> int:
     live = _Live(options, session)
     session.on_window = live.window
     is_cut = False
+    failure: EdgeServerError | None = None
     try:
         for level, measure in _levels(options, session):
             live.begin(level, points)
@@ -64,11 +65,16 @@ def _measure(options: argparse.Namespace) -> int:
             live.end(points)
     except KeyboardInterrupt:
         is_cut = True
+    except EdgeServerError as error:
+        # The levels before it were measured, which may have taken long: they are told first.
+        failure = error.detached()
     finally:
         live.close()
         session.close()
     if points:
         _tell(options, session, points)
+    if failure is not None:
+        raise failure
     if is_cut:
         print("edge-server perf: interrupted; the figures are of what was measured until then", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -164,6 +170,13 @@ def _tell(options: argparse.Namespace, session: Session, points: Sequence[Point]
     kind = "frames" if options.frames is not None else options.protocol
     memory = ", system shared memory" if session.shares_memory else ""
     title = f"{session.model.name}, {kind}{memory}, batch size {session.batch}"
+    if str(options.json) != "-":
+        # First of all: what was measured is not lost with a file that cannot be written.
+        print(title)
+        print(_table(points[0].mode, points))
+        for point in points:
+            for note in notes(point, cores):
+                print(note)
     if options.json is not None:
         document = {
             "tool": f"edge-server {__version__}",
@@ -177,13 +190,6 @@ def _tell(options: argparse.Namespace, session: Session, points: Sequence[Point]
         _write("--json", options.json, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if options.svg is not None:
         _write("--svg", options.svg, draw(title, points))
-    if str(options.json) == "-":
-        return
-    print(title)
-    print(_table(points[0].mode, points))
-    for point in points:
-        for note in notes(point, cores):
-            print(note)
 
 
 def _write(flag: str, path: Path, text: str) -> None:

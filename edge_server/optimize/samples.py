@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def _read(path: Path) -> Mapping[str, Array]:
             return {name: arrays[name] for name in arrays.files}
     except OSError as error:
         raise InvalidRequest(f"'{path}' cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidRequest(f"'{path}': expected an .npz file of plain arrays: {error}") from error
 
 

@@ -58,8 +58,10 @@ class Space:
             self.backends or ("",), self.precisions or ("",), self.instances or (0,), self.threads or (0,),
             self.batches or (-1,),
         ):  # fmt: skip
-            if max(instances, 1) * threads <= 2 * cores:
-                found.append(Candidate(backend, precision, instances, threads, batch))
+            # A runtime that takes no number of threads is tried once, whatever numbers the others are tried with.
+            taken = threads if not backend or backend in _THREAD_KEYS else 0
+            if max(instances, 1) * taken <= 2 * cores:
+                found.append(Candidate(backend, precision, instances, taken, batch))
         return list(dict.fromkeys(found))
 
 

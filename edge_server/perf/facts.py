@@ -63,6 +63,10 @@ class ServerCounts:
     infer_ns: int = 0
     output_ns: int = 0
 
+    def is_less(self, before: ServerCounts) -> bool:
+        """Whether any sum is less than it was: a model that was loaded anew counts from 0."""
+        return any(getattr(self, name) < getattr(before, name) for name in ServerCounts.__slots__)
+
     def __sub__(self, before: ServerCounts) -> ServerCounts:
         return ServerCounts(*(getattr(self, name) - getattr(before, name) for name in ServerCounts.__slots__))
 

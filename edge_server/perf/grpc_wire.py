@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -180,28 +182,49 @@ class StreamSender:
         self._queue: queue.SimpleQueue[bytes | None] | None = None
         self._answers: Any = None
         self._channel = channel
+        self._since_s: float | None = None
+        self._is_overdue = False
 
     def send(self, request: bytes) -> None:
         try:
             if self._queue is None:
                 self._queue = queue.SimpleQueue()
                 self._answers = self._open(iter(self._queue.get, None), metadata=self._metadata)
+            self._since_s = time.perf_counter()
             self._queue.put(request)
             self._take()
+            if self._is_overdue:
+                self._end()  # the answer came as its stream was cancelled
         except grpc.RpcError as error:
             self._end()
+            if self._is_overdue:
+                raise SendFailed("DEADLINE_EXCEEDED", f"no answer within {self._timeout_s:g} s") from None
             raise SendFailed(error.code().name, error.details() or "") from None
         except StopIteration:
             self._end()
             raise SendFailed("UNAVAILABLE", "the server ended the stream") from None
         except ValueError:
             raise SendFailed("CANCELLED", "the measurement has ended") from None
+        finally:
+            self._since_s, self._is_overdue = None, False
+
+    def look(self) -> None:
+        """Give up an answer that is overdue, from another thread: a stream has no deadline for each of its answers."""
+        since_s = self._since_s
+        if since_s is not None and time.perf_counter() - since_s > self._timeout_s:
+            self._is_overdue = True
+            self._answers.cancel()
 
     def _take(self) -> None:
         """Read the answer, or all of them of a decoupled model."""
         while True:
             answer = next(self._answers)
+            self._since_s = time.perf_counter()
             if answer[:1] == bytes((_STREAM_ERROR_TAG,)):
+                if self._is_decoupled:
+                    # What still comes of this request would be taken for answers to the next one: a new stream.
+                    self._end()
+                    self._answers.cancel()
                 raise SendFailed("STREAM_ERROR", self._answer_class.FromString(answer).error_message)
             if not self._is_decoupled:
                 return
@@ -238,10 +261,23 @@ class GrpcSenders:
         else:
             make = lambda channel: UnarySender(self._endpoint, channel, self._timeout_s)  # noqa: E731
         senders = [make(channels[index // CALLS_EACH_CHANNEL]) for index in range(count)]
+        is_over = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(senders, is_over), name="perf-watch", daemon=True)
+        if self._streams:
+            watch.start()
         try:
             yield senders
         finally:
+            is_over.set()
+            if self._streams:
+                watch.join()
             for sender in senders:
                 sender.close()
             for channel in channels:
                 channel.close()
+
+    def _watch(self, senders: Sequence[UnarySender | StreamSender], is_over: threading.Event) -> None:
+        while not is_over.wait(min(self._timeout_s / 4, 1.0)):
+            for sender in senders:
+                if isinstance(sender, StreamSender):
+                    sender.look()

@@ -141,7 +141,7 @@ class HttpWriter:
         body = b"".join([described, *binary])
         lines = [
             f"POST {self._prefix}{_model_path(request.model.name, request.model.version)}/infer HTTP/1.1",
-            f"Host: {self.host}:{self.port}",
+            f"Host: [{self.host}]:{self.port}" if ":" in self.host else f"Host: {self.host}:{self.port}",
             "Content-Type: application/octet-stream",
             f"Inference-Header-Content-Length: {len(described)}",
             f"Content-Length: {len(body)}",
@@ -186,7 +186,7 @@ class HttpSender:
         except TimeoutError:
             self._drop()
             raise SendFailed("TIMEOUT", f"no answer within {self._timeout_s:g} s") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, IndexError) as error:
             self._drop()
             reason = "CANCELLED" if self._is_closed else "CONNECTION"
             raise SendFailed(reason, str(error) or type(error).__name__) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -155,16 +157,18 @@ def _read_file(name: str, path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".json":
             return _read_json(path)
         if path.suffix in (".npy", ".npz"):
-            loaded = np.load(path, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                if not name:
-                    raise InvalidRequest(f"{path}: say which input it is for, --input-data NAME={path}")
-                return [{name: loaded}]
-            with loaded:
-                return [dict(loaded.items())]
+            # Opened here: numpy leaves a broken archive open.
+            with path.open("rb") as file:
+                loaded = np.load(file, allow_pickle=False)
+                if isinstance(loaded, np.ndarray):
+                    if not name:
+                        raise InvalidRequest(f"{path}: say which input it is for, --input-data NAME={path}")
+                    return [{name: loaded}]
+                with loaded:
+                    return [dict(loaded.items())]
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidRequest(f"{path}: cannot be understood: {error}") from None
     raise InvalidRequest(f"{path}: expected a .json, .npy or .npz file")
 
@@ -235,4 +239,15 @@ def _array(model: ModelFacts, tensor: TensorFacts, given: Any) -> tuple[Array, t
         raise ValueError(f"expected numbers, got {values.dtype}")
     if isinstance(given, np.ndarray) and values.dtype != tensor.dtype.numpy:
         raise ValueError(f"expected {tensor.dtype.value}, the file holds {values.dtype}")
+    if tensor.dtype.numpy.kind in "iu" and not _holds(tensor.dtype.numpy, values):
+        raise ValueError(f"expected whole numbers that {tensor.dtype.value} holds")
     return np.ascontiguousarray(values.astype(tensor.dtype.numpy)), shape
+
+
+def _holds(dtype: np.dtype[Any], values: Array) -> bool:
+    """Whether a type of whole numbers has all the values; else they would wrap around without a word."""
+    if values.size == 0 or values.dtype == dtype:
+        return True
+    low, high, bounds = values.min(), values.max(), np.iinfo(dtype)
+    is_whole = values.dtype.kind != "f" or bool((values == np.floor(values)).all())
+    return is_whole and bounds.min <= int(low) and int(high) <= bounds.max

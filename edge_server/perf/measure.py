@@ -67,7 +67,8 @@ class Measurement:
         self._probes = probes
         self._patience = patience
         self._on_window = on_window
-        self._power_w: list[float] = []
+        self._power_w: list[list[float]] = []
+        """Of each window, as often as it was read."""
 
     def run(self, mode: str, level: float, batch: int, late_s: float = 0.1) -> Point:
         """Return the figures of the last three windows. Raises Refusal when nothing was answered well, or at all."""
@@ -85,7 +86,8 @@ class Measurement:
                 break
         is_steady = are_steady(windows, self._patience.share)
         last = joined(windows[-STEADY_WINDOWS:])
-        watts = sum(self._power_w) / len(self._power_w) if self._power_w else None
+        read = [watts for window in self._power_w[-STEADY_WINDOWS:] for watts in window]
+        watts = sum(read) / len(read) if read else None
         return Point.of(mode, level, batch, last, is_steady=is_steady, late_s=late_s, power_w=watts)
 
     def _warm_up(self) -> None:
@@ -100,6 +102,7 @@ class Measurement:
         end_s = first.time_s + self._patience.window_s
         last_s = first.time_s + _LONGEST * self._patience.window_s
         answers: list[Answer] = []
+        self._power_w.append([])
         while (now := time.perf_counter()) < end_s or (
             len(answers) < self._patience.least_answers and now < last_s
         ):  # fmt: skip
@@ -107,7 +110,7 @@ class Measurement:
             answers += self._load.take()
             watts = self._probes.power_w() if self._probes.power_w is not None else None
             if watts is not None:
-                self._power_w.append(watts)
+                self._power_w[-1].append(watts)
         edge = self._edge()
         answers += self._load.take()
         return _between(first, edge, answers), edge
@@ -121,9 +124,10 @@ class Measurement:
 def _between(first: _Edge, last: _Edge, answers: list[Answer]) -> Window:
     seconds = last.time_s - first.time_s
     cores = memory = server = None
-    if first.usage is not None and last.usage is not None:
+    # What has become less began anew within the window, with its model or with its server: no difference tells of it.
+    if first.usage is not None and last.usage is not None and last.usage.cpu_s >= first.usage.cpu_s:
         cores, memory = (last.usage.cpu_s - first.usage.cpu_s) / seconds, last.usage.resident_bytes
-    if first.counts is not None and last.counts is not None:
+    if first.counts is not None and last.counts is not None and not last.counts.is_less(first.counts):
         server = last.counts - first.counts
     dropped = Counter(last.dropped)
     dropped.subtract(first.dropped)

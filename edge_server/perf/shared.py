@@ -113,7 +113,14 @@ def _region(kind: str, size: int, control: Control) -> Iterator[tuple[str, mmap.
     except OSError as error:
         raise InvalidRequest(f"no shared memory can be made in {_FOLDER}: {error.strerror}") from None
     try:
-        os.ftruncate(file, max(size, _ALIGN))
+        # Takes the pages now: in a full folder, writing to one that was only promised ends the process (SIGBUS), and
+        # the server that answers into it.
+        try:
+            os.posix_fallocate(file, 0, max(size, _ALIGN))
+        except OSError as error:
+            raise InvalidRequest(
+                f"{size >> 10} KiB of shared memory do not fit in {_FOLDER}: {error.strerror}"
+            ) from None
         with mmap.mmap(file, max(size, _ALIGN)) as memory:
             control.register_region(name, f"/{name}", max(size, _ALIGN))
             try:

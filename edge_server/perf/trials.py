@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -165,7 +167,7 @@ def _link(item: Path, link: Path, left_out: set[PurePosixPath]) -> None:
 def _wait_until_ready(server: PrivateServer, start_s: float) -> None:
     assert server.process.stdout is not None
     # A server that hangs while it starts is ended, so that the read below ends too.
-    limit = threading.Timer(start_s, server.process.kill)
+    limit = threading.Timer(start_s, _kill_all, (server.process,))
     try:
         # Within: an interrupt as early as this must not leave a timer that keeps the process for minutes.
         limit.start()
@@ -185,11 +187,16 @@ def _wait_until_ready(server: PrivateServer, start_s: float) -> None:
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    _kill_all(process)
+    process.wait()
+
+
+def _kill_all(process: subprocess.Popen[str]) -> None:
+    """Kill the server and what its models have started: such a process keeps the output open that is read here."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read_on(server: PrivateServer) -> None:
@@ -319,7 +326,10 @@ def _difference(expected: npt.NDArray[Any], given: npt.NDArray[Any]) -> float:
         return 0.0
     first, second = expected.astype(np.float64), given.astype(np.float64)
     finite = np.isfinite(first)
-    if not np.array_equal(finite, np.isfinite(second)):
+    # Not finite in the same way: infinity is neither its opposite nor no number.
+    if not np.array_equal(first[~finite], second[~np.isfinite(second)], equal_nan=True) or not np.array_equal(
+        finite, np.isfinite(second)
+    ):
         return 1.0
     if not finite.any():
         return 0.0

@@ -18,7 +18,7 @@ _LOCAL = ("localhost", "127.", "::1", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cpu_s` since the process began, of the children that still live as well."""
+    """`cpu_s` since the process began, of its children as well, whether they live or have ended."""
 
     cpu_s: float
     resident_bytes: float
@@ -85,4 +85,5 @@ def _usage_of_one(pid: int) -> Usage | None:
         pages = (_PROC / str(pid) / "statm").read_text().split()[1]
     except (OSError, IndexError):
         return None
-    return Usage((int(fields[11]) + int(fields[12])) / _TICKS, int(pages) * _PAGE)
+    # utime, stime, and cutime and cstime of the children that were waited for: what one used is not lost with it.
+    return Usage(sum(map(int, fields[11:15])) / _TICKS, int(pages) * _PAGE)

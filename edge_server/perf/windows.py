@@ -190,6 +190,9 @@ class Point:
 CLIENT_IS_BUSY = 0.8
 """Of one core. This client is Python, of which one thread runs at a time: beyond, it is the client that is measured."""
 
+WORTH_TELLING_MS = 5.0
+"""A thread that is due wakes up later than that only where something keeps it."""
+
 
 def doubts(point: Point, cores: int) -> list[str]:
     """Return, in words, why the figures of a point may not be the server's."""
@@ -208,5 +211,10 @@ def doubts(point: Point, cores: int) -> list[str]:
     if point.late > 0.01 * max(point.requests, 1):
         said.append(
             f"{point.late} requests were sent late: the rate is more than the server or this client keeps up with"
+        )
+    elif point.lag_p99_ms > max(point.percentiles_ms[99], WORTH_TELLING_MS):
+        said.append(
+            f"the latest hundredth was sent {point.lag_p99_ms:.1f} ms or more after it was due, which is in no latency:"
+            " all workers were waiting for answers"
         )
     return said

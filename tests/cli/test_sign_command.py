@@ -81,3 +81,20 @@ def test_what_cannot_be_signed_is_one_line_and_a_code(
     assert done.returncode == code
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_half_a_key_pair_is_not_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "key.pub").write_text("of another one")
+    done = sign("--new-key", tmp_path / "key")
+    assert done.returncode != 0
+    assert "cannot be written" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["key.pub"]
+    assert (tmp_path / "key.pub").read_text() == "of another one"
+
+
+def test_a_list_that_cannot_be_put_in_place_leaves_nothing(model: Path) -> None:
+    (model / "1" / "SHA256SUMS").mkdir()
+    done = sign(model)
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+    assert sorted(path.name for path in (model / "1").iterdir()) == ["SHA256SUMS", "model.onnx"]

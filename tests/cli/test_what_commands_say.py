@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_server.cli import options
 from edge_server.cli.events import _in_words
 from edge_server.cli.table import render
 
@@ -195,6 +197,24 @@ def test_a_long_last_column_has_no_long_rule() -> None:
     heads, rule, row = render(("NAME", "REASON"), [("one", "because " * 40)]).splitlines()
     assert heads.startswith("NAME  REASON")
     assert len(rule) < 40 < len(row)
+
+
+def test_a_table_is_aligned_by_cells_of_the_terminal_and_nothing_in_it_steers_that() -> None:
+    """Names of streams and clients, reasons and labels are what somebody else wrote."""
+    rows = [("検出器", "a"), ("plain\x1b[2J", "b"), ("e\u0301t\u00e9", "c\nd")]
+    lines = render(("NAME", "LAST"), rows).splitlines()
+    assert lines[1] == "-" * 9 + "  " + "----"
+    assert lines[2] == "検出器" + " " * 3 + "  a"
+    assert lines[3] == "plain [2J  b"
+    assert lines[4] == "e\u0301t\u00e9" + " " * 6 + "  c"
+    assert lines[5] == " " * 11 + "d"
+
+
+@pytest.mark.parametrize("text", ["016384999x480", "0000019999x480", "640x0", "640x16385"])
+def test_a_size_beyond_what_is_made_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.size(text)
+    assert options.size("16384X1") == (16384, 1)
 
 
 def test_what_an_event_leaves_open_is_not_printed() -> None:

@@ -34,5 +34,5 @@ program=$(find "$dest" -path '*/bin/perf_analyzer' -type f | head -n 1)
 [ -n "$program" ] || { echo "$0: the wheel holds no perf_analyzer" >&2; exit 1; }
 chmod +x "$program"
 libraries=$(find "$dest" \( -name 'libb64.so*' -o -name 'libcudart.so*' \) -exec dirname {} \; | sort -u | paste -s -d : -)
-printf 'export EDGE_TEST_PERF_ANALYZER=%s\n' "$program"
-printf 'export EDGE_TEST_PERF_ANALYZER_LIBS=%s\n' "$libraries"
+printf "export EDGE_TEST_PERF_ANALYZER='%s'\n" "$program"
+printf "export EDGE_TEST_PERF_ANALYZER_LIBS='%s'\n" "$libraries"

@@ -124,3 +124,26 @@ def test_a_force_that_is_none_is_refused() -> None:
     done = run("hil_tests/test_energy.py", EDGE_HIL_FORCE="gpu")
     assert done.returncode != 0
     assert "expected cpu, given 'gpu'" in done.stdout + done.stderr
+
+
+def test_figures_that_are_no_numbers_are_null_in_the_report_and_gaps_in_the_plot(tmp_path: Path) -> None:
+    """A reading that failed is one: the report is JSON all the same."""
+    code = (
+        "import sys; sys.path.insert(0, 'hil_tests')\n"
+        "from pathlib import Path; from hil_report import Report\n"
+        "report, nan = Report('a box'), float('nan')\n"
+        "report.add_series('t', 'power', [(0.0, nan), (1.0, 5.0), (2.0, 6.0)], 'W', 's')\n"
+        "report.add_value('t', 'largest', float('inf'), 'W')\n"
+        "report.write(Path(sys.argv[1]))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, timeout=60)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    report = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    assert report["series"][0]["points"] == [[0.0, None], [1.0, 5.0], [2.0, 6.0]]
+    assert report["values"][0]["value"] is None
+    page = (tmp_path / "index.html").read_text()
+    assert "<polyline" in page
+    assert "nan" not in page

@@ -69,11 +69,11 @@ class Board:
     def record(self) -> Path:
         return self.programs / "record"
 
-    def run(self, *flags: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *flags: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
         self.record.write_text("")
         return subprocess.run(
             [str(SCRIPT), "--root", str(self.root), *flags],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=60, check=False, umask=umask,
             env={
                 "PATH": f"{self.programs}:/usr/bin:/bin",
                 "RECORD": str(self.record),
@@ -265,6 +265,32 @@ def test_an_installation_that_broke_off_is_taken_up_again(board: Callable[..., B
     (box.programs / "fail_pip").unlink()
     assert box.run().returncode == 0
     assert any("pip install" in order for order in box.orders())
+
+
+def test_a_service_that_was_not_started_anew_is_so_by_the_next_run(board: Callable[..., Board]) -> None:
+    """The new code and units are there already: only a note tells that the service still runs the old ones."""
+    box = board(installed={"python3-libnvinfer": "10.3"})
+    assert box.run().returncode == 0
+    box.write("/etc/systemd/system/multi-user.target.wants/edge-server.service", "")
+    box.write("/etc/passwd", "edge:x:990:990::/:/\n")
+    (box.root / "var/lib/edge_server/models").mkdir(parents=True)
+    (box.root / "opt/edge_server/.installed").write_text("something older\n")
+    (box.programs / "systemctl").write_text("#!/bin/sh\nexit 1\n")
+    assert box.run().returncode != 0
+    (box.programs / "systemctl").write_text(RECORDER)
+    assert "systemctl restart edge-server.service" in box.run("--dry-run").stdout
+    assert box.run().returncode == 0
+    assert box.orders()[-1] == "systemctl restart edge-server.service"
+    assert box.run().returncode == 0
+    assert box.orders() == []
+
+
+def test_roots_umask_does_not_lock_the_services_user_out(board: Callable[..., Board]) -> None:
+    box = board(installed={"python3-libnvinfer": "10.3"})
+    assert box.run(umask=0o077).returncode == 0
+    for folder in ("opt", "opt/edge_server", "opt/edge_server/bin", "etc/edge_server"):
+        assert (box.root / folder).stat().st_mode & 0o055 == 0o055, folder
+    assert (box.root / "opt/edge_server/bin/edge-server").stat().st_mode & 0o044 == 0o044
 
 
 @pytest.mark.parametrize("flags", [["--nonsense"], ["--root"]])

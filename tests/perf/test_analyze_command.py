@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +16,15 @@ from typing import Any
 
 import pytest
 
-from edge_server.repository.pbtxt import read_file
+from edge_server.cli import analyze
+from edge_server.errors import InvalidRequest
+from edge_server.perf import trials
+from edge_server.perf.candidates import Candidate
+from edge_server.perf.facts import Unreachable
+from edge_server.perf.search import Limits, Outcome, Search
+from edge_server.perf.trials import ModelFolder
+from edge_server.perf.windows import Answer, Point, Window
+from edge_server.repository.pbtxt import new_config, read_file
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 BRIEF = ("--measurement-interval=100", "--measurement-request-count=10", "--max-trials=3")
@@ -118,6 +129,91 @@ def test_a_variant_that_is_there_is_not_replaced_unasked(command: Any, repositor
     assert done.code == 2
     assert "--force" in done.errors
     assert (repository / "runs" / "configs" / "mine.pbtxt").read_text() == "max_batch_size: 1"
+
+
+def test_a_model_of_sequences_is_refused_and_keeps_its_sequences(
+    command: Any, repository: Path, stub_config: Any
+) -> None:
+    (repository / "runs" / "config.pbtxt").write_text(stub_config(more="sequence_batching { }"))
+    done = command("analyze", "-m", "runs", f"--model-repository={repository}", *BRIEF, "--write=lost")
+    assert done.code == 2
+    assert "is a model of sequences" in done.errors
+    assert not (repository / "runs" / "configs").exists()
+
+
+def test_a_report_that_cannot_be_written_costs_no_recommendation(
+    command: Any, repository: Path, tmp_path: Path
+) -> None:
+    done = command(
+        "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
+        "--concurrency=1", *BRIEF, "--write=found", f"--svg={tmp_path}/nowhere/x.svg",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "cannot be written" in done.errors
+    assert "recommended: " in done.output
+    assert read_file(repository / "runs" / "configs" / "found.pbtxt", "runs").backend == "stub"
+
+
+def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> None:
+    point = Point.of("concurrency", 1, 1, Window(1.0, [Answer(0.0, 0.1)]), is_steady=True)
+    search = Search(lambda candidate, number: Outcome(candidate, [point], math.inf), Limits())
+    search.run([Candidate()])
+    options = argparse.Namespace(
+        objective="throughput", latency_limit_ms=None, memory_limit_mb=None, power_limit_watts=None,
+        difference_limit=0.01, json=tmp_path / "report.json", svg=None,
+    )  # fmt: skip
+    analyze._save(options, ModelFolder(tmp_path, new_config()), search, None)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    report = json.loads(options.json.read_text(), parse_constant=refuse)
+    assert report["configurations"][0]["difference"] is None
+
+
+def test_a_variant_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "configs" / "mine.pbtxt"
+    path.mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="cannot be written"):
+        analyze._write_variant(path, "max_batch_size: 1\n")
+    assert [entry.name for entry in path.parent.iterdir()] == ["mine.pbtxt"]
+
+
+def test_a_variant_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    path = tmp_path / "configs" / "mine.pbtxt"
+    code = "import sys; from edge_server.cli import analyze as a; a._write_variant(a.Path(sys.argv[1]), '\\xf6')"
+    plain = {**os.environ, "LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes() == "ö".encode()
+
+
+def left_by_a_server(folder: Path, end: str) -> subprocess.Popen[str]:
+    """Start what stands in for a server: a process that starts another one, and then does `end`."""
+    code = f"(sleep 100; touch {folder}/survived) & echo started; {end}"
+    process = subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+def test_a_server_that_died_is_not_waited_for_as_long_as_what_it_started_lives(tmp_path: Path) -> None:
+    process = left_by_a_server(tmp_path, "kill -KILL $$")
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    (tmp_path / "log").touch()
+    with pytest.raises(Unreachable, match="did not start"):
+        trials._wait_until_ready(trials.PrivateServer(process, tmp_path / "log"), 0.1)
+    assert not (tmp_path / "survived").exists()
+
+
+def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
+    process = left_by_a_server(tmp_path, "exec sleep 3000")
+    trials._end(process)
+    assert process.stdout is not None
+    with process.stdout as lines:
+        assert lines.read() == ""
+    assert not (tmp_path / "survived").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -28,7 +28,7 @@ def outcome(candidate: Candidate, *points: Point, **more: float | str) -> Outcom
 
 
 def test_the_configuration_as_it_is_comes_first_and_threads_do_not_pile_up() -> None:
-    found = Space(("a", "b"), (), (1, 4), (1, 4), (1, 8)).candidates(cores=4)
+    found = Space(("onnxruntime", "openvino"), (), (1, 4), (1, 4), (1, 8)).candidates(cores=4)
     assert found[0].is_default
     assert len(found) == len(set(found)) == 1 + 2 * 3 * 2
     assert all(item.instances * item.threads <= 8 for item in found)
@@ -41,6 +41,14 @@ def test_both_runtimes_are_tried_for_onnx_only_and_threads_where_a_runtime_takes
     assert onnx.batches == (1, 8)
     assert default_space("openvino", "model.xml", 0, 4, tries_bf16=False) == Space((), (), [1, 4], [1, 4], ())
     assert default_space("python", "", 1, 4, tries_bf16=True) == Space((), (), [1, 4], (), ())
+
+
+def test_a_runtime_that_takes_no_number_of_threads_is_tried_without_one() -> None:
+    found = Space(("onnxruntime", "tensorrt"), (), (1, 2), (1, 4), ()).candidates(cores=4)
+    config = parse_text(b'backend: "onnxruntime"', "m")
+    assert all(apply(item, config, "onnxruntime").backend == (item.backend or "onnxruntime") for item in found)
+    assert [(item.instances, item.threads) for item in found if item.backend == "tensorrt"] == [(1, 0), (2, 0)]
+    assert {item.threads for item in found if item.backend == "onnxruntime"} == {1, 4}
 
 
 def test_a_candidate_changes_what_it_names_and_nothing_else() -> None:
@@ -155,6 +163,13 @@ def test_differences_are_parts_of_the_largest_value() -> None:
     texts = np.array([b"x"], dtype=object)
     assert largest_difference([{"a": texts}], [{"a": texts.copy()}]) == 0
     assert largest_difference([{"a": texts}], [{"a": np.array([b"y"], dtype=object)}]) == 1
+
+
+def test_values_that_are_not_finite_must_be_the_same_ones() -> None:
+    one = [{"a": np.array([1.0, np.inf, np.nan], np.float32)}]
+    assert largest_difference(one, one) == 0
+    assert largest_difference(one, [{"a": np.array([1.0, -np.inf, np.nan], np.float32)}]) == 1
+    assert largest_difference(one, [{"a": np.array([1.0, np.nan, np.nan], np.float32)}]) == 1
 
 
 def test_bf16_is_compared_as_numbers() -> None:

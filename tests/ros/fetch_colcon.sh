@@ -16,4 +16,4 @@ if [ ! -x "$dest/bin/colcon" ]; then
     # Newer setuptools refuse the `setup.py develop` that colcon calls.
     "$dest/bin/pip" install --quiet 'setuptools<80' colcon-output colcon-package-information colcon-ros >&2
 fi
-printf 'export EDGE_TEST_COLCON=%s\n' "$dest/bin/colcon"
+printf "export EDGE_TEST_COLCON='%s'\n" "$dest/bin/colcon"

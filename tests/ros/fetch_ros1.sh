@@ -37,5 +37,5 @@ fi
 
 modules="$dest/usr/lib/python3/dist-packages"
 [ -d "$modules/rospy" ] || { echo "$0: the packages hold no rospy" >&2; exit 1; }
-printf 'export EDGE_TEST_ROS1_PYTHONPATH=%s\n' "$modules"
-printf 'export EDGE_TEST_ROS1_MASTER=%s\n' "$dest/usr/bin/rosmaster"
+printf "export EDGE_TEST_ROS1_PYTHONPATH='%s'\n" "$modules"
+printf "export EDGE_TEST_ROS1_MASTER='%s'\n" "$dest/usr/bin/rosmaster"

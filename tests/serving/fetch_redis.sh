@@ -33,5 +33,5 @@ fi
 server="$dest/usr/bin/redis-server"
 libraries=$(find "$dest/usr/lib" -name '*.so.*' -exec dirname {} + | sort -u | paste -s -d:)
 LD_LIBRARY_PATH="$libraries" "$server" --version >&2 || { echo "$0: the packages hold no Redis that runs" >&2; exit 1; }
-printf 'export EDGE_TEST_REDIS_SERVER=%s\n' "$server"
-printf 'export EDGE_TEST_REDIS_LIBRARIES=%s\n' "$libraries"
+printf "export EDGE_TEST_REDIS_SERVER='%s'\n" "$server"
+printf "export EDGE_TEST_REDIS_LIBRARIES='%s'\n" "$libraries"

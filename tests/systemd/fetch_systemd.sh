@@ -8,7 +8,7 @@ set -eu
 
 [ $# -eq 1 ] || { echo "usage: $0 DEST" >&2; exit 2; }
 if program=$(command -v systemd-analyze); then
-    printf 'export EDGE_TEST_SYSTEMD_ANALYZE=%s\n' "$program"
+    printf "export EDGE_TEST_SYSTEMD_ANALYZE='%s'\n" "$program"
     exit 0
 fi
 mkdir -p "$1"
@@ -32,4 +32,4 @@ SYSTEMD_UNIT_PATH="\${SYSTEMD_UNIT_PATH:-}$dest/lib/systemd/system:$dest/usr/lib
 WRAPPER
 chmod +x "$dest/systemd-analyze"
 "$dest/systemd-analyze" --version >&2
-printf 'export EDGE_TEST_SYSTEMD_ANALYZE=%s\n' "$dest/systemd-analyze"
+printf "export EDGE_TEST_SYSTEMD_ANALYZE='%s'\n" "$dest/systemd-analyze"

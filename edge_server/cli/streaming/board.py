@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable, Sequence
 
 from edge_server.cli.streaming.tally import Figures
 from edge_server.cli.streaming.words import drops_in_words
+from edge_server.cli.table import cell_width, clean
 from edge_server.records import dataclass
 
 _GAP = "  "
@@ -149,20 +149,6 @@ def summary(rows: Sequence[Figures]) -> list[str]:
     )
     lines.append(f"drops: {drops_in_words(last.here, last.there)}")
     return lines
-
-
-def clean(text: str) -> str:
-    """Return text in which nothing can steer the terminal: labels and messages come from elsewhere."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
-def cell_width(text: str) -> int:
-    """Return how many cells of a terminal a text takes: two for wide characters, none for combining ones."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
 
 
 def clip(text: str, width: int) -> str:

@@ -99,11 +99,17 @@ def new_key(path: Path) -> Path:
     )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     public_path = path.with_name(path.name + ".pub")
+    made: list[Path] = []
     for target, content, mode in ((path, private, 0o600), (public_path, public, 0o644)):
         try:
-            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            made.append(target)
+            with open(descriptor, "wb") as file:
                 file.write(content)
         except OSError as error:
+            # Half a pair, or half a file, would only be in the way of the next try.
+            for half in made:
+                half.unlink(missing_ok=True)
             raise ServingFault(f"'{target}' cannot be written: {error.strerror}") from error
     return public_path
 

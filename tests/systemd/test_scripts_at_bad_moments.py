@@ -1,0 +1,92 @@
+"""Scripts where a path has blanks, the umask is strict, or the test run did not come to its end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def program(path: Path, text: str = "exit 0") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("script", "variable", "found"),
+    [
+        ("ros/fetch_colcon.sh", "EDGE_TEST_COLCON", "bin/colcon"),
+        ("ros/fetch_ros1.sh", "EDGE_TEST_ROS1_MASTER", "usr/bin/rosmaster"),
+        ("serving/fetch_redis.sh", "EDGE_TEST_REDIS_SERVER", "usr/bin/redis-server"),
+        ("systemd/fetch_systemd.sh", "EDGE_TEST_SYSTEMD_ANALYZE", "bin/systemd-analyze"),
+    ],
+)
+def test_what_was_fetched_into_a_folder_with_blanks_is_found(
+    tmp_path: Path, script: str, variable: str, found: str
+) -> None:
+    folder = tmp_path / "a folder with blanks"
+    program(folder / found)
+    (folder / "complete").touch()
+    (folder / "usr/lib/python3/dist-packages/rospy").mkdir(parents=True)
+    code = f'eval "$("$1" "$2")" && printf %s "${variable}"'
+    done = subprocess.run(
+        ["sh", "-euc", code, "sh", str(ROOT / "tests" / script), str(folder)],
+        capture_output=True, text=True, timeout=60, check=False, env={"PATH": f"{folder}/bin:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.stdout == str(folder / found), done.stderr
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What .ci/again looks at: two tests failed, and both pass when they are asked again."""
+    folder = tmp_path / "clone"
+    (folder / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "again", folder / ".ci" / "again")
+    program(folder / ".venv/bin/python", f'[ "$1" = -m ] && exit 0; exec {sys.executable} "$@"')
+    cache = folder / ".pytest_cache/v/cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text(json.dumps({"tests/a.py::test_a": True, "tests/a.py::test_b": True}))
+    return folder
+
+
+@pytest.mark.parametrize(("ended_with", "code"), [("1", 0), ("2", 2), ("3", 3), ("139", 139)])
+def test_only_a_test_run_that_came_to_its_end_may_be_asked_again(clone: Path, ended_with: str, code: int) -> None:
+    done = subprocess.run([".ci/again", ended_with], cwd=clone, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_ci_says_how_the_test_run_ended() -> None:
+    assert '|| .ci/again "$?"' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_builders_umask_is_not_in_the_package(tmp_path: Path) -> None:
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("needs dpkg-deb: apt-get install dpkg")
+    source = tmp_path / "clone"
+    shutil.copytree(ROOT / "systemd", source / "systemd")
+    (source / "edge_server").mkdir()
+    (source / "edge_server/__init__.py").write_text('__version__ = "0.1.0"\n')
+    (source / "edge_server/__init__.py").chmod(0o600)
+    (source / "LICENSE").write_text("")
+    (source / "pyproject.toml").write_text(
+        '[project]\nname = "edge-server"\ndependencies = []\n[project.optional-dependencies]\n'
+    )
+    done = subprocess.run(
+        [str(source / "systemd/build_deb.sh"), "--from", sys.executable, "--extras", "", str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=120, check=False, umask=0o077,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    listed = subprocess.run(
+        ["dpkg-deb", "--contents", done.stdout.strip()], capture_output=True, text=True, timeout=60, check=True
+    )
+    modes = {line.split(None, 5)[5]: line[:10] for line in listed.stdout.splitlines()}
+    assert {mode for path, mode in modes.items() if path.endswith("/")} == {"drwxr-xr-x"}
+    assert modes["./opt/edge_server/bin/edge-server"] == "-rwxr-xr-x"
+    assert modes["./opt/edge_server/lib/edge_server/__init__.py"] == "-rw-r--r--"
