@@ -95,6 +95,12 @@ class Board:
             if path.is_file()
         }
 
+    def settle(self) -> None:
+        """Do what systemctl, sysusers and tmpfiles would have done in a first run."""
+        self.write("/etc/systemd/system/multi-user.target.wants/edge-server.service", "")
+        self.write("/etc/passwd", "edge:x:990:990::/var/lib/edge_server:/usr/sbin/nologin\n")
+        (self.root / "var/lib/edge_server/models").mkdir(parents=True)
+
     def write(self, path: str, content: str, mode: int = 0o644) -> None:
         target = self.root / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -155,10 +161,7 @@ def test_it_installs_on_jetpack_6_and_7(
 def test_a_second_run_changes_nothing_and_says_so(board: Callable[..., Board]) -> None:
     box = board(installed={"python3-libnvinfer": "10.3.0.30-1+cuda12.5"})
     assert box.run().returncode == 0
-    # What systemctl, sysusers and tmpfiles would have done.
-    box.write("/etc/systemd/system/multi-user.target.wants/edge-server.service", "")
-    box.write("/etc/passwd", "edge:x:990:990::/var/lib/edge_server:/usr/sbin/nologin\n")
-    (box.root / "var/lib/edge_server/models").mkdir(parents=True)
+    box.settle()
     before = box.files()
     done = box.run()
     assert (done.returncode, box.orders(), box.files()) == (0, [], before)
@@ -169,9 +172,7 @@ def test_a_second_run_changes_nothing_and_says_so(board: Callable[..., Board]) -
 def test_a_change_of_the_clone_is_installed_and_the_service_started_anew(board: Callable[..., Board]) -> None:
     box = board(installed={"python3-libnvinfer": "10.3"})
     assert box.run().returncode == 0
-    box.write("/etc/systemd/system/multi-user.target.wants/edge-server.service", "")
-    box.write("/etc/passwd", "edge:x:990:990::/:/\n")
-    (box.root / "var/lib/edge_server/models").mkdir(parents=True)
+    box.settle()
     (box.root / "opt/edge_server/.installed").write_text("something older\n")
     box.write(f"/{UNIT}", "an older unit\n")
     box.write("/etc/edge_server/config.toml", "# the operator's own\n")
@@ -271,9 +272,7 @@ def test_a_service_that_was_not_started_anew_is_so_by_the_next_run(board: Callab
     """The new code and units are there already: only a note tells that the service still runs the old ones."""
     box = board(installed={"python3-libnvinfer": "10.3"})
     assert box.run().returncode == 0
-    box.write("/etc/systemd/system/multi-user.target.wants/edge-server.service", "")
-    box.write("/etc/passwd", "edge:x:990:990::/:/\n")
-    (box.root / "var/lib/edge_server/models").mkdir(parents=True)
+    box.settle()
     (box.root / "opt/edge_server/.installed").write_text("something older\n")
     (box.programs / "systemctl").write_text("#!/bin/sh\nexit 1\n")
     assert box.run().returncode != 0

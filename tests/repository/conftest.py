@@ -98,3 +98,20 @@ def add_model(root: Path) -> AddModel:
         return path
 
     return add
+
+
+@pytest.fixture
+def counted() -> type[str]:
+    """A class of texts; its `compared` counts how often any of them was compared."""
+
+    class Counted(str):
+        __slots__ = ()
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    return Counted

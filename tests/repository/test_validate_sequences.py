@@ -194,26 +194,13 @@ def test_what_the_file_does_not_have_is_refused(part: str, words: list[str]) -> 
         assert word in str(refused.value)
 
 
-class Counted(str):
-    """A name that counts how often one is compared."""
-
-    __slots__ = ()
-    compared = 0
-
-    def __eq__(self, other: object) -> bool:
-        Counted.compared += 1
-        return str.__eq__(self, other)
-
-    __hash__ = str.__hash__
-
-
-def test_names_of_states_are_not_each_compared_with_all_others() -> None:
+def test_names_of_states_are_not_each_compared_with_all_others(counted: Any) -> None:
     states = [
-        SimpleNamespace(input_name=Counted(f"i{number}"), output_name=Counted(f"o{number}")) for number in range(1000)
+        SimpleNamespace(input_name=counted(f"i{number}"), output_name=counted(f"o{number}")) for number in range(1000)
     ]
     batching: Any = SimpleNamespace(control_input=[], state=states)
-    Counted.compared = 0
+    counted.compared = 0
     _check_names(batching, "m")
-    assert Counted.compared < 50_000
+    assert counted.compared < 50_000
     with pytest.raises(BadModelConfig, match="each name once, given 'i9' twice"):
-        _check_names(SimpleNamespace(control_input=[SimpleNamespace(name=Counted("i9"))], state=states), "m")
+        _check_names(SimpleNamespace(control_input=[SimpleNamespace(name=counted("i9"))], state=states), "m")
