@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
@@ -40,7 +40,6 @@ def test_a_lone_request_is_gathered_and_scattered_without_a_copy() -> None:
     assert answer[0].array is array
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_whatever_is_gathered_comes_back_to_whoever_sent_it(counts: list[int]) -> None:
     plan = plan_of(OUT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -144,4 +143,3 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestBatchQueue = QueueMachine.TestCase
-TestBatchQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

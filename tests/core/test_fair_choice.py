@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.fair import FairChoice
@@ -107,7 +107,6 @@ def test_the_choice_is_always_an_eligible_one_of_the_first_priority(rounds):
         choice.charge(member)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_stream_that_always_waits_starves_within_its_priority(data):
     choice: FairChoice[int] = FairChoice()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
@@ -50,7 +50,6 @@ shapes = {
 }
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     declared=st.lists(st.sampled_from(sorted(OUTPUTS)), min_size=1, unique=True),
     answered=st.lists(st.sampled_from(sorted(shapes)), max_size=4, unique=True),
@@ -109,7 +108,6 @@ batchings = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(batching=batchings, rows=st.integers(1, 8), late_ns=st.integers(0, 20_000), priority=st.integers(0, 4))
 def test_what_may_pass_an_empty_queue_would_be_taken_from_it_at_once(
     batching: DynamicBatching | None, rows: int, late_ns: int, priority: int

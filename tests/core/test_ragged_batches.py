@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
@@ -58,7 +58,6 @@ def test_more_elements_than_int32_holds_are_refused_rather_than_wrapped() -> Non
     assert make_batch_input(Kind.ELEMENT_COUNT, DType.INT32, [(1, 2**31 - 1)]).tolist() == [2**31 - 1]
 
 
-@settings(max_examples=100, deadline=None)
 @given(shapes_of_a_batch)
 def test_what_is_laid_flat_is_cut_into_the_same_arrays_again(shapes: list[tuple[int, ...]]) -> None:
     arrays = [np.random.default_rng(place).integers(0, 99, shape) for place, shape in enumerate(shapes)]
@@ -70,7 +69,6 @@ def test_what_is_laid_flat_is_cut_into_the_same_arrays_again(shapes: list[tuple[
         np.testing.assert_array_equal(part, array)
 
 
-@settings(max_examples=100, deadline=None)
 @given(shapes_of_a_batch)
 def test_the_accumulated_counts_are_the_ends_of_the_requests_in_the_flat_input(shapes: list[tuple[int, ...]]) -> None:
     arrays = [np.full(shape, place) for place, shape in enumerate(shapes)]
@@ -85,7 +83,6 @@ def test_the_accumulated_counts_are_the_ends_of_the_requests_in_the_flat_input(s
         assert set(flat[bounds[place] : bounds[place + 1]].tolist()) == {place}
 
 
-@settings(max_examples=50, deadline=None)
 @given(shapes_of_a_batch, st.integers(-3, 3).filter(bool))
 def test_a_flat_output_of_another_size_is_not_cut(shapes: list[tuple[int, ...]], excess: int) -> None:
     total = sum(int(np.prod(shape)) for shape in shapes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -257,17 +256,7 @@ class PatientOldestMachine(SequenceMachine):
     capacity = INSTANCES * CANDIDATES
 
 
-class TestDirect(DirectMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-
-
-class TestPatientDirect(PatientDirectMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = TestDirect.settings
-
-
-class TestOldest(OldestMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = TestDirect.settings
-
-
-class TestPatientOldest(PatientOldestMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = TestDirect.settings
+TestDirect = DirectMachine.TestCase
+TestPatientDirect = PatientDirectMachine.TestCase
+TestOldest = OldestMachine.TestCase
+TestPatientOldest = PatientOldestMachine.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
@@ -101,7 +101,6 @@ def test_a_model_that_does_not_batch_is_given_its_values_as_they_are() -> None:
     assert plan.scatter_one({"N": sizes}, asked, 1)[0].array is sizes
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=2), st.integers(0, 1), st.integers(1, 2**40))
 def test_requests_merge_exactly_when_all_values_are_equal(sizes: list[int], place: int, change: int) -> None:
     check = RequestCheck(spec_of())
@@ -155,7 +154,6 @@ def as_the_model(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"Y": batch["X"].copy(), "N": batch["S"].astype(np.int64)}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=5),
     st.tuples(st.integers(1, 99), st.integers(1, 99)),
@@ -230,7 +228,6 @@ def test_no_client_memory_on_a_gpu_is_offered_for_values() -> None:
     assert list(plan.targets([asked])) == ["Y"]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=6), st.integers(1, 8), st.integers(1, 8))
 def test_values_survive_being_counted_anew(sizes: list[int], rows: int, others: int) -> None:
     whole = with_batch_size(values(*sizes), rows)

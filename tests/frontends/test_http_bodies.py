@@ -52,7 +52,10 @@ def test_other_encodings_are_refused_with_a_list_of_those_that_work(site):
     assert "br" in reply.error
 
 
-@pytest.mark.parametrize("body", [b"", b"no gzip", gzip.compress(body_of(3))[:-9], gzip.compress(body_of(3)) + b"tail"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"no gzip", gzip.compress(body_of(3), mtime=0)[:-9], gzip.compress(body_of(3), mtime=0) + b"tail"],
+)
 def test_damaged_compressed_bodies_are_refused(site, body):
     assert site.post(PATH, body, {"Content-Encoding": "gzip"}).status == 400
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -116,8 +117,11 @@ def scripted() -> Iterator[Callable[..., ScriptedServer]]:
 @pytest.fixture
 def ros_domain() -> dict[str, str]:
     """The environment of a ROS domain of this test's own, on the loopback interface."""
-    # Discovery listens on UDP 7400 + 250 * domain and a few above; a domain where that is free is nobody's.
-    for domain in range(20, 100):
+    # Discovery listens on UDP 7400 + 250 * domain and a few above; a domain where that is free is nobody's. Each pytest
+    # worker has domains of its own, as two could find the same one free at the same time.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    for domain in range(20 + worker, 100, workers):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.bind(("0.0.0.0", 7400 + 250 * domain + 10))

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make a virtual environment with colcon, the build tool of ROS 2, as far as it is on PyPI:
 #
-#     eval "$(tests/ros/fetch_colcon.sh DEST)" && python -m pytest tests/ros/test_ros2_package.py
+#     eval "$(tests/ros/fetch_colcon.sh DEST)" && python -m pytest -m full tests/ros/test_ros2_package.py
 #
 # It is kept apart because colcon-core brings plugins of pytest along. A second call with the same DEST fetches nothing.
 # Prints one export line for the shell. PYTHON names the interpreter to use.

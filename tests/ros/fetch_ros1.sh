@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetch a ROS 1 master and rospy into a folder, on Debian or Ubuntu with ROS in its own archive, without root:
 #
-#     eval "$(tests/ros/fetch_ros1.sh DEST)" && python -m pytest tests/e2e/test_ros1_bridge.py
+#     eval "$(tests/ros/fetch_ros1.sh DEST)" && python -m pytest -m full tests/e2e/test_ros1_bridge.py
 #
 # All packages are pure Python, so any interpreter from 3.10 runs them; it needs PyYAML besides. vision_msgs is in no
 # archive for ROS 1: the bridge makes its classes from the definitions. A second call with the same DEST fetches nothing.

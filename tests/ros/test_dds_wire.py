@@ -21,10 +21,13 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 CAMERA = Path(__file__).parent / "dds_camera.py"
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-    reason="needs cyclonedds and rosbags: pip install 'edge-server[ros]'",
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
+        reason="needs cyclonedds and rosbags: pip install 'edge-server[ros]'",
+    ),
+]
 
 
 @contextlib.contextmanager

@@ -22,10 +22,13 @@ DETECTIONS = "vision_msgs/msg/Detection2DArray"
 START_NS = 1_700_000_000_000_000_000
 STEP_NS = 33_000_000
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap")),
-    reason="needs rosbags and mcap: pip install 'edge-server[ros]' mcap",
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap")),
+        reason="needs rosbags and mcap: pip install 'edge-server[ros]' mcap",
+    ),
+]
 
 
 def store() -> Any:

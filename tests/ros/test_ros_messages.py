@@ -81,7 +81,7 @@ def test_a_list_of_numbers_is_image_data_too() -> None:
     assert bytes(bytes_of([1, 2, 255])) == b"\x01\x02\xff"
 
 
-@pytest.mark.parametrize("data", ["text", [256], [1.5], None, object()], ids=repr)
+@pytest.mark.parametrize("data", ["text", [256], [1.5], None, object()])
 def test_data_that_is_no_bytes_is_refused(data: Any) -> None:
     with pytest.raises(InvalidRequest, match="data of an image"):
         frame_of(Image(data))

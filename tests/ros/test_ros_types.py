@@ -21,9 +21,12 @@ from edge_server.ros.messages import (
     frame_of,
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("rosbags") is None, reason="needs rosbags: pip install 'edge-server[ros]'"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        importlib.util.find_spec("rosbags") is None, reason="needs rosbags: pip install 'edge-server[ros]'"
+    ),
+]
 
 HEADER = FrameHeader(12, 34, "camera/ø")
 CUP = Hypothesis("cup", 0.5, 41)
