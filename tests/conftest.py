@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
+import itertools
 import os
 import random
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,11 +24,57 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples each time, however slow the machine is; `--hypothesis-profile=search` looks for others.
-_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("suite", derandomize=True, **_PATIENT)
-settings.register_profile("search", **_PATIENT)
+# Read by the runtimes when they are imported, here and in the servers that tests start: several pytest processes share
+# the processors, and threads that wait in a loop for each other take them from everybody else.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that runs the tests in its background has them ignore Ctrl-C, which every program that they start inherits.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples each time, however slow the machine is: few by default, many in `soak`. `search` draws others.
+_STEADY: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("suite", max_examples=25, stateful_step_count=30, **_STEADY)
+settings.register_profile("soak", max_examples=300, stateful_step_count=50, **_STEADY)
+settings.register_profile("search", settings.get_profile("soak"), derandomize=False, print_blob=True)
 settings.load_profile("suite")
+
+FAST_PART = "not full and not soak and not flaky_known"
+"""The `-m` of pyproject.toml."""
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.option.markexpr == FAST_PART and not config.option.collectonly:
+        terminalreporter.write_line(
+            "This was the fast part. The rest, other runtimes and services and what takes long: "
+            "pip install '.[test-all]', then pytest -m 'full or soak'; see tests/README.md."
+        )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Run a test marked `serial` while no other pytest process on this checkout runs one.
+
+    A readers-writer lock of two files that are there anyway: a `serial` test takes both for itself. Every other test
+    passes through the first, so that it cannot overtake a waiting `serial` test, and shares the second.
+    """
+    is_serial = item.get_closest_marker("serial") is not None
+    entry = os.open(Path(__file__).parent, os.O_RDONLY)
+    running = os.open(__file__, os.O_RDONLY)
+    try:
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        fcntl.flock(running, fcntl.LOCK_EX if is_serial else fcntl.LOCK_SH)
+        if not is_serial:
+            fcntl.flock(entry, fcntl.LOCK_UN)
+        return (yield)
+    finally:
+        os.close(running)
+        os.close(entry)
+
 
 S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -250,23 +299,33 @@ def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Return ports for servers that are ended and started again on the same one.
+    """Return ports for servers that are stopped and started again on the same one.
 
-    They lie below those that the kernel hands out by itself: one of these would be taken by whatever connection comes
-    first while the server is away, its own clients' among them.
+    They lie below the range from which the kernel assigns ports: there, any connection could take one while the
+    server is away. Each pytest worker has ports of its own, and gives none out twice while others are left.
     """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = random.SystemRandom().sample(range(10_000, lowest), 200)
     found: list[int] = []
     with contextlib.ExitStack() as held:
-        for port in candidates:
-            # Nobody lingers on what is only bound and closed again.
+        while len(found) < count:
+            port = next(_PORTS)
+            # A socket that was only bound leaves nothing behind when it is closed.
             with contextlib.suppress(OSError):
                 held.enter_context(socket.socket()).bind(("127.0.0.1", port))
                 found.append(port)
-            if len(found) == count:
-                return found
-    raise AssertionError(f"there are no {count} free ports")
+    return found
+
+
+def _own_ports() -> Iterator[int]:
+    """Yield this worker's ports in turns, beginning anywhere: another run on this machine may use the same ones."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    own = range(10_000 + worker, lowest, workers)
+    start = random.SystemRandom().randrange(len(own))
+    return itertools.cycle([*own[start:], *own[:start]])
+
+
+_PORTS = _own_ports()
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from edge_server.core.model import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
+pytestmark = pytest.mark.full
+
 treelite = pytest.importorskip("treelite")
 xgboost = pytest.importorskip("xgboost")
 lightgbm = pytest.importorskip("lightgbm")

@@ -15,6 +15,8 @@ from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
+pytestmark = pytest.mark.full
+
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'edge-server[jax]'")
 pytest.importorskip("jax.export")
 pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: pip install 'edge-server[jax]'")

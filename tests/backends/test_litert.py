@@ -14,6 +14,8 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, Session
 from edge_server.errors import BackendError, LoadError
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("ai_edge_litert")
 Job = Callable[..., Any]
 

@@ -13,6 +13,8 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, Session
 from edge_server.core.tensor import DType
 
+pytestmark = pytest.mark.full
+
 schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
 flatbuffers = pytest.importorskip("flatbuffers")
 

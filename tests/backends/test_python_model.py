@@ -489,6 +489,7 @@ def test_threads_that_a_model_leaves_are_named(python_house: Any, caplog: pytest
     assert any("failed to finalize" in line and "no end" in line for line in caplog.messages)
 
 
+@pytest.mark.soak
 def test_reloads_leave_nothing_behind(python_house: Any) -> None:
     python_house.write(
         "m",

@@ -16,7 +16,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch (several 100 MB)")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 Job = Callable[..., Any]
 
 

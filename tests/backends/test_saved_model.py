@@ -24,7 +24,10 @@ LINEAR = Path(__file__).parents[1] / "data" / "linear.savedmodel"
 FEATURES = np.array([[1, 1, 1], [0, 0, -1], [2, 0, 0.5]], np.float32)
 SCORES = FEATURES @ np.array([[1, 2], [3, 4], [5, 6]], np.float32) + np.array([0.5, -0.5], np.float32)
 Job = Callable[..., Any]
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
 
 needs_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,

@@ -194,6 +194,7 @@ def test_candidates_are_measured_compared_and_the_written_choice_is_what_a_serve
     client.close()
 
 
+@pytest.mark.full
 def test_a_candidate_that_crashes_refuses_or_answers_wrongly_costs_its_row_alone(
     add: Callable[..., Path], faulty: Path
 ) -> None:
@@ -210,6 +211,7 @@ def test_a_candidate_that_crashes_refuses_or_answers_wrongly_costs_its_row_alone
     assert found["by_title"]["wrong"]["max_relative_difference"] == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.full
 def test_a_wrong_candidate_is_chosen_once_the_tolerance_lets_it_pass_and_it_is_the_best(
     add: Callable[..., Path], faulty: Path
 ) -> None:
@@ -222,6 +224,7 @@ def test_a_wrong_candidate_is_chosen_once_the_tolerance_lets_it_pass_and_it_is_t
     assert 'backend: "wrong"' in (without_config / "configs" / "quick.pbtxt").read_text()
 
 
+@pytest.mark.full
 def test_a_candidate_that_hangs_or_eats_memory_is_ended(add: Callable[..., Path], faulty: Path) -> None:
     words = ("--runtimes=onnxruntime,hang_run,hungry", "--timeout-secs=15", "--memory-mb=1500")
     found = found_by(add(), *words, site=faulty)
@@ -233,6 +236,7 @@ def test_a_candidate_that_hangs_or_eats_memory_is_ended(add: Callable[..., Path]
     )
 
 
+@pytest.mark.full
 def test_a_quantised_model_is_tried_in_int8_and_compared_with_the_same_in_f32(add: Callable[..., Path]) -> None:
     found = found_by(add(model=quantised_net()), "--precision=int8", "--tolerance=0.02", CPU_RUNTIMES)
     assert found["reference"] == "onnxruntime f32"
@@ -367,6 +371,7 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+@pytest.mark.full
 def test_the_bundled_classifier_gets_a_table_and_plain_lines_of_progress() -> None:
     words = ("--precision=bf16", "--runs=10", "--seconds=1", "--samples=2", CPU_RUNTIMES)
     done = optimize(BUNDLED / "efficientnet_lite0", *words)
@@ -387,6 +392,7 @@ def test_the_bundled_classifier_gets_a_table_and_plain_lines_of_progress() -> No
     assert done.stderr.splitlines()[-1] == "100% done"
 
 
+@pytest.mark.full
 def test_an_engine_is_built_measured_and_kept_for_the_server(
     add: Callable[..., Path], faulty: Path, fake_gpu: Any, tmp_path: Path, serve: Callable[..., str]
 ) -> None:
@@ -419,6 +425,7 @@ def test_an_engine_is_built_measured_and_kept_for_the_server(
     assert [path.name for path in (cache / "engines").iterdir()] == [kept.name]
 
 
+@pytest.mark.full
 def test_an_engine_without_a_gpu_is_built_and_its_row_says_why_it_is_not_run(add: Callable[..., Path]) -> None:
     pytest.importorskip("tensorrt_rtx")
     if shutil.which("nvidia-smi"):

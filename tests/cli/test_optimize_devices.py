@@ -20,6 +20,8 @@ import pytest
 import tritonclient.http
 from onnx import TensorProto, helper, numpy_helper
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("openvino")
 pytest.importorskip("onnxruntime")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.client.flow import BackOff, Counters, Flow
@@ -29,7 +29,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(1, 3), st.integers(0, 2), STEPS)
 def test_whatever_the_server_says_the_counts_add_up(depth: int, most: int, steps: list[tuple]) -> None:
     flow = Flow(depth, most)

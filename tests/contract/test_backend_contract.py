@@ -30,7 +30,12 @@ FILES = {
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
-RUNTIMES = tuple(name for name in FILES if name != "stub")
+BASE_RUNTIMES = ("onnxruntime", "openvino")
+"""Those of the extra `cpu`; the others run in the full part."""
+
+RUNTIMES = [
+    name if name in BASE_RUNTIMES else pytest.param(name, marks=pytest.mark.full) for name in FILES if name != "stub"
+]
 Open = Callable[..., Session]
 
 
@@ -327,6 +332,7 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts resident pages through /proc")
 def test_memory_stays_flat_over_a_hundred_loads(open_add_sub: Open) -> None:
     def cycle(count: int) -> None:

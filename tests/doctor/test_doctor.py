@@ -85,6 +85,7 @@ def test_the_page_for_people_ends_with_the_verdict_and_advice_stands_below_what_
     assert lines[-1].startswith("This box can serve; ")
 
 
+@pytest.mark.full
 def test_runtimes_of_this_environment_are_tried_for_real_and_the_fastest_is_named() -> None:
     findings = list(runtimes({}, is_jetson=False))
     assert f"onnxruntime {onnxruntime.__version__} on CPU, f32" in named(findings, "onnxruntime").text

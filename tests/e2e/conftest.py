@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,6 +184,60 @@ def running(repository: Path, *flags: str, environment: Mapping[str, str] | None
 def serve() -> Callable[..., contextlib.AbstractContextManager[ServerProcess]]:
     """`with serve(repository, *flags) as server:`"""
     return running
+
+
+class SharedServers:
+    """One server for each set of flags, in explicit mode, started when a test first asks for it.
+
+    `with shared_server(repository, *flags) as server:` adds the models in the folder `repository` under their own
+    names, loads them, and takes them away again at the end. So tests share a server and do not see each other's models.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[tuple[str, ...], tuple[ServerProcess, Path]] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> SharedServers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def __call__(self, repository: Path, *flags: str) -> Iterator[ServerProcess]:
+        server, models = self._running.get(flags) or self._start(flags)
+        names = sorted(folder.name for folder in repository.iterdir() if folder.is_dir())
+        for name in names:
+            shutil.copytree(repository / name, models / name, symlinks=True)
+        try:
+            for name in names:
+                status, text = server.request("POST", f"/v2/repository/models/{name}/load", b"{}")
+                assert status == 200, text
+            yield server
+        finally:
+            for name in names:
+                server.request("POST", f"/v2/repository/models/{name}/unload", b"{}")
+                shutil.rmtree(models / name)
+
+    def _start(self, flags: tuple[str, ...]) -> tuple[ServerProcess, Path]:
+        models = self._folder / str(len(self._running))
+        models.mkdir()
+        server = self._stack.enter_context(running(models, "--model-control-mode=explicit", *flags))
+        self._stack.callback(self._check, server)
+        self._running[flags] = server, models
+        return self._running[flags]
+
+    @staticmethod
+    def _check(server: ServerProcess) -> None:
+        assert server.stop() == 0
+        assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
+    with SharedServers(tmp_path_factory.mktemp("shared")) as servers:
+        yield servers
 
 
 class Repository:

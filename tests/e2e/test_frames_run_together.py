@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skimage.data
 
 from edge_server.client import Delivery, FrameResult, FrameStream, Returns
+
+pytestmark = pytest.mark.full
+
+pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 CLASSIFIER = "efficientnet_lite0"
 PATIENCE_S = 60.0
@@ -21,7 +24,7 @@ SHOWN = {"coffee": "rgb8", "chelsea": "rgb8", "rocket": "rgb8", "camera": "mono8
 
 
 def ask(address: str, name: str, count: int) -> list[FrameResult]:
-    picture = np.ascontiguousarray(getattr(skimage.data, name)())
+    picture = np.ascontiguousarray(getattr(pictures, name)())
     options: dict[str, Any] = {"returns": Returns(top_k=3), "delivery": Delivery(depth=4), "keeps_all": True}
     with FrameStream(address, CLASSIFIER, **options) as stream:
         return list(stream.results([picture] * count, encoding=SHOWN[name]))
@@ -52,4 +55,5 @@ def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_ans
         for result in answers[name]:
             assert [found.index for found in result.classes] == [found.index for found in expected.classes]
             assert result.classes[0].score == pytest.approx(expected.classes[0].score, abs=2e-3)
-    assert max(result.batch_size for results in answers.values() for result in results) == len(SHOWN)
+    # Each camera has at most one frame in a choice of frames; the scheduler may run two choices as one batch.
+    assert max(result.batch_size for results in answers.values() for result in results) >= len(SHOWN)

@@ -26,6 +26,8 @@ import pytest
 
 from edge_server.client import DropReason
 
+pytestmark = pytest.mark.soak
+
 REST_S = 60.0
 """Until a box that missed its sensors works as before: a share of one half rises to all of it, and then a rest."""
 

@@ -198,6 +198,7 @@ def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(bo
     channel.close()
 
 
+@pytest.mark.full
 def test_a_sensor_pulled_out_is_missed_within_five_seconds_and_found_again(box: Box) -> None:
     path = f"{box.board.zone('tj-thermal')}/temp"
     box.board.remove(path)
@@ -266,6 +267,7 @@ def test_gpu_metrics_are_left_out_when_asked(start: Callable[..., Box]) -> None:
     assert "edge_temperature_celsius" in names
 
 
+@pytest.mark.full
 def test_a_power_budget_holds(start: Callable[..., Box]) -> None:
     box = start("orin_nano_jp6", "--power-budget-watts=12")
     box.board.set_rail("VDD_IN", 16.0)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 TESTS = Path(__file__).parents[1]
 UUID = "GPU-10101010-1010-1010-1010-101010101010"
 """What the driver's double says of its GPU 0."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 GPU = "max_batch_size: 4\ninstance_group { kind: KIND_GPU }\n"
 BODY = {
     "inputs": [

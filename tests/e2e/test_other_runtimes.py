@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.full
+
 EXAMPLE = Path(__file__).parent.parent / "backends" / "third_party_example"
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def serve_bucket(serve: Any, bucket: Any, tmp_path: Path) -> Callable[..., Any]:

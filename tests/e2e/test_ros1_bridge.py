@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skimage.data
+
+pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 MODULES = os.environ.get("EDGE_TEST_ROS1_PYTHONPATH", "")
 MASTER = os.environ.get("EDGE_TEST_ROS1_MASTER", "")
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(
         not (MODULES and MASTER),
         reason="EDGE_TEST_ROS1_PYTHONPATH and EDGE_TEST_ROS1_MASTER name no ROS 1; "
@@ -155,7 +157,7 @@ def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iter
 def portrait(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The astronaut, bgr8, as an .npy file."""
     path = tmp_path_factory.mktemp("portrait") / "astronaut.npy"
-    np.save(path, np.ascontiguousarray(skimage.data.astronaut()[:, :, ::-1]))
+    np.save(path, np.ascontiguousarray(pictures.astronaut()[:, :, ::-1]))
     return path
 
 

@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skimage.data
 
 import edge_server
+
+pytestmark = pytest.mark.full
+
+pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 PACKAGE = Path(edge_server.__file__).parent / "ros" / "ros2_package" / "edge_server_ros"
 FAKE = Path(__file__).parents[1] / "ros" / "fake_ros2"
@@ -65,7 +68,7 @@ class Camera(threading.Thread):
         os.kill(os.getpid(), signal.SIGTERM)
 
     def picture(self, image_type: type) -> Any:
-        pixels = skimage.data.astronaut()
+        pixels = pictures.astronaut()
         made = image_type()
         made.header.stamp.sec, made.header.stamp.nanosec, made.header.frame_id = 12, 34, "camera_optical"
         made.height, made.width, made.step, made.encoding = 512, 512, 1536, "rgb8"

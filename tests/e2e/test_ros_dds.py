@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skimage.data
+
+pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 CAMERA = Path(__file__).parents[1] / "ros" / "dds_camera.py"
@@ -31,6 +32,7 @@ LOOPBACK = (
 )
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
         reason="needs cyclonedds and rosbags: pip install 'edge-server[ros]'",
@@ -66,7 +68,7 @@ def seen_by_camera(environment: dict[str, str], picture: Path) -> list[dict[str,
 def test_two_dds_processes_with_ros_names_pass_frames_and_get_detections(
     server: Any, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    np.save(tmp_path / "astronaut.npy", skimage.data.astronaut()[::2, ::2])
+    np.save(tmp_path / "astronaut.npy", pictures.astronaut()[::2, ::2])
     with open(tmp_path / "bridge.log", "wb") as log:
         bridge = subprocess.Popen(
             [COMMAND, "ros", "bridge", f"--model={DETECTOR}", f"--address={server.grpc}",

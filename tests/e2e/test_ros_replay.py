@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skimage.data
+
+pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 DETECTOR, CLASSIFIER = "face_detection_yunet", "efficientnet_lite0"
@@ -21,6 +22,7 @@ COUNT = 15
 START_NS, STEP_NS = 1_700_000_000_000_000_000, 40_000_000
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap", "mcap_ros2")),
         reason="needs rosbags, mcap and mcap-ros2-support: pip install 'edge-server[ros]' mcap mcap-ros2-support",
@@ -43,7 +45,7 @@ def recording(tmp_path: Path, coffee: Path) -> Path:
 
     store = get_typestore(Stores.ROS2_HUMBLE)
     types: Any = store.types
-    pixels = skimage.data.astronaut()
+    pixels = pictures.astronaut()
     rows = np.pad(pixels.reshape(512, 512 * 3), ((0, 0), (0, 20)))
     jpeg = np.frombuffer(coffee.read_bytes(), np.uint8)
     with Writer(tmp_path / "drive", version=9, storage_plugin=StoragePlugin.MCAP) as writer:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 MODEL = "add_sub"
 ROW = [float(number) for number in range(16)]
 BODY = {

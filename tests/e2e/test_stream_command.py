@@ -55,6 +55,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> tuple[list[dict[str, Any
     return lines, summary
 
 
+@pytest.mark.full
 def test_every_picture_of_a_video_is_answered_when_it_may_take_its_time(address: str, bikes: Path) -> None:
     done = stream(address, f"--source={bikes}", "--fps=0", "--json")
     assert done.returncode == 0, done.stderr
@@ -114,6 +115,7 @@ def test_a_folder_is_sent_as_the_files_it_holds(address: str, coffee: Path, tmp_
     assert "1 frames were answered with errors, the last: INVALID_ARG" in done.stderr
 
 
+@pytest.mark.full
 def test_an_annotated_video_has_a_picture_for_every_answer(address: str, bikes: Path, tmp_path: Path) -> None:
     path = tmp_path / "annotated.mp4"
     done = stream(address, f"--source={bikes}", "--fps=100", "--json", f"--output={path}")
@@ -253,6 +255,7 @@ def test_ctrl_c_ends_it_with_the_summary_and_gives_the_terminal_back(
     assert "\x1b" not in after
 
 
+@pytest.mark.full
 def test_a_server_that_is_started_anew_is_found_again_and_what_was_under_way_counts_as_lost(
     serve: Callable[..., AbstractContextManager[Any]],
     bundled_repository: Path,

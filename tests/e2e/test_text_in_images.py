@@ -23,10 +23,13 @@ from tritonclient.utils import InferenceServerException
 PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
 NETWORKS = {"text_detector": "EDGE_TEST_TEXT_DETECTOR", "text_recogniser": "EDGE_TEST_TEXT_RECOGNISER"}
 
-pytestmark = pytest.mark.skipif(
-    not all(os.environ.get(variable) for variable in NETWORKS.values()),
-    reason="the networks are not here: tests/e2e/fetch_pipeline_models.sh fetches them",
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not all(os.environ.get(variable) for variable in NETWORKS.values()),
+        reason="the networks are not here: tests/e2e/fetch_pipeline_models.sh fetches them",
+    ),
+]
 
 LINES = [
     "Emergency stop 4711", "Battery 87 percent", "Speed limit 30 km/h", "Room B-204, left door", "Serial no. X7-90210",

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
@@ -354,7 +353,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
-        message = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
+        import opentelemetry.proto.collector.trace.v1.trace_service_pb2 as trace_service
+
+        message = trace_service.ExportTraceServiceRequest.FromString(
+            self.rfile.read(int(self.headers["Content-Length"]))
+        )
         for resource in message.resource_spans:
             for scope in resource.scope_spans:
                 self.server.spans += scope.spans
@@ -375,6 +378,7 @@ def collector() -> Iterator[Collector]:
     made.server_close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("isolation", ["", "process"])
 def test_spans_reach_a_collector_under_the_callers_span_over_both_wires(
     repository: Any, serve: Any, collector: Collector, isolation: str

@@ -28,9 +28,13 @@ from tritonclient.utils import InferenceServerException
 PIPELINE = Path(__file__).parent / "pipelines" / "voice_activity"
 NETWORK, SPEECH = (os.environ.get(name, "") for name in ("EDGE_TEST_VOICE_DETECTOR", "EDGE_TEST_SPEECH"))
 
-pytestmark = pytest.mark.skipif(
-    not (NETWORK and SPEECH), reason="network and speech are not here: tests/e2e/fetch_pipeline_models.sh fetches them"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not (NETWORK and SPEECH),
+        reason="network and speech are not here: tests/e2e/fetch_pipeline_models.sh fetches them",
+    ),
+]
 
 FRAME = 512
 FRAMES = 40

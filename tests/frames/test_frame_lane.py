@@ -153,7 +153,9 @@ def test_a_client_that_takes_no_results_stops_only_its_own_stream(served, tools)
     assert len(slow.results) == 1
     told, waiting = counts()
     assert told.dropped[DropReason.SLOW_READER] == before + 199, "each frame from then on pushes out another"
-    assert waiting <= 4, "a frame in the mailbox, two results, and one that ran when they were ready"
+    # Two workers choose frames, and the later choice may be answered first: then one more is chosen before the results
+    # at the head of the order are seen to wait.
+    assert waiting <= 5, "a frame in the mailbox, two results, and two that ran before they were ready"
     assert told.received == sent + 199
     results = slow.finish()
     assert is_exact(results[-1].counts)

@@ -6,7 +6,7 @@ import queue
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Delivery, DropReason, FrameResult, StreamOpened, StreamRequest
@@ -135,7 +135,6 @@ def test_a_broken_request_stream_ends_quietly(served):
     assert served.streams.reports() == []
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=6))
 def test_no_bytes_harm_anybody_else(house_of_all, tools, messages):
     """Bytes may happen to be a frame; then they are answered. All else ends their own call, and no other."""

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.message import Response, SequenceStep
@@ -474,7 +474,6 @@ def tensors(draw, dtypes):
 
 
 @given(tensors(JSON_TYPES))
-@settings(max_examples=150, deadline=None)
 def test_what_is_sent_as_json_reads_back_the_same(tensor):
     decoded = decode(given_input(DType.FP32, [1], [1]))
     text, _, _ = encode_infer(response(tensor), decoded, ONE)
@@ -489,7 +488,6 @@ def test_what_is_sent_as_json_reads_back_the_same(tensor):
 
 
 @given(tensors(list(DType)), st.integers(0, 8))
-@settings(max_examples=150, deadline=None)
 def test_what_is_sent_as_binary_reads_back_the_same(tensor, pad):
     members = {**given_input(DType.FP32, [1], [1]), "parameters": {"binary_data_output": True}}
     text, chunks, _ = encode_infer(response(tensor), decode(members), ONE)
@@ -541,7 +539,6 @@ BODIES = st.fixed_dictionaries(
 
 
 @given(BODIES, st.binary(max_size=12))
-@settings(max_examples=400, deadline=None)
 def test_any_json_is_decoded_or_refused_and_nothing_stays_pinned(members, payload):
     regions = StubRegions()
     try:
@@ -556,7 +553,6 @@ def test_any_json_is_decoded_or_refused_and_nothing_stays_pinned(members, payloa
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(-2, 210))
-@settings(max_examples=200, deadline=None)
 def test_any_bytes_are_decoded_or_refused(body, length):
     with contextlib.suppress(EdgeServerError):
         decode_infer(body, length, ONE, StubRegions())
@@ -573,7 +569,6 @@ JSON_SCALARS = st.none() | st.booleans() | st.integers() | st.text(alphabet='[]{
     ),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
 def test_any_shallow_value_is_read_as_the_standard_library_reads_it(value, is_ascii):
     text = json.dumps([value, *[[]] * 100], ensure_ascii=is_ascii)
     assert parse_json(text.encode()) == json.loads(text)

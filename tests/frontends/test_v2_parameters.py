@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.message import SequenceStep
@@ -149,7 +149,6 @@ def test_binary_sizes_are_unsigned():
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.lists(st.none(), max_size=1),
     )
 )
-@settings(max_examples=150, deadline=None)
 def test_any_parameters_are_split_or_refused(raw):
     try:
         found = split_parameters(raw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.message import Response
@@ -74,13 +74,11 @@ def set_parameter(parameter: object, value: object) -> None:
         parameter.string_param = value
 
 
-@settings(max_examples=200, deadline=None)
 @given(responses)
 def test_a_response_parses_as_what_the_generated_class_holds(response: Response) -> None:
     assert messages.ModelInferResponse.FromString(response_message(response, {})) == expected(response)
 
 
-@settings(max_examples=100, deadline=None)
 @given(responses)
 def test_a_stream_response_is_the_response_with_its_final_flag(response: Response) -> None:
     wanted = messages.ModelStreamInferResponse(infer_response=expected(response))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
@@ -99,7 +99,6 @@ def is_same(one: tuple[Plan, Any] | str, other: tuple[Plan, Any] | str) -> bool:
 headers = st.dictionaries(st.sampled_from(("own", "x-robot")), st.sampled_from(("a", "b")))
 
 
-@settings(max_examples=400, deadline=None)
 @given(repetitions(), headers)
 def test_a_head_that_is_known_reads_as_one_that_is_not(pair: tuple[Any, Any], forwarded: dict[str, str]) -> None:
     reader = InferReader()
@@ -109,7 +108,6 @@ def test_a_head_that_is_known_reads_as_one_that_is_not(pair: tuple[Any, Any], fo
         assert is_same(read(reader, data, more), read(InferReader(), data, more))
 
 
-@settings(max_examples=300, deadline=None)
 @given(repetitions(), st.data())
 def test_a_damaged_message_is_not_taken_for_one_that_is_known(pair: tuple[Any, Any], data: st.DataObject) -> None:
     reader = InferReader()

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.tensor import BY_NAME, DType
@@ -101,21 +101,18 @@ def scanned(data: bytes) -> object | None:
         return None
 
 
-@settings(max_examples=150, deadline=None)
 @given(requests())
 def test_a_request_reads_as_the_generated_class_reads_it(message: object) -> None:
     data = message.SerializeToString()
     assert whole(READER.read(data)) == message
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(requests(), min_size=2, max_size=3))
 def test_repeated_and_merged_fields_follow_protobufs_rules(parts: list[object]) -> None:
     data = b"".join(part.SerializeToString() for part in parts)
     assert scanned(data) == generated(data)
 
 
-@settings(max_examples=200, deadline=None)
 @given(requests(), st.data())
 def test_damage_is_refused_exactly_when_the_generated_class_refuses_it(message: object, data: st.DataObject) -> None:
     damaged = bytearray(message.SerializeToString())
@@ -130,7 +127,6 @@ def test_damage_is_refused_exactly_when_the_generated_class_refuses_it(message: 
         assert ours.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_raises_nothing_but_invalid_request(garbage: bytes) -> None:
     assert (scanned(garbage) is None) == (generated(garbage) is None)
@@ -194,7 +190,6 @@ FIELD_NAMES = {field.number: field.name for field in messages.InferTensorContent
 
 
 @pytest.mark.parametrize("dtype", list(VALUES))
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_typed_contents_of_every_type_become_their_numbers(dtype: DType, data: st.DataObject) -> None:
     values = data.draw(st.lists(VALUES[dtype], max_size=20))
@@ -236,7 +231,6 @@ def test_half_precision_has_no_typed_contents(dtype: DType) -> None:
         tensor_from_contents("x", dtype, (1,), b"", model="m")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(BY_NAME)), st.lists(st.integers(0, 2**40), max_size=3), st.binary(max_size=60))
 def test_garbage_as_typed_contents_raises_nothing_but_invalid_request(
     name: str, shape: list[int], garbage: bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.priority import PriorityClass
@@ -45,7 +45,6 @@ def test_a_number_stands_for_a_class(priority: int, expected: PriorityClass) -> 
     assert PriorityClass.of_priority(priority) is expected
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     share=st.floats(0.1, 1.0),
     capacity=st.sampled_from([1.0, 4.0]),

@@ -111,6 +111,7 @@ def test_the_governor_keeps_the_box_from_throttling_and_control_in_time(name: st
     assert outcome.on_time_part(CONTROL) >= outcome.on_time_part(NORMAL) >= outcome.on_time_part(BULK)
 
 
+@pytest.mark.soak
 def test_a_lighter_variant_serves_more_than_rates_alone_and_is_switched_rarely() -> None:
     light = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR_VARIANT)
     rates = simulate(_short("ambient-55", 1500.0), Strategy.GOVERNOR)

@@ -35,6 +35,7 @@ def has_hardware() -> bool:
     return found.stdout.strip() != "none"
 
 
+@pytest.mark.full
 def test_elsewhere_every_test_skips_with_the_reason(tmp_path: Path) -> None:
     if has_hardware():
         pytest.skip("this box has hardware that they run on")
@@ -69,6 +70,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
+@pytest.mark.full
 def test_a_forced_run_measures_and_writes_a_report_that_says_it_was_forced(tmp_path: Path) -> None:
     report = tmp_path / "report"
     done = run(
@@ -96,6 +98,7 @@ def test_a_forced_run_measures_and_writes_a_report_that_says_it_was_forced(tmp_p
     assert "test_half_an_hour_of_load_costs_no_request_and_no_memory" in text
 
 
+@pytest.mark.full
 def test_a_test_that_fails_is_in_the_report_with_its_reason(tmp_path: Path) -> None:
     # A limit that nothing keeps: memory may shrink by a terabyte.
     code = f"""

@@ -13,11 +13,14 @@ import pytest
 PROGRAM = os.environ.get("EDGE_TEST_PERF_ANALYZER", "")
 LIBRARIES = os.environ.get("EDGE_TEST_PERF_ANALYZER_LIBS", "")
 
-pytestmark = pytest.mark.skipif(
-    not PROGRAM,
-    reason="EDGE_TEST_PERF_ANALYZER names no perf_analyzer; "
-    'get one with: eval "$(tests/e2e/fetch_perf_analyzer.sh DEST)"',
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not PROGRAM,
+        reason="EDGE_TEST_PERF_ANALYZER names no perf_analyzer; "
+        'get one with: eval "$(tests/e2e/fetch_perf_analyzer.sh DEST)"',
+    ),
+]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

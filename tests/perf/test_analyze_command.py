@@ -83,6 +83,7 @@ def test_a_model_that_gains_from_batches_gets_them_written_down(command: Any, re
     assert left_behind() == []
 
 
+@pytest.mark.full
 def test_limits_that_nothing_keeps_are_told_and_nothing_is_written(command: Any, repository: Path) -> None:
     done = command(
         "analyze", "-m", "runs", f"--model-repository={repository}", "--instances=1", "--batch-sizes=1",
@@ -95,6 +96,7 @@ def test_limits_that_nothing_keeps_are_told_and_nothing_is_written(command: Any,
     assert not (repository / "runs" / "configs").exists()
 
 
+@pytest.mark.full
 def test_a_configuration_that_does_not_load_is_refused_with_its_reason(command: Any, repository: Path) -> None:
     done = command(
         "analyze", "-m", "runs", f"--model-repository={repository}", "--backends=nonsense", "--instances=1",
@@ -141,6 +143,7 @@ def test_a_model_of_sequences_is_refused_and_keeps_its_sequences(
     assert not (repository / "runs" / "configs").exists()
 
 
+@pytest.mark.full
 def test_a_report_that_cannot_be_written_costs_no_recommendation(
     command: Any, repository: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+pytestmark = pytest.mark.full
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 WIDTH = 64
 

@@ -10,6 +10,8 @@ from google.protobuf import descriptor_pb2
 
 from edge_server.protocol import compile as protocol_compile
 
+pytestmark = pytest.mark.full
+
 EXCUSED: dict[str, str] = {}
 """Symbol -> reason why it may differ from tritonclient's descriptors."""
 

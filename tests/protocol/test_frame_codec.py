@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import (
@@ -238,7 +238,6 @@ def theirs_server(octets: bytes) -> object | None:
         return None
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.one_of(requests, frames))
 def test_what_a_client_says_is_what_the_generated_class_reads_and_back(message: object) -> None:
     octets = encode_client_message(message)
@@ -247,7 +246,6 @@ def test_what_a_client_says_is_what_the_generated_class_reads_and_back(message: 
     assert comparable(decode_client_message(again)) == comparable(message)
 
 
-@settings(max_examples=200, deadline=None)
 @given(answers, u64)
 def test_what_a_server_says_is_what_the_generated_class_reads_and_back(message: object, allowed: int) -> None:
     octets = encode_server_message(message, allowed)
@@ -258,14 +256,12 @@ def test_what_a_server_says_is_what_the_generated_class_reads_and_back(message: 
     assert (comparable(found), found_allowed) == (comparable(message), allowed)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(requests, frames), min_size=2, max_size=3))
 def test_client_messages_that_come_in_pieces_are_merged_as_protobuf_merges(parts: list[object]) -> None:
     octets = b"".join(map(encode_client_message, parts))
     assert comparable(decode_client_message(octets)) == comparable(theirs_client(octets))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(answers, min_size=2, max_size=3))
 def test_server_messages_that_come_in_pieces_are_merged_as_protobuf_merges(parts: list[object]) -> None:
     octets = b"".join(encode_server_message(part, 7) for part in parts)
@@ -281,7 +277,6 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return bytes(octets[: draw(st.integers(0, len(octets)))]) if draw(st.booleans()) else bytes(octets)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.one_of(requests, frames).map(encode_client_message).flatmap(damaged))
 def test_a_damaged_client_message_is_refused_or_read_as_protobuf_reads_it(octets: bytes) -> None:
     found = ours_client(octets)
@@ -289,7 +284,6 @@ def test_a_damaged_client_message_is_refused_or_read_as_protobuf_reads_it(octets
         assert comparable(found) == comparable(theirs_client(octets))
 
 
-@settings(max_examples=400, deadline=None)
 @given(answers.map(encode_server_message).flatmap(damaged))
 def test_a_damaged_server_message_is_refused_or_read_as_protobuf_reads_it(octets: bytes) -> None:
     found = ours_server(octets)
@@ -297,7 +291,6 @@ def test_a_damaged_server_message_is_refused_or_read_as_protobuf_reads_it(octets
         assert comparable(found) == comparable(theirs_server(octets))
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.binary(max_size=80))
 def test_garbage_is_refused_or_read_as_protobuf_reads_it(octets: bytes) -> None:
     for ours, theirs in ((ours_client, theirs_client), (ours_server, theirs_server)):
@@ -306,7 +299,6 @@ def test_garbage_is_refused_or_read_as_protobuf_reads_it(octets: bytes) -> None:
             assert comparable(found) == comparable(theirs(octets))
 
 
-@settings(max_examples=100, deadline=None)
 @given(frames, st.sampled_from([(3, 0), (3, 1), (3, 5), (900, 2)]), st.binary(max_size=8))
 def test_fields_of_later_versions_are_skipped(frame: Frame, field: tuple[int, int], payload: bytes) -> None:
     number, kind = field

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import BadModelConfig
@@ -73,7 +73,6 @@ def test_a_configuration_that_is_too_large_is_refused_before_parsing() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
 def test_any_bytes_are_read_or_refused_as_a_bad_configuration(content: bytes) -> None:
     with contextlib.suppress(BadModelConfig):
         parse_text(content, "m")
@@ -166,7 +165,6 @@ _JSON = st.recursive(
 
 
 @given(_JSON)
-@settings(max_examples=200, deadline=None)
 def test_any_json_is_read_or_refused_as_a_bad_configuration(document: Any) -> None:
     with contextlib.suppress(BadModelConfig):
         parse_json(json.dumps(document), "m")
@@ -215,6 +213,5 @@ def _configs(draw: st.DrawFn) -> Any:
 
 
 @given(_configs())
-@settings(max_examples=100, deadline=None)
 def test_written_json_reads_back_as_the_same_configuration(config: Any) -> None:
     assert parse_json(write_json(config), "m") == config

@@ -24,6 +24,8 @@ from edge_server.repository.remote.mirrors import Mirrors
 from edge_server.repository.remote.store import RemoteUnavailable, Store
 from edge_server.repository.scan import Scanner
 
+pytestmark = pytest.mark.full
+
 MIB = 1 << 20
 
 

@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -225,5 +224,4 @@ class FolderMachine(RuleBasedStateMachine):
         os.utime(path, (self.count, self.count))
 
 
-FolderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestTheWishIsWhatTheFoldersAskFor = FolderMachine.TestCase

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.model import VersionPolicy
@@ -72,7 +72,6 @@ def test_specific_versions_that_are_absent_are_a_warning_and_none_at_all_is_a_pr
 
 
 @given(st.sets(st.integers(0, 2**63 - 1), max_size=6), st.integers(1, 8), st.sets(st.integers(0, 9), max_size=4))
-@settings(max_examples=60, deadline=None)
 def test_a_wish_is_always_a_sorted_choice_of_what_is_there(present: set[int], latest: int, specific: set[int]) -> None:
     for policy in (VersionPolicy(latest), VersionPolicy(None), VersionPolicy(None, tuple(specific))):
         wished = wished_versions(policy, present)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.model import VersionPolicy
@@ -136,7 +136,6 @@ def act(world: World, operation: tuple[str, int, str]) -> None:
 
 
 @given(STEPS)
-@settings(max_examples=400, deadline=None)
 def test_after_any_file_operations_just_what_has_settled_counts(
     steps: Iterable[tuple[list[tuple[str, int, str]], float]],
 ) -> None:
@@ -162,7 +161,6 @@ def test_after_any_file_operations_just_what_has_settled_counts(
 
 
 @given(STEPS)
-@settings(max_examples=200, deadline=None)
 def test_a_version_that_nobody_touches_counts_all_the_time(
     steps: Iterable[tuple[list[tuple[str, int, str]], float]],
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.base import Signature
@@ -112,7 +112,6 @@ def test_a_mark_that_is_missing_is_set_or_refused_where_nothing_is_completed(res
         resolved(whole.replace('"N"', '"N" data_type: TYPE_INT64 dims: [ 3 ]'), engine(), auto_complete=False)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 40), st.integers(1, 16))
 def test_what_is_completed_passes_the_check_against_the_file(count: int, rows: int) -> None:
     seen = engine((count,))

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetch a Redis server into a folder, on Debian or Ubuntu, without root:
 #
-#     eval "$(tests/serving/fetch_redis.sh DEST)" && python -m pytest tests/serving/cache tests/e2e/test_response_cache.py
+#     eval "$(tests/serving/fetch_redis.sh DEST)" && python -m pytest -m full tests/serving/cache tests/e2e/test_response_cache.py
 #
 # The libraries that it needs and a bare system lacks come with it. A second call with the same DEST fetches nothing.
 # Prints two export lines for the shell.

@@ -365,6 +365,7 @@ def test_the_slow_and_the_hung_stub_are_served_and_drained_like_any_other(house:
     assert isinstance(hung.final().error, Draining)
 
 
+@pytest.mark.soak
 def test_500_reloads_leave_neither_memory_nor_threads_behind(house: Any, eventually: Any, caplog: Any) -> None:
     # The log is captured, and that is memory too.
     caplog.set_level(logging.WARNING, "edge_server")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -118,7 +117,6 @@ class LimiterMachine(RuleBasedStateMachine):
 
 
 TestLimiter = LimiterMachine.TestCase
-TestLimiter.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def runs_of(limiter: RateLimiter, demands: dict[str, Demand], count: int) -> Counter[str]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -300,5 +299,4 @@ class RepositoryMachine(RuleBasedStateMachine):
         ready.rename(path)
 
 
-RepositoryMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestWhatServesIsWhatTheFilesAskFor = RepositoryMachine.TestCase

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetch systemd-analyze and the libraries it needs into a folder, on Debian or Ubuntu, without root:
 #
-#     eval "$(tests/systemd/fetch_systemd.sh DEST)" && python -m pytest tests/systemd/test_unit_files.py
+#     eval "$(tests/systemd/fetch_systemd.sh DEST)" && python -m pytest -m full tests/systemd/test_unit_files.py
 #
 # Prints an export line for the shell. Where systemd is installed already, that one is named.
 set -eu

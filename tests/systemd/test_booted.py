@@ -62,7 +62,7 @@ def seen(machine: Any, package: Path, tmp_path_factory: pytest.TempPathFactory) 
     return found
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 def test_it_is_enabled_and_started_as_its_own_user_when_all_models_are_loaded(seen: dict[str, Any]) -> None:

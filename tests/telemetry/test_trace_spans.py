@@ -20,6 +20,8 @@ from edge_server.core.trace import CarriedTrace, parse_change
 from edge_server.telemetry.trace import Traces
 from edge_server.telemetry.trace_record import TracedRequest
 
+pytestmark = pytest.mark.full
+
 otlp = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"

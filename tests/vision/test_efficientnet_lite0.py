@@ -20,6 +20,8 @@ from edge_server.repository import pbtxt
 from edge_server.vision.encodings import ENCODINGS, is_depth
 from edge_server.vision.plan import ImagePlan, image_plan
 
+pytestmark = pytest.mark.full
+
 data = pytest.importorskip("skimage.data")
 
 

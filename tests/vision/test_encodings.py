@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Frame
@@ -203,7 +203,6 @@ def test_a_frame_that_contradicts_itself_is_refused_with_expected_and_given(case
     assert re.search(message, refused(*case))
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.integers(-2, 40), st.integers(-2, 40), st.sampled_from(ENCODINGS), st.integers(0, 200), st.booleans(),
     st.integers(0, 4000), st.booleans(),

@@ -18,6 +18,8 @@ from edge_server.vision.fit import Color, Fit
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 from edge_server.vision.plan import ImagePlan, image_plan
 
+pytestmark = pytest.mark.full
+
 data = pytest.importorskip("skimage.data")
 
 NAME = "face_detection_yunet"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Returns
@@ -19,7 +19,6 @@ SIZE = (WIDTH, HEIGHT)
 IOU = 0.4501237
 IOU_KEY = {"detection_iou_threshold": str(IOU)}
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 inputs = given(
     seed=st.integers(0, 10_000),
     mode=st.sampled_from(["stretch", "letterbox", "crop"]),
@@ -40,7 +39,6 @@ def yunet(make_model: Any) -> Any:
     return perception_plan(make_model({"detection_head": "yunet", **IOU_KEY}, YUNET, size=SIZE))
 
 
-@quick
 @inputs
 def test_the_twelve_outputs_of_yunet(yunet, make_fit, check_detections, seed, mode, picture) -> None:
     random = np.random.default_rng(seed)
@@ -78,7 +76,6 @@ def blazeface(make_model: Any) -> Any:
     return perception_plan(spec)
 
 
-@quick
 @inputs
 def test_the_anchors_of_blazeface(blazeface, make_fit, check_detections, seed, mode, picture) -> None:
     random = np.random.default_rng(seed)

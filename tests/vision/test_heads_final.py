@@ -11,7 +11,7 @@ import onnx
 import onnx.helper
 import onnxruntime
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Returns
@@ -22,7 +22,6 @@ WISH = Returns(has_detections=True)
 WIDTH, HEIGHT = 96, 64
 COUNT = 20
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 inputs = given(seed=st.integers(0, 10_000), picture=st.tuples(st.integers(1, 300), st.integers(1, 300)))
 
 
@@ -48,7 +47,6 @@ def random_finds(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, n
     return boxes, scores, random.integers(0, 5, COUNT).astype(np.float32)
 
 
-@quick
 @inputs
 @pytest.mark.parametrize("stated", [0, 7, COUNT, COUNT + 9, -3])
 def test_boxes_scores_classes_and_how_many_count(plan, make_fit, check_detections, stated, seed, picture) -> None:
@@ -93,7 +91,6 @@ def test_the_outputs_of_efficient_nms_are_read_row_by_row(make_model, make_fit) 
     assert [(one.score, one.label, one.x_min) for one in found] == [(0.875, "cow", 5), (0.75, "dog", 3)]
 
 
-@quick
 @inputs
 def test_seven_columns_end_at_a_negative_image(plan, make_fit, check_detections, seed, picture) -> None:
     random = np.random.default_rng(seed)
@@ -112,7 +109,6 @@ def test_seven_columns_end_at_a_negative_image(plan, make_fit, check_detections,
     check_detections(found, finds, fit, iou=None)
 
 
-@quick
 @inputs
 def test_indices_of_chosen_boxes(plan, make_fit, check_detections, seed, picture) -> None:
     random = np.random.default_rng(seed)
@@ -184,7 +180,6 @@ def test_one_number_everywhere_gives_sound_boxes_or_none(plan, make_fit, head, v
         assert 0 <= one.class_index < 2**32
 
 
-@quick
 @given(seed=st.integers(0, 10_000))
 @pytest.mark.parametrize("head", HOSTILE)
 def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Mask, Returns
@@ -19,7 +19,6 @@ WISH = Returns(has_mask=True)
 WIDTH, HEIGHT = 24, 16
 SIZE = (WIDTH, HEIGHT)
 
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 inputs = given(
     seed=st.integers(0, 10_000),
     mode=st.sampled_from(["stretch", "letterbox", "crop"]),
@@ -49,7 +48,6 @@ def array(mask: Mask | None) -> np.ndarray:
     return np.frombuffer(mask.data, kind).reshape(mask.height, mask.width)
 
 
-@quick
 @inputs
 @pytest.mark.parametrize(("shape", "layout"), [((5, 16, 24), "planar"), ((8, 12, 5), "packed"), ((5, 7, 9), "planar")])
 def test_the_strongest_class_of_each_pixel(make_model, make_fit, shape, layout, seed, mode, picture) -> None:
@@ -65,7 +63,6 @@ def test_the_strongest_class_of_each_pixel(make_model, make_fit, shape, layout, 
     assert array(mask).tolist() == by_loops(classes, fit, 7)
 
 
-@quick
 @inputs
 @pytest.mark.parametrize(("activation", "threshold"), [("none", 0.3), ("sigmoid", 0.3), ("sigmoid", 0.5)])
 def test_one_class_against_a_threshold(make_model, make_fit, activation, threshold, seed, mode, picture) -> None:
@@ -81,7 +78,6 @@ def test_one_class_against_a_threshold(make_model, make_fit, activation, thresho
     assert array(mask).tolist() == by_loops(classes, fit)
 
 
-@quick
 @inputs
 @pytest.mark.parametrize(("dims", "batch"), [((16, 24), 4), ((1, 16, 24), 4), ((1, 16, 24), 0), ((1, 1, 16, 24), 0)])
 @pytest.mark.parametrize("highest", [20, 300])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Returns
@@ -19,7 +19,6 @@ WIDTH, HEIGHT = 96, 64
 IOU = 0.4501237
 COUNT = 25
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 inputs = given(
     seed=st.integers(0, 10_000),
     mode=st.sampled_from(["stretch", "letterbox", "crop"]),
@@ -43,7 +42,6 @@ def softmax(values: list[float]) -> list[float]:
     return [power / sum(powers) for power in powers]
 
 
-@quick
 @inputs
 def test_decoded_boxes_and_probabilities(plan, make_fit, check_detections, seed, mode, picture) -> None:
     random = np.random.default_rng(seed)
@@ -81,7 +79,6 @@ def finds_of(offsets: list, priors: list, logits: list, variances: list, backgro
     return finds
 
 
-@quick
 @inputs
 @pytest.mark.parametrize("background", [0, 3])
 def test_offsets_from_priors_with_a_background_and_logits(
@@ -103,7 +100,6 @@ def test_offsets_from_priors_with_a_background_and_logits(
     check_detections(made.read(outputs, 0, fit, WISH, model="net").detections, finds, fit, iou=IOU)
 
 
-@quick
 @inputs
 def test_priors_as_corners_bring_variances_of_their_own(plan, make_fit, check_detections, seed, mode, picture) -> None:
     random = np.random.default_rng(seed)
@@ -132,7 +128,6 @@ def test_with_an_iou_threshold_of_one_nothing_is_suppressed(plan, make_fit) -> N
     assert len(made.read({"boxes": boxes, "scores": scores}, 0, fit, WISH, model="net").detections) == 5
 
 
-@quick
 @given(seed=st.integers(0, 10_000))
 def test_any_bits_at_all_give_sound_boxes(plan, make_fit, seed) -> None:
     shapes = {"loc": (COUNT, 4), "conf": (COUNT, 3), "prior": (COUNT, 4)}

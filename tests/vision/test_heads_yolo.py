@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Returns
@@ -25,7 +25,6 @@ inputs = given(
     mode=st.sampled_from(["stretch", "letterbox", "crop"]),
     picture=st.tuples(st.integers(1, 300), st.integers(1, 300)),
 )
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,6 @@ def random_boxes(random: np.random.Generator, count: int) -> np.ndarray:
     )
 
 
-@quick
 @inputs
 @pytest.mark.parametrize("head", ["yolov5", "yolox_decoded"])
 def test_boxes_with_objectness(plan, make_fit, check_detections, head, seed, mode, picture) -> None:
@@ -71,7 +69,6 @@ def test_boxes_with_objectness(plan, make_fit, check_detections, head, seed, mod
     check_detections(found, finds, fit, iou=IOU)
 
 
-@quick
 @inputs
 @pytest.mark.parametrize("head", ["yolov8", "yolo11"])
 def test_columns_without_objectness_as_sizes_of_the_input(
@@ -91,7 +88,6 @@ def test_columns_without_objectness_as_sizes_of_the_input(
     check_detections(found, finds, fit, iou=IOU, is_agnostic=True)
 
 
-@quick
 @inputs
 def test_keypoints_follow_the_classes(plan, make_fit, check_detections, seed, mode, picture) -> None:
     random = np.random.default_rng(seed)
@@ -106,7 +102,6 @@ def test_keypoints_follow_the_classes(plan, make_fit, check_detections, seed, mo
     check_detections(found, finds, fit, iou=IOU)
 
 
-@quick
 @inputs
 def test_the_raw_grid_of_yolox_is_decoded_cell_by_cell(plan, make_fit, check_detections, seed, mode, picture) -> None:
     random = np.random.default_rng(seed)
@@ -123,7 +118,6 @@ def test_the_raw_grid_of_yolox_is_decoded_cell_by_cell(plan, make_fit, check_det
     check_detections(found, finds, fit, iou=IOU)
 
 
-@quick
 @inputs
 def test_rows_that_were_suppressed_inside_are_only_sorted(
     plan, make_fit, check_detections, seed, mode, picture
@@ -189,7 +183,6 @@ def test_one_number_everywhere_gives_few_and_sound_boxes(plan, make_fit, head, v
         assert math.isfinite(one.score)
 
 
-@quick
 @given(seed=st.integers(0, 10_000))
 @pytest.mark.parametrize("head", SHAPES)
 def test_any_bits_at_all_give_sound_boxes(plan, make_fit, head, seed) -> None:

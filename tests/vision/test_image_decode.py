@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -85,7 +85,6 @@ def test_a_png_cut_short_and_closed_by_its_end_mark_is_refused(encode, noise) ->
         decode(data[: len(data) // 2] + b"\x00\x00\x00\x00IEND\xae\x42\x60\x82")
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_flipped_bytes_give_a_picture_or_a_refusal(encode, noise, data) -> None:
     form = data.draw(st.sampled_from(["JPEG", "PNG", "BMP", "WEBP"]))

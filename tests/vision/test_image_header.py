@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -178,7 +178,6 @@ def test_an_old_bitmap_header_is_read() -> None:
     assert read(data) == header.ImageHeader(ImageFormat.BMP, 3, 2)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SIGNATURES), st.binary(max_size=80))
 def test_any_bytes_give_a_header_or_a_refusal(signature, rest) -> None:
     try:

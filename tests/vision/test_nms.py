@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.vision.heads.nms import suppress
@@ -39,14 +39,12 @@ def corners(shapes: list[Box]) -> np.ndarray:
 
 
 # The thresholds are no ratio of small whole numbers, so that no box lies just on one.
-@settings(max_examples=200, deadline=None)
 @given(shapes=boxes_of_all_kinds, threshold=st.sampled_from([0.0123457, 0.3010299, 0.4501237, 0.7071067, 0.9990001]))
 def test_the_boxes_that_stay_are_those_of_plain_loops(shapes: list[Box], threshold: float) -> None:
     boxes = corners(shapes)
     assert suppress(boxes, None, threshold).tolist() == by_loops(boxes.tolist(), None, threshold)
 
 
-@settings(max_examples=200, deadline=None)
 @given(shapes=boxes_of_all_kinds, seed=st.integers(0, 1000))
 def test_boxes_of_different_classes_leave_each_other_alone(shapes: list[Box], seed: int) -> None:
     boxes = corners(shapes)

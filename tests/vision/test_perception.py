@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import ClassScore, Returns
@@ -18,15 +18,12 @@ from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.vision.heads.declaration import TRAITS, HeadKind
 from edge_server.vision.perception import perception_plan
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
 
 def classes(plan: Any, values: Any, top_k: int, fit: Any, row: int | None = 0) -> tuple[ClassScore, ...]:
     array = np.asarray(values, np.float32)[None]
     return plan.read({"out": array}, row, fit, Returns(top_k=top_k), model="net").classes
 
 
-@quick
 @given(
     values=st.lists(st.floats(width=32), min_size=1, max_size=30),
     top_k=st.integers(1, 40),

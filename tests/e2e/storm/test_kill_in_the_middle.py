@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import random
 import signal
 import threading
 import time
@@ -16,8 +15,10 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.soak
+
 KILLS = int(os.environ.get("EDGE_STORM_KILLS", "4"))
-SEED = int(os.environ.get("EDGE_STORM_SEED", "0")) or random.SystemRandom().randint(1, 10**6)
+SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.2")
 
 

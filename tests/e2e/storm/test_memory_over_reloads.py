@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.soak
+
 SCRIPT = Path(__file__).with_name("memory_over_reloads.py")
 RELOADS = int(os.environ.get("EDGE_MEMORY_RELOADS", "150"))
 GROWTH_LIMIT_MB = 8.0

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.message import Response
@@ -26,7 +26,6 @@ keys = st.integers(0, 12).map(lambda number: bytes([number]) * 32)
 steps = st.lists(st.one_of(st.tuples(keys, st.integers(1, CAPACITY)), keys), max_size=60)
 
 
-@settings(deadline=None)
 @given(steps)
 def test_it_behaves_as_a_list_in_order_of_use_that_is_cut_at_its_bytes(given_steps: list) -> None:
     store = LocalStore(CAPACITY)

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as some
 
@@ -37,7 +37,6 @@ parameters = st.dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(tensors(), max_size=3), parameters)
 def test_what_is_packed_comes_back_as_it_was(outputs: list, given_parameters: dict) -> None:
     answer = kept(Response("m", 1, "", tuple(outputs), given_parameters))
@@ -59,7 +58,6 @@ def test_what_is_packed_comes_back_as_it_was(outputs: list, given_parameters: di
 GOOD = pack(kept(Response("m", 1, "", (Tensor("OUT", DType.FP32, np.ones((2, 3), np.float32)),), {"p": 1})))
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
 def test_one_wrong_byte_anywhere_is_found(at: int, change: int) -> None:
     data = bytearray(GOOD)
@@ -68,14 +66,12 @@ def test_one_wrong_byte_anywhere_is_found(at: int, change: int) -> None:
         unpack(bytes(data))
 
 
-@settings(deadline=None)
 @given(st.integers(0, len(GOOD) - 1))
 def test_an_entry_that_was_cut_off_is_found(length: int) -> None:
     with pytest.raises(CorruptEntry):
         unpack(GOOD[:length])
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_at_all_are_an_answer_or_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptEntry):

@@ -20,7 +20,11 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled
 from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.cache.packing import pack
-from edge_server.serving.cache.redis_store import RedisStore
+
+pytestmark = pytest.mark.full
+pytest.importorskip("redis", reason="needs redis, of the extra test-all")
+
+from edge_server.serving.cache.redis_store import RedisStore  # noqa: E402
 
 PREFIX = b"edge_server:answer:"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.composition import Ensemble, EnsembleStep, SequenceBatching
@@ -343,7 +343,6 @@ def test_a_failure_of_the_cache_costs_only_a_miss(
     assert "could not be looked up" in caplog.text
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=40), st.integers(0, 6000))
 def test_a_server_with_a_cache_of_any_size_answers_as_one_without(asked: list, capacity: int) -> None:
     store = LocalStore(capacity)
