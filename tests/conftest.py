@@ -47,6 +47,18 @@ FAST_PART = "not full and not soak and not flaky_known"
 """The `-m` of pyproject.toml."""
 
 
+NEED_TEST_ALL = {"bikes", "fake_gpu", "redis_server", "s3_address"}
+"""Fixtures of what only the extra test-all or a fetch script brings."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `full` what uses such a fixture, before pytest selects by marks."""
+    for item in items:
+        if NEED_TEST_ALL.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.full)
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.option.markexpr == FAST_PART and not config.option.collectonly:
         terminalreporter.write_line(
@@ -200,7 +212,7 @@ def s3_address() -> Iterator[tuple[str, int]]:
     """Where moto's S3 server listens."""
     for library in ("moto.server", "flask", "s3fs"):
         if importlib.util.find_spec(library.partition(".")[0]) is None:
-            pytest.skip(f"needs {library}: pip install 'edge-server[test]'")
+            pytest.skip(f"needs {library}: pip install 'edge-server[test-all]'")
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

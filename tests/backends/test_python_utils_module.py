@@ -75,6 +75,7 @@ def test_what_a_model_logs_follows_the_level_as_it_is_now(
     assert eventually(lambda: said("a detail"))
 
 
+@pytest.mark.full
 def test_tensors_pass_between_numpy_and_torch_over_one_memory(python_house: Any) -> None:
     pytest.importorskip("torch")
     python_house.add(

@@ -423,6 +423,7 @@ def test_panels_lie_side_by_side_and_not_on_each_other() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not any((Path(folder) / "promtool").exists() for folder in os.get_exec_path()),
     reason="needs promtool, of Debian's package prometheus",

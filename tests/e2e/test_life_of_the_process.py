@@ -188,6 +188,7 @@ def test_an_idle_server_stops_at_once_and_leaves_nothing_behind(
                 probe.bind((host, int(port)))
 
 
+@pytest.mark.soak
 def test_no_thread_or_descriptor_is_left_behind_by_loads_and_requests(
     serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
 ) -> None:

@@ -159,12 +159,14 @@ def files_of(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.full
 @needs_colcon
 def test_colcon_finds_the_package_in_the_repository(tmp_path: Path) -> None:
     listed = colcon("list", "--base-paths", str(ROOT), folder=tmp_path)
     assert re.search(r"^edge_server_ros\t.*\(ros\.ament_python\)$", listed, re.MULTILINE), listed
 
 
+@pytest.mark.full
 @needs_colcon
 def test_colcon_builds_and_installs_the_package(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__")

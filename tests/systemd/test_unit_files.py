@@ -43,6 +43,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("unit", DROP_INS, indirect=True)
 def test_systemd_verifies_the_unit_without_a_word(unit: Path) -> None:
     done = analyze("verify", str(unit), path=unit.parent)
@@ -50,6 +51,7 @@ def test_systemd_verifies_the_unit_without_a_word(unit: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("unit", [""], indirect=True)
 @pytest.mark.parametrize("line", ["ProtectSytem=strict", "WatchdogSec=soon", "SystemCallFilter=@nonsense"])
 def test_the_check_finds_what_is_wrong(unit: Path, line: str) -> None:
@@ -57,6 +59,7 @@ def test_the_check_finds_what_is_wrong(unit: Path, line: str) -> None:
     assert analyze("verify", str(unit), path=unit.parent).stderr != ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("unit", DROP_INS, indirect=True)
 def test_the_service_is_exposed_less_than_the_stated_threshold(unit: Path) -> None:
     flags = ("--offline=true", "--no-pager", f"--threshold={MOST_EXPOSURE * 10:.0f}")
@@ -104,6 +107,7 @@ def test_the_groups_that_drop_ins_name_are_made_by_sysusers() -> None:
         assert {group for line in named for group in line.split()} <= made
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="needs systemd-sysusers: apt-get install systemd")
 def test_sysusers_makes_the_user_and_its_groups_on_a_bare_system(tmp_path: Path) -> None:
     if os.geteuid() != 0:
@@ -136,6 +140,7 @@ def shell_files() -> list[Path]:
     return found
 
 
+@pytest.mark.full
 def test_shellcheck_has_nothing_to_say_about_any_script() -> None:
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if program is None:

@@ -235,6 +235,7 @@ def test_the_file_for_the_gpus_compute_capability_is_chosen(gpu: Any) -> None:
     assert backend.file_for({"7.5": "turing.plan"}) == ""
 
 
+@pytest.mark.full
 def test_without_a_driver_a_plan_is_refused_and_no_runtime_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_session: Open
 ) -> None:

@@ -18,6 +18,8 @@ from edge_server.backends.tensorrt.adapter import Library, load_library
 from edge_server.backends.tensorrt.building import BuildCancelled, BuildFault, Site, build
 from edge_server.core.engine import EngineOrder
 
+pytestmark = pytest.mark.full
+
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("tensorrt_rtx")
 
