@@ -108,6 +108,7 @@ def is_exact(counts: Any) -> bool:
     return counts.received == counts.answered + sum(counts.dropped.values())
 
 
+@pytest.mark.serial
 def test_four_cameras_at_three_times_what_the_model_can_do_stay_within_the_promised_age(server: Any) -> None:
     cameras = [Camera(server.grpc, "third", number, frame_count=150) for number in range(4)]
     answered = [camera.join() for camera in cameras]
@@ -135,6 +136,7 @@ def test_four_cameras_at_three_times_what_the_model_can_do_stay_within_the_promi
           f"promised {promised_us:.0f}, interval {interval_us:.0f}, run {run_us}, shares {shares}")  # fmt: skip
 
 
+@pytest.mark.serial
 def test_weights_share_a_busy_model(server: Any) -> None:
     weights = [3.0, 1.0]
     cameras = [

@@ -36,7 +36,7 @@ from edge_server.client import (
     StreamError,
 )
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
 
 skimage_data = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
@@ -210,14 +210,18 @@ def check_ages(cameras: Sequence[Camera]) -> None:
         assert max(ages_us) <= promised_us, (max(ages_us), promised_us, run_us)
 
 
+SECONDS = 16
+
+
 def growth(server: Any, cameras: Sequence[Camera]) -> float:
-    """Weigh the server while cameras run; return by how many bytes the median of the second half of the time lies
-    above that of the first, of which the beginning does not count."""
+    """Weigh the server while cameras run; return by how many bytes the median of the last quarter of the time lies
+    above that of the quarter before. The first half does not count: the server reaches its size late on a busy
+    machine."""
     weights: list[int] = []
     while any(camera.is_offering() for camera in cameras):
         weights.append(server.resident_bytes())
         time.sleep(0.05)
-    later = weights[len(weights) // 5 :]
+    later = weights[len(weights) // 2 :]
     middle = len(later) // 2
     return float(np.median(later[middle:]) - np.median(later[:middle]))
 
@@ -226,7 +230,7 @@ def growth(server: Any, cameras: Sequence[Camera]) -> float:
 def test_four_cameras_of_thirty_fps_at_a_model_that_can_do_a_third_of_it(
     server: Any, film: list[Picture], model: str
 ) -> None:
-    cameras = [Camera(server.grpc, model, film, number, 8) for number in range(4)]
+    cameras = [Camera(server.grpc, model, film, number, SECONDS) for number in range(4)]
     growth_bytes = growth(server, cameras)
     for camera in cameras:
         camera.join()
@@ -234,11 +238,11 @@ def test_four_cameras_of_thirty_fps_at_a_model_that_can_do_a_third_of_it(
     for camera in cameras:
         camera.check_counts()
         assert set(camera.results[-1].counts.dropped) <= {DropReason.NEWER}
-        # Results keep coming: in every second of the eight there are some.
-        assert {result.header.seq // FPS for result in camera.results} == set(range(8))
+        # Results keep coming: in every second there are some.
+        assert {result.header.seq // FPS for result in camera.results} == set(range(SECONDS))
     shares = [len(camera.results) for camera in cameras]
     assert min(shares) > 0.75 * max(shares), shares
-    # Hundreds of frames of 0.9 MB went by in each half.
+    # Hundreds of frames of 0.9 MB went by in each quarter.
     assert growth_bytes < 8 << 20
     if model == "detector":
         lost = [
