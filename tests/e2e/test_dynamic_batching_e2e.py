@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,25 +18,56 @@ def delayed(delay_ms: int, more: str) -> str:
     return f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}\n{more}'
 
 
+GATED = """
+import json, pathlib, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.gate = pathlib.Path(json.loads(args["model_config"])["parameters"]["gate"]["string_value"])
+
+    def execute(self, requests):
+        given = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+        with self.gate.with_suffix(".runs").open("a") as runs:
+            print(*[int(values[0, 0]) for values in given], file=runs)
+        while not self.gate.exists():
+            time.sleep(0.005)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", values)]) for values in given]
+"""
+"""Gives its input back once its gate, a file, is there. A second file tells what it ran, in order."""
+
+
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def gates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the gates; each bears the name of its model."""
+    return tmp_path_factory.mktemp("gates")
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any, module_repository: Any, identity: Callable[..., str], gates: Path) -> Iterator[Any]:
     def add(name: str, batching: str, delay_ms: int = 100, **more: Any) -> None:
         module_repository.add(name, identity(more=delayed(delay_ms, f"dynamic_batching {{ {batching} }}"), **more))
+
+    def add_gated(name: str, batching: str) -> None:
+        gate = f'parameters {{ key: "gate" value {{ string_value: "{gates / name}" }} }}'
+        config = identity(batch=1, more=f"dynamic_batching {{ {batching} }} {gate}").replace("identity", "python")
+        folder = module_repository.add(name, config)
+        (folder / "1" / "model.py").write_text(GATED)
 
     add("busy", "max_queue_delay_microseconds: 0", inputs=2)
     add("shapes", "max_queue_delay_microseconds: 100000")
     add("preferred", "preferred_batch_size: [4] max_queue_delay_microseconds: 100000000", delay_ms=0)
     add("ordered", "preserve_ordering: true")
-    add("small_queue", "default_queue_policy { max_queue_size: 2 }", delay_ms=400, batch=1)
-    add("impatient", "default_queue_policy { default_timeout_microseconds: 50000 }", delay_ms=300, batch=1)
+    add_gated("small_queue", "default_queue_policy { max_queue_size: 2 }")
+    add_gated("impatient", "default_queue_policy { default_timeout_microseconds: 50000 }")
     add(
         "patient",
         "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 50000 }",
         delay_ms=200,
         batch=1,
     )
-    add("urgent", "priority_levels: 2 default_priority_level: 2", delay_ms=150, batch=1)
-    add("own_timeout", "default_queue_policy { allow_timeout_override: true }", delay_ms=300, batch=1)
+    add_gated("urgent", "priority_levels: 2 default_priority_level: 2")
+    add_gated("own_timeout", "default_queue_policy { allow_timeout_override: true }")
     module_repository.add("two_hands", identity(more=delayed(150, "instance_group { count: 2 kind: KIND_CPU }")))
     with serve(module_repository.path) as server:
         yield server
@@ -54,12 +87,16 @@ def batches(server: Any, model: str) -> dict[int, int]:
     return {item["batch_size"]: item["compute_infer"]["count"] for item in statistics["batch_stats"]}
 
 
-def run_one(server: Any, model: str, eventually: Any, pool: ThreadPoolExecutor, **more: Any) -> Any:
-    """Send a request that occupies the model and return its future once the request is being executed."""
-    before = server.statistics(model)
-    future = pool.submit(server.infer, model, body(0, **more))
-    del before
-    return future
+@contextlib.contextmanager
+def one_running(server: Any, model: str, gates: Path, eventually: Any) -> Iterator[tuple[ThreadPoolExecutor, Any]]:
+    """Occupy a gated model with one request; yield a pool for further ones, and the future of the first."""
+    with ThreadPoolExecutor(16) as pool:
+        try:
+            first = pool.submit(server.infer, model, body(0))
+            assert eventually((gates / f"{model}.runs").exists)
+            yield pool, first
+        finally:
+            (gates / model).touch()
 
 
 def test_requests_that_wait_together_run_together_and_get_each_their_own_rows(server: Any) -> None:
@@ -97,22 +134,26 @@ def test_a_preferred_size_is_sent_without_waiting_for_the_delay(server: Any) -> 
     assert batches(server, "preferred") == {4: 1}
 
 
-def test_a_full_queue_refuses_at_once_and_says_so(server: Any) -> None:
-    with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda number: server.infer("small_queue", body(number)), range(12)))
-    refused = [answer for status, answer in answers if status == 503]
-    assert len(refused) >= 12 - 2 - 2
-    assert all("Exceeds maximum queue size" in answer["error"] for answer in refused)
+def test_a_full_queue_refuses_at_once_and_says_so(server: Any, gates: Path, eventually: Any) -> None:
+    with one_running(server, "small_queue", gates, eventually) as (pool, first):
+        futures = [pool.submit(server.infer, "small_queue", body(number)) for number in range(1, 12)]
+        assert eventually(lambda: sum(future.done() for future in futures) == 9)
+        refused = [future.result() for future in futures if future.done()]
+    assert all(status == 503 and "Exceeds maximum queue size" in answer["error"] for status, answer in refused)
+    assert sorted(future.result()[0] for future in (first, *futures)) == [200] * 3 + [503] * 9
     counters = server.read_counters("small_queue")
-    assert counters["nv_inference_request_failure REJECTED"] == len(refused)
-    assert counters["nv_inference_request_success"] == 12 - len(refused)
+    assert counters["nv_inference_request_failure REJECTED"] == 9
+    assert counters["nv_inference_request_success"] == 3
 
 
-def test_a_request_that_waits_too_long_is_rejected_where_the_policy_says_so(server: Any) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(lambda number: server.infer("impatient", body(number)), range(3)))
-    assert sorted(status for status, _ in answers) == [200, 503, 503]
-    assert all("Request timeout expired" in answer["error"] for status, answer in answers if status == 503)
+def test_a_request_that_waits_too_long_is_rejected_where_the_policy_says_so(
+    server: Any, gates: Path, eventually: Any
+) -> None:
+    with one_running(server, "impatient", gates, eventually) as (pool, first):
+        answers = list(pool.map(lambda number: server.infer("impatient", body(number)), range(2)))
+    assert first.result()[0] == 200
+    assert [status for status, _ in answers] == [503, 503]
+    assert all("Request timeout expired" in answer["error"] for _, answer in answers)
 
 
 def test_a_request_that_waits_too_long_is_only_put_back_where_the_policy_says_so(server: Any) -> None:
@@ -121,32 +162,28 @@ def test_a_request_that_waits_too_long_is_only_put_back_where_the_policy_says_so
     assert statuses == [200, 200, 200]
 
 
-def test_a_request_may_bring_its_own_timeout_where_the_policy_allows_it(server: Any) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda number: server.infer("own_timeout", body(number, timeout=20_000)), range(4)))
-    assert sorted(status for status, _ in answers) == [200, 503, 503, 503]
+def test_a_request_may_bring_its_own_timeout_where_the_policy_allows_it(
+    server: Any, gates: Path, eventually: Any
+) -> None:
+    with one_running(server, "own_timeout", gates, eventually) as (pool, first):
+        answers = list(pool.map(lambda number: server.infer("own_timeout", body(number, timeout=20_000)), range(3)))
+    assert first.result()[0] == 200
+    assert [status for status, _ in answers] == [503, 503, 503]
 
 
-def test_an_urgent_request_overtakes_those_that_wait(server: Any, eventually: Callable[..., bool]) -> None:
-    done: list[str] = []
+def test_an_urgent_request_overtakes_those_that_wait(server: Any, gates: Path, eventually: Any) -> None:
+    def waiting() -> float:
+        return float(server.read_counters("urgent")["nv_inference_pending_request_count"])
 
-    def ask(name: str, **more: Any) -> int:
-        status, _ = server.infer("urgent", body(0, **more))
-        done.append(name)
-        return int(status)
-
-    def waiting() -> int:
-        return int(server.read_counters("urgent")["nv_inference_pending_request_count"])
-
-    with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(ask, f"plain{number}") for number in range(5)]
-        assert eventually(lambda: waiting() >= 2)
-        ahead = len(done)
-        futures.append(pool.submit(ask, "urgent", priority=1))
-        assert [future.result() for future in futures] == [200] * 6
-    # At most the running one, and one that began while the urgent request travelled, come before it.
-    assert done.index("urgent") <= ahead + 3
-    assert done[-1] != "urgent"
+    with one_running(server, "urgent", gates, eventually) as (pool, first):
+        futures = [pool.submit(server.infer, "urgent", body(number)) for number in range(1, 10)]
+        assert eventually(lambda: waiting() == 9)
+        futures.append(pool.submit(server.infer, "urgent", body(99, priority=1)))
+        assert eventually(lambda: waiting() == 10)
+    assert [future.result()[0] for future in (first, *futures)] == [200] * 11
+    ran = (gates / "urgent.runs").read_text().split()
+    assert ran[:2] == ["0", "99"]
+    assert sorted(ran[2:]) == [str(number) for number in range(1, 10)]
 
 
 def test_preserved_order_answers_everything(server: Any) -> None:
