@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.working import working
@@ -14,6 +12,7 @@ from edge_server.core.exit_code import ExitCode
 from edge_server.doctor.box import board, jetpack, memory, packages, sensors
 from edge_server.doctor.finding import Finding, Level, as_json, can_serve
 from edge_server.doctor.permissions import find_user, permissions
+from edge_server.doctor.ports import ports
 from edge_server.doctor.runtimes import runtimes
 from edge_server.governor.sensors.box import read_box
 from edge_server.governor.sensors.files import Files
@@ -49,24 +48,9 @@ def run(arguments: Sequence[str]) -> int:
         with working("trying the runtimes"):
             findings += runtimes(packages(files), is_jetson=is_jetson)
     findings += permissions(files, root, user, is_jetson=is_jetson)
-    findings += [*memory(files, reading), *sensors(reading), *_ports()]
+    findings += [*memory(files, reading), *sensors(reading), *ports()]
     print(json.dumps(as_json(findings), indent=2) if options.json else _text(findings))
     return ExitCode.OK if can_serve(findings) else ExitCode.FAILED
-
-
-def _ports() -> Iterator[Finding]:
-    """Say which of the default ports are taken."""
-    for port, what in ((8000, "HTTP"), (8001, "gRPC"), (8002, "metrics")):
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind(("127.0.0.1", port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    advice = f"if that is no edge-server, give another: --{what.lower()}-port"
-                    yield Finding("ports", str(port), f"{what}: in use", Level.NOTE, advice)
-                    continue
-            yield Finding("ports", str(port), f"{what}: free")
 
 
 def _text(findings: Sequence[Finding]) -> str:

@@ -22,6 +22,7 @@ from edge_server.doctor import sample_model
 from edge_server.doctor.box import jetpack, memory, packages, sensors
 from edge_server.doctor.finding import Finding, Level, can_serve
 from edge_server.doctor.permissions import User, find_user, permissions
+from edge_server.doctor.ports import ports
 from edge_server.doctor.runtimes import run_probe, runtimes
 from edge_server.governor.readings import BoxReading, Gpu
 from edge_server.governor.sensors.box import read_box
@@ -239,18 +240,41 @@ def test_users_are_found_by_name_and_a_name_that_is_none_is_an_error(capsys: pyt
     assert "nobody-of-this-name" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_told(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        try:
-            taken.bind(("127.0.0.1", 8002))
-        except OSError:
-            pass  # somebody else has it, which is as good
-        else:
-            taken.listen()
-        doctor.run(["--skip-runtimes", "--json", f"--sysfs-root={make_board('x86_box').root}"])
-    ports = {item["name"]: item for item in json.loads(capsys.readouterr().out)["sections"]["ports"]}
-    assert "in use" in ports["8002"]["text"]
-    assert "--metrics-port" in ports["8002"]["advice"]
+def test_a_port_of_another_process_is_told_with_that_process_and_the_option_to_avoid_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (found,) = ports({"metrics": taken.getsockname()[1]})
+    assert "in use by" in found.text
+    assert f"(process {os.getpid()})" in found.text
+    assert (found.level, "--metrics-port" in found.advice) == (Level.NOTE, True)
+
+
+def test_a_port_that_nobody_uses_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    (found,) = ports({"HTTP": port})
+    assert (found.text, found.level) == ("HTTP: free", Level.OK)
+
+
+LISTENS = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("words", [["edge-server", "serve", "--http-port=0"], ["-m", "edge_server", "serve"]])
+def test_a_port_of_a_running_edge_server_is_nothing_to_act_on(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "edge-server").write_text(LISTENS)
+    (tmp_path / "edge_server.py").write_text(LISTENS)
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        (found,) = ports({"HTTP": int(server.stdout.readline())})
+        server.communicate()
+    assert found.text == f"HTTP: in use by edge-server (process {server.pid})"
+    assert (found.level, found.advice) == (Level.OK, "")
 
 
 def test_what_is_in_the_way_never_comes_without_advice() -> None:
