@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     model = ModelFolder.open(options.model_repository, options.model)
-    target = _variant_path(model, options.write, options.force) if options.write else None
+    target = _variant_path(model, options.write, options.overwrite) if options.write else None
     screen = Screen(sys.stderr)
     limits = Limits(
         options.latency_limit_ms, options.memory_limit_mb, options.power_limit_watts, options.difference_limit
@@ -303,10 +303,10 @@ def _recommend(best: Judged, search: Search) -> None:
             print(f"beside the configuration as it is: {gain:.2f} times the throughput, {p99:.2f} times the p99")
 
 
-def _variant_path(model: ModelFolder, name: str, force: bool) -> Path:
+def _variant_path(model: ModelFolder, name: str, may_overwrite: bool) -> Path:
     path = model.path / "configs" / f"{name}.pbtxt"
-    if path.exists() and not force:
-        raise InvalidRequest(f"--write {name}: {path} is there already; --force replaces it")
+    if path.exists() and not may_overwrite:
+        raise InvalidRequest(f"--write {name}: {path} is there already; --overwrite replaces it")
     return path
 
 
@@ -379,7 +379,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     results = parser.add_argument_group("results")
     results.add_argument("--write", type=_name, metavar="NAME", help="write the winner to configs/NAME.pbtxt")
-    results.add_argument("--force", action="store_true", help="replace a configs/NAME.pbtxt that is there")
+    overwrite = results.add_argument("--overwrite", action="store_true", help="replace a configs/NAME.pbtxt")
+    kinds.add_alias(results, "--force", overwrite)
     results.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     results.add_argument("--svg", type=Path, metavar="FILE", help="draw the configurations there")
     return parser

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_server.cli.options import add_alias
 from edge_server.cli.table import render
 from edge_server.core.priority import PriorityClass
 from edge_server.governor.picture import draw, draw_replay
@@ -52,7 +53,8 @@ def _add_simulate(actions: Any) -> argparse.ArgumentParser:
     )
     action.add_argument("--scenario", choices=[*SCENARIOS, "all"], default="ambient-45", help="default: %(default)s")
     action.add_argument("--seconds", type=float, metavar="S", help="simulated time, default one hour")
-    action.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curves of the scenario")
+    svg = action.add_argument("--svg", type=Path, metavar="FILE", help="draw the curves of the scenario")
+    add_alias(action, "--picture", svg)
     action.add_argument("--seed", type=int, default=1, metavar="N", help="of noise and arrivals")
     action.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help=f"a constant of the box: {_constant_names()}"
@@ -73,15 +75,16 @@ def _add_replay(actions: Any) -> argparse.ArgumentParser:
     action.add_argument("--trip-c", type=float, metavar="C", help="where the box throttles, if the trace does not tell")
     action.add_argument("--temperature-limit", type=float, default=0.0, metavar="C", help="as of `edge-server serve`")
     action.add_argument("--power-budget-watts", type=float, default=0.0, metavar="W", help="as of `edge-server serve`")
-    action.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the curves")
+    svg = action.add_argument("--svg", type=Path, metavar="FILE", help="draw the curves")
+    add_alias(action, "--picture", svg)
     action.add_argument("--json", action="store_true", help="print the states as JSON")
     return action
 
 
 def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     names = list(SCENARIOS) if options.scenario == "all" else [options.scenario]
-    if options.picture is not None and len(names) > 1:
-        parser.error("--picture draws one scenario; name it")
+    if options.svg is not None and len(names) > 1:
+        parser.error("--svg draws one scenario; name it")
     if options.seconds is not None and not 240.0 <= options.seconds <= _MAX_SECONDS:
         parser.error(f"--seconds must lie between 240 and {_MAX_SECONDS:g}, given {options.seconds:g}")
     constants = _constants(parser, options.set)
@@ -91,8 +94,8 @@ def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         sums += [_sums(item) for item in outcomes]
         if not options.json:
             print(_table(name, outcomes), flush=True)
-        if options.picture is not None:
-            _write(parser, options.picture, draw(outcomes, constants.trip_c))
+        if options.svg is not None:
+            _write(parser, options.svg, draw(outcomes, constants.trip_c))
     if options.json:
         print(json.dumps(sums))
     return 0
@@ -112,8 +115,8 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     if options.trip_c:
         tuning = dataclasses.replace(tuning, default_trip_c=options.trip_c)
     replayed = replay(samples, tuning)
-    if options.picture is not None:
-        _write(parser, options.picture, draw_replay(options.trace.name, replayed))
+    if options.svg is not None:
+        _write(parser, options.svg, draw_replay(options.trace.name, replayed))
     if options.json:
         print(json.dumps([_stretch(item) for item in replayed.stretches]))
         return 0
@@ -125,7 +128,7 @@ def _write(parser: argparse.ArgumentParser, path: Path, picture: str) -> None:
     try:
         path.write_text(picture, encoding="utf-8")
     except OSError as error:
-        parser.error(f"--picture {path}: {error.strerror}")
+        parser.error(f"--svg {path}: {error.strerror}")
 
 
 def _stretch(item: Stretch) -> dict[str, object]:

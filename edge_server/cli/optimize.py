@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from edge_server.cli.options import add_alias
 from edge_server.cli.table import render
 from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
@@ -59,7 +60,7 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
     request = Request(
         root,
         name,
-        options.version,
+        options.model_version,
         config.repository.model_config_name,
         tuple(options.runtimes),
         tuple(options.precision),
@@ -179,7 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", metavar="MODEL", help="folder of the model, or its name in the repository")
     add("--model-repository", type=Path, metavar="DIR", help="where the model is, when MODEL is its name")
-    add("--version", type=int, metavar="N", help="version to look at (default: the newest that is served)")
+    version = add("--model-version", type=int, metavar="N", help="version to look at (default: the newest served)")
+    add_alias(parser, "--version", version)
     add("--model-config-name", default="", metavar="NAME", help="start from configs/NAME.pbtxt")
     add("--runtimes", type=_names, default=[], metavar="A,B", help="try these backends only")
     add(

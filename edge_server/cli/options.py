@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from edge_server.client import Tls
 
 
+def add_alias(parser: argparse._ActionsContainer, alias: str, option: argparse.Action) -> None:
+    """Take an older spelling of an option that has one value or none. --help does not show it."""
+    if option.nargs == 0:
+        parser.add_argument(
+            alias, dest=option.dest, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    else:
+        parser.add_argument(
+            alias, dest=option.dest, type=option.type or str, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
 def add_tls_options(group: argparse._ArgumentGroup) -> None:
     """Add --header and, for gRPC, --tls, --tls-root, --tls-cert and --tls-key."""
     group.add_argument(

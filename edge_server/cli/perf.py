@@ -84,7 +84,7 @@ def _measure(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace, target: Target) -> Session:
     control = target.control()
     try:
-        model = control.model(options.model, options.version)
+        model = control.model(options.model, options.model_version)
         session = Session(target, model, control, words.patience_of(options), pid=local_process(target))
         session.batch = options.batch_size
         session.shares_memory = options.shared_memory
@@ -212,7 +212,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("-m", "--model", required=True, help="name of the model")
-    parser.add_argument("--version", default="", metavar="N", help="its version; default: the server chooses")
+    version = parser.add_argument(
+        "--model-version", default="", metavar="N", help="its version; default: the server chooses"
+    )
+    kinds.add_alias(parser, "--version", version)
     _add_load(parser.add_argument_group("load"))
     inputs = parser.add_argument_group("requests")
     inputs.add_argument("-b", "--batch-size", type=kinds.whole(1, 1 << 20), default=1, metavar="N", help="default: 1")

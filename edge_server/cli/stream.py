@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.options import add_tls_options, number, size, tls_of
+from edge_server.cli.options import add_alias, add_tls_options, number, size, tls_of
 from edge_server.cli.sources.choose import open_source
 from edge_server.cli.sources.pack import FILES, RAW
 from edge_server.cli.sources.source import Source
@@ -104,7 +104,9 @@ def _wish(options: argparse.Namespace, *, keeps_all: bool) -> Wish:
         priority=options.priority,
     )
     headers = tuple((key.lower(), value) for key, value in options.header)
-    return Wish(options.address, options.model, options.version, returns, delivery, keeps_all, tls_of(options), headers)
+    return Wish(
+        options.address, options.model, options.model_version, returns, delivery, keeps_all, tls_of(options), headers
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,7 +119,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--model", required=True, help="name of the model")
-    parser.add_argument("--version", type=_count, default=0, metavar="N", help="its version; default: the newest")
+    version = parser.add_argument(
+        "--model-version", type=_count, default=0, metavar="N", help="its version; default: the newest"
+    )
+    add_alias(parser, "--version", version)
     parser.add_argument("--address", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC")
     _add_source(parser.add_argument_group("source"))
     _add_results(parser.add_argument_group("results"))

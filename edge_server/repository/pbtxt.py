@@ -7,11 +7,13 @@ Only the syntax and the schema are judged here; `validate` judges what the value
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from edge_server.config.kinds import nearest
 from edge_server.errors import BadModelConfig
 from edge_server.protocol import messages
 
@@ -25,6 +27,10 @@ MAX_CONFIG_BYTES = 4 << 20
 
 _MOST_SAID = 1000
 """How many characters of the parser's words an error quotes: these hold the whole line, or value, that is wrong."""
+
+_UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w{1,100})"')
+_UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w{1,100})')
+"""What protobuf's parsers say of a name that the schema does not have."""
 
 _WIDE_INTEGERS = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
 
@@ -55,7 +61,7 @@ def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> Conf
         line = content.count(b"\n", 0, error.start) + 1
         raise BadModelConfig(f"model '{model}': {source} line {line} is not UTF-8 text") from error
     except text_format.ParseError as error:
-        raise BadModelConfig(f"model '{model}': {source} {_located(error)}") from error
+        raise BadModelConfig(f"model '{model}': {source} {_located(error)}{_spelling(error, config)}") from error
     _check_enums(config, model, source)
     return config
 
@@ -80,6 +86,16 @@ def _located(error: text_format.ParseError) -> str:
     return f"line {line} column {column}: {_brief(quoted)}{mark}{_brief(said)}"
 
 
+def _spelling(error: Exception, config: ConfigMessage) -> str:
+    """Return `, did you mean '...'?` for an unknown field or enum value that resembles a known one, else ""."""
+    pool = config.DESCRIPTOR.file.pool
+    if found := _UNKNOWN_FIELD.search(str(error)):
+        return nearest(found[2], pool.FindMessageTypeByName(found[1]).fields_by_name)
+    if found := _UNKNOWN_VALUE.search(str(error)):
+        return nearest(found[2], pool.FindEnumTypeByName(found[1]).values_by_name)
+    return ""
+
+
 def _brief(text: str) -> str:
     """Return the parser's words; of very many the first and the last."""
     return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID // 2]} ... {text[-_MOST_SAID // 2 :]}"
@@ -100,7 +116,7 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
             raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")
         json_format.ParseDict(_fold_enums(document, config.DESCRIPTOR), config)
     except (ValueError, OverflowError, RecursionError, json_format.ParseError) as error:
-        raise BadModelConfig(f"model '{model}': {source}: {_brief(str(error))}") from error
+        raise BadModelConfig(f"model '{model}': {source}: {_brief(str(error))}{_spelling(error, config)}") from error
     _check_enums(config, model, source)
     return config
 

@@ -56,7 +56,7 @@ def test_json_of_several_scenarios_is_one_document(
 
 def test_the_picture_is_svg_with_a_column_for_each_way_and_names_its_lines(tmp_path: Path) -> None:
     picture = tmp_path / "box.svg"
-    assert _simulate("--scenario", "ambient-55", "--picture", str(picture)) == 0
+    assert _simulate("--scenario", "ambient-55", "--svg", str(picture)) == 0
     words = _words(picture)
     for strategy in Strategy:
         assert strategy.value in words
@@ -81,7 +81,7 @@ def test_constants_of_the_box_can_be_set(capsys: pytest.CaptureFixture[str]) -> 
         (("--set", "chip_j_per_k=0.001"), "expected at least 1 s"),
         (("--set", "critical_c=90"), "expected critical_c above trip_c"),
         (("--seconds", "10"), "--seconds must lie between 240 and 86400, given 10"),
-        (("--scenario", "all", "--picture", "x.svg"), "--picture draws one scenario; name it"),
+        (("--scenario", "all", "--picture", "x.svg"), "--svg draws one scenario; name it"),
         (("--scenario", "moon"), "invalid choice: 'moon'"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_replay_tells_the_states_over_time(capsys: pytest.CaptureFixture[str])
 
 def test_a_replay_as_json_and_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "replay.svg"
-    assert main.main(["governor", "replay", str(TRACE), "--json", "--picture", str(picture)]) == 0
+    assert main.main(["governor", "replay", str(TRACE), "--json", "--svg", str(picture)]) == 0
     stretches = json.loads(capsys.readouterr().out)
     assert stretches[0]["from_s"] == 0
     assert stretches[-1]["to_s"] == 1498

@@ -129,7 +129,7 @@ def test_a_variant_that_is_there_is_not_replaced_unasked(command: Any, repositor
     (repository / "runs" / "configs" / "mine.pbtxt").write_text("max_batch_size: 1")
     done = command("analyze", f"--model-repository={repository}", "-m", "runs", "--write=mine")
     assert done.code == 2
-    assert "--force" in done.errors
+    assert "--overwrite" in done.errors
     assert (repository / "runs" / "configs" / "mine.pbtxt").read_text() == "max_batch_size: 1"
 
 

@@ -41,6 +41,32 @@ def test_text_with_comments_lists_and_nested_messages_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        (b"max_batchsize: 3", "max_batch_size"),
+        (b'input { name: "x" data_tpe: TYPE_FP32 }', "data_type"),
+        (b"input [ { data_type: TYPE_FLOAT32 } ]", "TYPE_FP32"),
+        (b"dynamic_batching { max_queue_delay_usec: 3 }", "max_queue_delay_microseconds"),
+        (b'parameters { key: "a" value { string: "x" } }', "string_value"),
+    ],
+)
+def test_a_misspelt_field_or_value_is_answered_with_the_nearest_spelling(text: bytes, known: str) -> None:
+    with pytest.raises(BadModelConfig, match=f"did you mean '{known}'"):
+        parse_text(text, "m")
+
+
+def test_a_misspelt_field_in_json_is_answered_with_the_nearest_spelling() -> None:
+    with pytest.raises(BadModelConfig, match="did you mean 'max_batch_size'"):
+        parse_json('{"max_batchsize": 3}', "m")
+
+
+def test_a_field_that_resembles_no_known_one_is_refused_without_a_guess() -> None:
+    with pytest.raises(BadModelConfig) as caught:
+        parse_text(b"zzz: 1", "m")
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         (b'name: "m"\ninput {\n  nmae: "x"\n}', ["line 3", "nmae"]),

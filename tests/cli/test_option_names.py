@@ -1,0 +1,60 @@
+"""One name for one option in all commands, and older spellings that go on working."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_server.cli import analyze, governor, main, optimize, perf, stream
+
+PARSERS = {"perf": perf, "stream": stream, "optimize": optimize, "analyze": analyze}
+NEEDED = {
+    "perf": ["--model=m"],
+    "stream": ["--model=m", "--source=pattern"],
+    "optimize": ["m"],
+    "analyze": ["--model=m", "--model-repository=r"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "older", "value"),
+    [
+        ("perf", "--model-version", "--version", "3"),
+        ("stream", "--model-version", "--version", "3"),
+        ("optimize", "--model-version", "--version", "3"),
+        ("analyze", "--overwrite", "--force", None),
+    ],
+)
+def test_an_option_has_its_common_name_and_takes_the_older_one(
+    command: str, name: str, older: str, value: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = PARSERS[command]._parser()
+    given = [[word] if value is None else [word, value] for word in (name, older)]
+    by_name, by_older = (parser.parse_args([*NEEDED[command], *words]) for words in given)
+    assert vars(by_name) == vars(by_older) != vars(parser.parse_args(NEEDED[command]))
+    parser.print_help()
+    told = capsys.readouterr().out
+    assert name in told
+    assert f" {older} " not in told
+
+
+@pytest.mark.parametrize("flag", ["--svg", "--picture"])
+@pytest.mark.parametrize("action", ["simulate", "replay"])
+def test_the_governor_draws_under_both_names(
+    action: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_s,temperature_c\n0,50\n1,60\n")
+    where = [str(trace)] if action == "replay" else ["--scenario=all"]
+    told = f"{flag} {tmp_path}/no/x.svg" if action == "replay" else "draws one scenario"
+    with pytest.raises(SystemExit) as caught:
+        governor.run([action, *where, flag, str(tmp_path / "no" / "x.svg")])
+    assert caught.value.code == 2
+    assert told.replace("--picture", "--svg") in capsys.readouterr().err
+
+
+def test_a_wrong_value_names_the_spelling_that_was_used(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["stream", *NEEDED["stream"], "--version=newest"])
+    assert "--version: expected a number" in capsys.readouterr().err
