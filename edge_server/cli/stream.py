@@ -136,8 +136,8 @@ def _add_source(group: argparse._ArgumentGroup) -> None:
         "--source",
         required=True,
         metavar="WHAT",
-        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0), or 'pattern': a moving test "
-        "picture with its number in it",
+        help="a video file, a folder of JPEG and PNG files, a camera (/dev/video0), 'demo': a moving portrait whose "
+        "face face_detection_yunet finds, or 'pattern': a moving test picture with its number in it",
     )
     group.add_argument(
         "--fps",

@@ -112,7 +112,10 @@ class Conversation:
         return self._opening
 
     def hear(self, data: bytes) -> ServerMessage:
-        """Read a message of the server and count it. Raises StreamError when it cannot be read."""
+        """Read a message of the server and count it. A result's `dropped` gets the frames added that were dropped here.
+
+        Raises StreamError when it cannot be read.
+        """
         try:
             message, frames_allowed = decode_server_message(data)
         except InvalidRequest as error:
@@ -121,6 +124,7 @@ class Conversation:
         if isinstance(message, FrameResult):
             self._failures = 0
             self.flow.settle(message.dropped)
+            message.dropped = self.flow.drops_to_tell(message.dropped)
         elif isinstance(message, FrameDropped):
             self.flow.notice(message.reason)
         elif isinstance(message, StreamOpened):

@@ -46,6 +46,7 @@ class Flow:
         self._most_in_flight = most_in_flight
         self._waiting: deque[tuple[float, Frame]] = deque()
         self._offered = self._sent = self._dropped_here = self._answered = self._lost = self._connections = 0
+        self._dropped_here_told = 0
         self._dropped: Counter[DropReason] = Counter()
         self._begin()
 
@@ -112,6 +113,12 @@ class Flow:
             self._notices_due[reason] += count - self._noticed[reason]
             self._drop(reason, count - self._noticed[reason])
         self._noticed.clear()
+
+    def drops_to_tell(self, dropped: Mapping[DropReason, int]) -> dict[DropReason, int]:
+        """Return the server's drops of one result, and with them the frames that gave way here since the last call."""
+        here, self._dropped_here_told = self._dropped_here - self._dropped_here_told, self._dropped_here
+        newer = dropped.get(DropReason.NEWER, 0) + here
+        return {**dropped, DropReason.NEWER: newer} if here else dict(dropped)
 
     def notice(self, reason: DropReason) -> None:
         """Count a drop that is told at once; the next result will tell of it too, or the last one did already."""

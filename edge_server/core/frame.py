@@ -202,7 +202,8 @@ class StreamCounts:
 class FrameResult:
     """The answer to one frame. With `error_code` (a word of errors.ErrorCode) set, there is an error and nothing else.
 
-    `dropped` counts the drops since the result before this one. `runtime` says what computed it, as `status` does.
+    `dropped` counts the drops since the result before this one; the Python client adds, as NEWER, the frames that it
+    dropped before sending them. `runtime` says what computed it, as `status` does.
     `governor` is the state of heat and power, with `governor_detail` in plain words. `variant` is the model that
     really answered where a lighter one stands in, else "".
     """

@@ -159,12 +159,30 @@ def test_the_pattern_needs_no_opencv() -> None:
     assert "pip install 'edge-server[vision]'" in done.stderr
 
 
+def test_the_demo_moves_and_shows_a_face_in_every_picture() -> None:
+    source = open_source("demo")
+    assert (source.length, source.is_live) == (0, False)
+    pictures = [pixels_of(source.read()) for _ in range(130)]
+    assert len({picture.tobytes() for picture in pictures[:60]}) == 60
+    weights = Path(__file__).parents[2] / "model_repository/face_detection_yunet/1/model.onnx"
+    detector = cv2.FaceDetectorYN.create(str(weights), "", (384, 288), 0.6)
+    for picture in pictures[::16]:
+        _, faces = detector.detect(picture)
+        assert faces is not None
+        assert len(faces) == 1
+    source.rewind()
+    assert np.array_equal(pixels_of(source.read()), pictures[0])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("/dev/video99", "/dev/video99: there is no such camera: No such file or directory"),
         ("/dev/null/video0", "there is no such camera"),
-        ("/nowhere/film.mp4", "expected a video file, a folder of pictures, /dev/videoN or 'pattern'; there is none"),
+        (
+            "/nowhere/film.mp4",
+            "expected a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; there is none",
+        ),
     ],
 )
 def test_what_is_no_source_is_named(text: str, words: str) -> None:

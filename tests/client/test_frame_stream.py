@@ -127,6 +127,34 @@ def test_drops_by_the_server_are_counted_by_reason(scripted: Connect, connect: C
         )
 
 
+def test_a_result_tells_of_frames_that_were_dropped_before_they_were_sent(
+    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
+) -> None:
+    offered = threading.Event()
+
+    def script(call: Any) -> Iterator[bytes]:
+        yield call.opened(0)
+        offered.wait(20)
+        yield credit(2)
+        frames = call.frames()
+        yield call.result(next(frames), 2, dropped={DropReason.NEWER: 2, DropReason.MAX_FPS: 1})
+        yield call.result(next(frames), 2)
+
+    with connect(scripted(script).address) as stream:
+        taken = collect(stream)
+        assert eventually(lambda: stream.opened is not None)
+        for _ in range(5):
+            stream.send(JPEG)
+        offered.set()
+        assert eventually(lambda: len(taken.results) == 1)
+        assert taken.results[0].dropped == {DropReason.NEWER: 4 + 2, DropReason.MAX_FPS: 1}
+        stream.send(JPEG)
+        assert eventually(lambda: len(taken.results) == 2)
+        assert taken.results[1].dropped == {}
+        assert (stream.counters().dropped_here, is_balanced(stream.counters())) == (4, True)
+    assert taken.join()
+
+
 def test_notices_of_drops_reach_their_listener_and_count_once(scripted: Connect, connect: Connect) -> None:
     def script(call: Any) -> Iterator[bytes]:
         yield call.opened(100)

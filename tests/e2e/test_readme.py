@@ -66,8 +66,17 @@ def test_the_stream_command_and_the_client_example_get_a_result_for_each_frame(s
         )  # fmt: skip
         example = command("client-example", "python").replace("127.0.0.1:8001", server.grpc)
         printed = subprocess.run(
-            [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
         )
     assert re.search(r"offered (\d+) = answered \d+ \+ dropped \d+ \+ lost 0", done.stdout), done.stdout
-    last = printed.stdout.splitlines()[-1].split()
-    assert last[1] == "()", printed.stdout
+    assert re.search(r"1 face 0\.9\d", done.stdout), done.stdout
+    lines = printed.stdout.splitlines()
+    told = [
+        re.fullmatch(r"frame (\d+): face at (\d+),(\d+), \d+ ms in the server, (\d+) dropped before it", line)
+        for line in lines
+    ]
+    assert all(told), printed.stdout
+    # The portrait's face is in the same place in each frame, and each of the 30 frames is accounted for.
+    ((left, top),) = {(int(found[2]), int(found[3])) for found in told if found}
+    assert max(abs(left - 178), abs(top - 63)) <= 3
+    assert len(told) + sum(int(found[4]) for found in told if found) == int(told[-1][1]) <= 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from edge_server.cli.sources.demo import Demo
 from edge_server.cli.sources.folder import Folder
 from edge_server.cli.sources.pattern import DEFAULT_SIZE, Pattern
 from edge_server.cli.sources.source import Source, SourceError
@@ -12,13 +13,15 @@ from edge_server.cli.sources.video import Camera, VideoFile
 
 
 def open_source(text: str, *, fps: float = 0.0, size: tuple[int, int] | None = None) -> Source:
-    """Open "pattern", a folder of pictures, a camera such as /dev/video0, or a video file.
+    """Open "demo", "pattern", a folder of pictures, a camera such as /dev/video0, or a video file.
 
     `fps` and `size` are wishes to a camera; `size` is also that of the pattern, `(width, height)`. Raises SourceError
     for what is none of these, Unsupported where OpenCV is needed and missing.
     """
     if text == "pattern":
         return Pattern(size or DEFAULT_SIZE)
+    if text == "demo" and size is None:
+        return Demo()
     path = Path(text)
     if re.fullmatch(r"/dev/.+", text):
         return Camera(path, fps, size)
@@ -28,6 +31,6 @@ def open_source(text: str, *, fps: float = 0.0, size: tuple[int, int] | None = N
         return Folder(path)
     if not path.exists():
         raise SourceError(
-            f"{text}: expected a video file, a folder of pictures, /dev/videoN or 'pattern'; there is none"
+            f"{text}: expected a video file, a folder of pictures, /dev/videoN, 'demo' or 'pattern'; there is none"
         )
     return VideoFile(path)

@@ -64,7 +64,7 @@ class Pattern:
         left = number * _STEP % self._width
         pixels: npt.NDArray[np.uint8] = self._background[:, left : left + self._width].copy()
         side = max(min(self._width, self._height) // 8, 1)
-        x, y = _bounce(number * 5, self._width - side), _bounce(number * 3, self._height - side)
+        x, y = bounce(number * 5, self._width - side), bounce(number * 3, self._height - side)
         pixels[y : y + side, x : x + side] = 255
         self._write(pixels, number)
         return pixels
@@ -89,7 +89,7 @@ def _background(width: int, height: int) -> npt.NDArray[np.uint8]:
     return np.concatenate([picture, picture], axis=1)
 
 
-def _bounce(distance: int, room: int) -> int:
+def bounce(distance: int, room: int) -> int:
     """Return where something is that goes to and fro between 0 and `room`."""
     if room <= 0:
         return 0

@@ -1,0 +1,45 @@
+"""A portrait that a face detector finds, shown as a moving camera would show it. Its origin: demo.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_server.cli.sources.pattern import bounce
+from edge_server.cli.sources.source import Shot, opencv
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+PICTURE = Path(__file__).with_name("demo.jpg")
+SIZE = (384, 288)
+"""(width, height) of the part that is shown."""
+_ROOM = (128, 60)
+"""Pixels that the part moves to the right and down, so that the whole face is always in it."""
+
+
+class Demo:
+    """A part of the portrait that moves to and fro. Has no end. Needs OpenCV."""
+
+    fps = 0.0
+    length = 0
+    is_live = False
+
+    def __init__(self) -> None:
+        cv2 = opencv()
+        self._picture: npt.NDArray[np.uint8] = cv2.imdecode(np.fromfile(PICTURE, np.uint8), cv2.IMREAD_COLOR)
+        self._next = 0
+        self.title = f"moving portrait {SIZE[0]}x{SIZE[1]}"
+
+    def read(self) -> Shot | None:
+        number, self._next = self._next, self._next + 1
+        left, top = bounce(number * 2, _ROOM[0]), bounce(number, _ROOM[1])
+        return Shot(self._picture[top : top + SIZE[1], left : left + SIZE[0]].copy())
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def close(self) -> None:
+        """Holds nothing open."""
