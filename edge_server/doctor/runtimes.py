@@ -39,6 +39,7 @@ def runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | Non
     found = {name: probe(name) for name in sorted(names)}
     for name, answer in found.items():
         yield _finding(name, answer, packages, is_jetson=is_jetson)
+    yield from _same_files_twice()
     works = [name for name, answer in found.items() if "problem" not in answer]
     if not works:
         text = "no runtime works: only models in Python and the built-in ones can be served"
@@ -48,6 +49,18 @@ def runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | Non
         best = min(timed, key=lambda name: timed[name])
         told = ", ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(timed.items(), key=lambda item: item[1]))
         yield Finding(_SECTION, "fastest", f"{best}: a small convolutional net, FP32, one picture at a time: {told}")
+
+
+def _same_files_twice() -> Iterator[Finding]:
+    """Warn of several distributions of ONNX Runtime: they lie in one folder, and the last one installed wins there."""
+    found = sorted({name.lower() for name in importlib.metadata.packages_distributions().get("onnxruntime", ())})
+    if len(found) > 1:
+        text = f"{' and '.join(found)} are installed, and overwrite each other's files"
+        advice = (
+            f"pip uninstall {' '.join(found)}, then pip install 'edge-server[gpu]' on x86-64 with an NVIDIA card, else "
+            "'edge-server[cpu]'"
+        )
+        yield Finding(_SECTION, "onnxruntime", text, Level.WARNING, advice)
 
 
 def run_probe(name: str) -> Mapping[str, Any]:

@@ -113,6 +113,24 @@ def test_a_box_without_any_runtime_cannot_serve_and_is_told_what_to_install() ->
     assert all("pip install" in item.text for item in findings if item.name != "all")
 
 
+def test_two_distributions_of_onnx_runtime_are_told_by_their_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[Finding]:
+        works = prober(**{name: {} for name in ("onnxruntime", "openvino")})
+        return [item for item in runtimes({}, is_jetson=False, probe=works) if "overwrite" in item.text]
+
+    assert told() == []
+    info = tmp_path / "onnxruntime_gpu-1.23.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.23.0\n")
+    (info / "top_level.txt").write_text("onnxruntime\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = told()
+    assert found.text.startswith("onnxruntime and onnxruntime-gpu are installed")
+    assert (found.level, "pip uninstall onnxruntime onnxruntime-gpu" in found.advice) == (Level.WARNING, True)
+
+
 def test_a_runtime_that_ends_its_process_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "onnxruntime"
     package.mkdir()

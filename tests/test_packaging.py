@@ -1,0 +1,61 @@
+"""What the wheel's metadata says that pip installs for each extra."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+X86 = {"platform_machine": "x86_64", "sys_platform": "linux", "python_version": "3.11"}
+ARM = {**X86, "platform_machine": "aarch64"}
+ONNX_RUNTIMES = {"onnxruntime", "onnxruntime-gpu"}
+
+
+@pytest.fixture(scope="module")
+def metadata() -> importlib.metadata.PackageMetadata:
+    """The metadata of the installed wheel. That of an editable installation may be older than pyproject.toml."""
+    return importlib.metadata.metadata("edge-server")
+
+
+@pytest.fixture(scope="module")
+def extras(metadata: importlib.metadata.PackageMetadata) -> set[str]:
+    return set(metadata.get_all("Provides-Extra") or ())
+
+
+def wanted(metadata: importlib.metadata.PackageMetadata, extra: str, target: dict[str, str]) -> set[str]:
+    """Return the packages that an extra adds on a machine, those of the extras that it names among them."""
+    found: set[str] = set()
+    for line in metadata.get_all("Requires-Dist") or ():
+        need = Requirement(line)
+        if need.marker is None or need.marker.evaluate({**target, "extra": ""}):
+            continue
+        if need.marker.evaluate({**target, "extra": extra}):
+            if canonicalize_name(need.name) == "edge-server":
+                for other in need.extras:
+                    found |= wanted(metadata, other, target)
+            else:
+                found.add(canonicalize_name(need.name))
+    return found
+
+
+def test_cpu_and_gpu_name_what_a_box_of_that_kind_uses(metadata: importlib.metadata.PackageMetadata) -> None:
+    assert wanted(metadata, "cpu", X86) == {"opencv-python-headless", "onnxruntime", "openvino"}
+    assert wanted(metadata, "gpu", X86) == {"opencv-python-headless", "onnxruntime-gpu", "tensorrt"}
+    # A Jetson's TensorRT comes with its system, and PyPI has no onnxruntime-gpu for it.
+    assert wanted(metadata, "gpu", ARM) == {"opencv-python-headless"}
+
+
+def test_no_extra_brings_both_distributions_of_onnx_runtime(
+    metadata: importlib.metadata.PackageMetadata, extras: set[str]
+) -> None:
+    assert {"cpu", "gpu", "test"} <= extras
+    for extra in extras:
+        assert not wanted(metadata, extra, X86) >= ONNX_RUNTIMES, extra
+
+
+def test_pycuda_which_is_built_from_source_comes_by_its_own_extra_alone(
+    metadata: importlib.metadata.PackageMetadata, extras: set[str]
+) -> None:
+    assert [extra for extra in sorted(extras) if "pycuda" in wanted(metadata, extra, X86)] == ["pycuda"]
