@@ -11,14 +11,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from edge_server import __version__
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options as words
-from edge_server.cli.streaming.board import clip
 from edge_server.cli.streaming.screen import Screen
-from edge_server.cli.table import render
+from edge_server.cli.table import clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.perf.candidates import Candidate, Space, apply, default_space
@@ -182,7 +181,7 @@ def _ranked(search: Search) -> list[Judged]:
     )
 
 
-def _table(search: Search) -> str:
+def _table(search: Search, output: TextIO | None = None) -> str:
     """Return the figures, and below them why some have none: a reason is a sentence, and would make a column of it."""
     ranked = _ranked(search)
     reasons: dict[str, list[str]] = {}
@@ -192,7 +191,7 @@ def _table(search: Search) -> str:
     measured = [_row(item, item.point) for item in ranked if item.point is not None]
     has_notes = any(row[-1] for row in measured)
     rows = measured if has_notes else [row[:-1] for row in measured]
-    lines = [render(HEADS if has_notes else HEADS[:-1], rows)] if rows else []
+    lines = [render(HEADS if has_notes else HEADS[:-1], rows, output)] if rows else []
     for reason, names in reasons.items():
         lines += ["", f"not measured: {reason}", *(f"  {name}" for name in names)]
     return "\n".join(lines)
@@ -216,7 +215,7 @@ def _row(item: Judged, point: Point) -> tuple[str, ...]:
 
 
 def _tell(options: argparse.Namespace, search: Search) -> None:
-    print(_table(search))
+    print(_table(search, sys.stdout))
     if options.power_limit_watts is not None and all(item.outcome.power_w is None for item in search.latest.values()):
         print("power: not measured, this box tells none; --power-limit-watts was not applied")
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from edge_server.cli.table import render
 
 _COST_HEADS = ("MODEL", "BATCH", "J PER INFERENCE")
 
 
-def box_lines(report: Mapping[str, Any]) -> str:
-    """Return the lines for an answer of GET /edge/v1/governor."""
+def box_lines(report: Mapping[str, Any], output: TextIO | None = None) -> str:
+    """Return the lines for an answer of GET /edge/v1/governor, made for `output`."""
     if not report.get("enabled"):
         return f"governor: off; {_clean(report.get('detail', ''))}".rstrip("; ")
     lines = [f"governor: {_clean(report['state'])}" + (f" - {_clean(report['detail'])}" if report["detail"] else "")]
@@ -29,7 +29,7 @@ def box_lines(report: Mapping[str, Any]) -> str:
         (_clean(item["model"]), str(item["batch"]), f"{item['joules']:.3g}") for item in report["joules_per_inference"]
     ]
     if costs:
-        lines.append(render(_COST_HEADS, costs))
+        lines.append(render(_COST_HEADS, costs, output))
     return "\n".join(lines)
 
 

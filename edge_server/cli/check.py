@@ -70,7 +70,7 @@ def _report(core: Core) -> int:
             reasons.append(reason_line(version.name, str(version.version), str(error)))
         rows.append(_row(core, version, infer_ms))
     if rows:
-        print(render(HEADS, rows))
+        print(render(HEADS, rows, sys.stdout, least=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
     elif not reasons:
         reasons.append("there is no model in it")
     for reason in reasons:

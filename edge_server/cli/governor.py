@@ -120,7 +120,7 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     if options.json:
         print(json.dumps([_stretch(item) for item in replayed.stretches]))
         return 0
-    print(render(REPLAY_HEADS, [_stretch_row(item) for item in replayed.stretches]))
+    print(render(REPLAY_HEADS, [_stretch_row(item) for item in replayed.stretches], sys.stdout))
     return 0
 
 
@@ -212,4 +212,4 @@ def _table(name: str, outcomes: Sequence[Outcome]) -> str:
         )
         for outcome in outcomes
     ]
-    return f"scenario {name}, set-point {outcomes[0].set_point_c:g} °C\n{render(HEADS, rows)}"
+    return f"scenario {name}, set-point {outcomes[0].set_point_c:g} °C\n{render(HEADS, rows, sys.stdout)}"

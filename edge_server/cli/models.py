@@ -53,7 +53,10 @@ def _text(options: argparse.Namespace, path: str) -> str:
         if not faulty:
             raise
         rows = []
-    return render(HEADS, sorted(rows + faulty, key=lambda row: row[0])) if rows or faulty else "there is no model"
+    if not rows and not faulty:
+        return "there is no model"
+    least = ("GENERATION", "SHARE", "SERVED")
+    return render(HEADS, sorted(rows + faulty, key=lambda row: row[0]), sys.stdout, least=least)
 
 
 def _is_faulty(entry: Mapping[str, str]) -> bool:

@@ -109,7 +109,7 @@ def _tell(options: argparse.Namespace, plan: Plan, outcome: Outcome, chosen: Tri
         found = {"model": plan.model_dir.name, "version": plan.version, **report.as_json(outcome, chosen, terms)}
         print(json.dumps({**found, "left_out": list(plan.left_out)}, indent=2))
         return
-    print(render(report.heads(outcome), report.rows(outcome, chosen, terms)))
+    print(render(report.heads(outcome), report.rows(outcome, chosen, terms), sys.stdout))
     samples = outcome.samples
     print(f"{samples['count']} sample(s) {samples['words']}, compared with {outcome.reference.candidate.title}")
     if samples["open"]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from edge_server import __version__
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options as words
-from edge_server.cli.streaming.board import clip
 from edge_server.cli.streaming.screen import Screen
-from edge_server.cli.table import render
+from edge_server.cli.table import clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.perf.inputs import make_inputs
@@ -161,8 +161,8 @@ def _mode(options: argparse.Namespace) -> str:
     return "request_rate" if options.request_rate is not None else "concurrency"
 
 
-def _table(mode: str, points: Sequence[Point]) -> str:
-    return render((MODES[mode], *HEADS), [cells(point) for point in points])
+def _table(mode: str, points: Sequence[Point], output: TextIO | None = None) -> str:
+    return render((MODES[mode], *HEADS), [cells(point) for point in points], output)
 
 
 def _tell(options: argparse.Namespace, session: Session, points: Sequence[Point]) -> None:
@@ -173,7 +173,7 @@ def _tell(options: argparse.Namespace, session: Session, points: Sequence[Point]
     if str(options.json) != "-":
         # First of all: what was measured is not lost with a file that cannot be written.
         print(title)
-        print(_table(points[0].mode, points))
+        print(_table(points[0].mode, points, sys.stdout))
         for point in points:
             for note in notes(point, cores):
                 print(note)

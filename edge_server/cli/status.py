@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 import urllib.parse
 from collections.abc import Sequence
 from typing import Any, cast
@@ -12,7 +14,9 @@ from edge_server.cli import wire
 from edge_server.cli.box import box_lines
 from edge_server.cli.check import describe, reason_line
 from edge_server.cli.engines import engine_lines
-from edge_server.cli.table import render
+from edge_server.cli.options import number
+from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.table import clip, render
 from edge_server.core.view import TensorMetadata
 
 HEADS = (
@@ -23,55 +27,137 @@ HEADS = (
 STREAM_HEADS = ("STREAM", "MODEL", "CLIENT", "FPS IN", "FPS OUT", "DROPPED", "AGE P50 MS", "AGE P99 MS")
 
 
+LEAST = ("OUTPUTS", "INPUTS", "PRECISION", "LOAD MS", "MEMORY MB", "BACKEND", "REQUESTS")
+"""Columns that are left out where the terminal is too narrow for all, the first of them first."""
+
+DEFAULT_WATCH_S = 2.0
+
+
 def run(arguments: Sequence[str]) -> int:
-    """Print a table of the server at `--url`; 0 when it is ready, 1 when it is not or does not answer."""
+    """Print a table of the server at `--url`; 0 when it is ready, 1 when it is not or does not answer.
+
+    With --watch again and again, until Ctrl-C ends it with 0.
+    """
     parser = argparse.ArgumentParser(
         prog="edge-server status",
         description="Ask a running server what it serves. INFER MS is the mean since the model was loaded. Exits with "
         "0 when it is ready, with 1 when it is not or does not answer.",
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=number(0.1, 86_400),
+        const=DEFAULT_WATCH_S,
+        metavar="SECONDS",
+        help=f"ask again every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch an object a line")
     wire.add_options(parser, timeout_s=5.0)
     options = parser.parse_args(arguments)
+    if options.watch is not None:
+        return _watch(options)
     try:
-        is_ready, lines = _report(options)
-    except wire.Refused as error:
-        print(f"edge-server status: {error}", file=sys.stderr)
-        return 1
-    except (*wire.NO_ANSWER, KeyError, TypeError) as error:
-        print(f"edge-server status: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
+        report = _report(options)
+    except _NO_REPORT as error:
+        print(f"edge-server status: {_why(options, error)}", file=sys.stderr)
         return 1
     # Not before all is known: an output that nobody reads is not a server that does not answer.
-    print("\n".join(lines))
-    return 0 if is_ready else 1
+    print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
+    return 0 if report["ready"] else 1
 
 
-def _report(options: argparse.Namespace) -> tuple[bool, list[str]]:
-    """Return whether it is ready, and the lines to print. Raises as wire.ask does."""
+def _watch(options: argparse.Namespace) -> int:
+    """Redraw the table on a terminal, print it once more elsewhere. A server that does not answer is asked again."""
+    screen = Screen(sys.stdout)
+    lines: list[str] = []
+    try:
+        while True:
+            try:
+                report = _report(options)
+                lines = [json.dumps(report)] if options.json else _lines(report)
+            except _NO_REPORT as error:
+                problem = _why(options, error)
+                lines = [json.dumps({"url": options.url, "ready": False, "error": problem})]
+                if not options.json:
+                    lines = [f"edge-server status: {problem}; asking again"]
+            if screen.is_terminal and not options.json:
+                width, height = screen.size()
+                # Lines that rich coloured fit already.
+                shown = [line for text in lines for line in text.splitlines() or [""]][:height]
+                screen.draw([line if "\x1b[" in line else clip(line, width) for line in shown])
+            else:
+                print("\n".join(lines), flush=True)
+            time.sleep(options.watch)
+    except KeyboardInterrupt:
+        if screen.is_terminal and not options.json:
+            screen.erase()
+            print("\n".join(lines))
+        return 0
+
+
+_NO_REPORT = (wire.Refused, *wire.NO_ANSWER, KeyError, TypeError)
+
+
+def _why(options: argparse.Namespace, error: BaseException) -> str:
+    if isinstance(error, wire.Refused):
+        return str(error)
+    return f"no answer from {options.url}: {wire.reason_of(error)}"
+
+
+def _report(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the server tells, as --json prints it. Raises as wire.ask does."""
     server = wire.ask(options, "/v2")
     is_ready = _is_ready(options)
     index = cast("list[dict[str, str]]", wire.ask(options, "/v2/repository/index", {}))
     reports = {(item["name"], str(item["version"])): item for item in wire.ask(options, "/edge/v1/models")["models"]}
-    rows = [_row(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
-    lines = [f"{server['name']} {server['version']} at {options.url} is {'ready' if is_ready else 'NOT ready'}"]
-    if rows:
-        lines.append(render(HEADS, rows))
+    models = [_model(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
+    streams = _ask_if_told(options, "/edge/v1/streams")
+    return {
+        "server": "edge-server",
+        "version": server["version"],
+        "url": options.url,
+        "ready": is_ready,
+        "models": models,
+        "streams": None if streams is None else streams["streams"],
+        "governor": _ask_if_told(options, "/edge/v1/governor"),
+        "engines": _ask_if_told(options, "/edge/v1/engines"),
+    }
+
+
+def _model(options: argparse.Namespace, entry: dict[str, str], report: dict[str, Any] | None) -> dict[str, Any]:
+    """Return an entry of the index, and of a version that serves its report, inputs, outputs and statistics."""
+    model = {"version": "", "state": "not loaded", "reason": "", **entry}
+    if report is None or model["state"] != "READY":
+        return model
+    base = f"/v2/models/{urllib.parse.quote(model['name'], safe='')}/versions/{model['version']}"
+    metadata, stats = _ask_if_told(options, base), _ask_if_told(options, f"{base}/stats")
+    if metadata is None or stats is None:  # unloaded since it was listed
+        return model
+    statistics = stats["model_stats"][0]["inference_stats"]
+    tensors = {"inputs": metadata["inputs"], "outputs": metadata["outputs"]}
+    return {**report, **model, **tensors, "inference_stats": statistics}
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    """Return the report for people."""
+    models = report["models"]
+    is_ready = "ready" if report["ready"] else "NOT ready"
+    lines = [f"{report['server']} {report['version']} at {report['url']} is {is_ready}"]
+    if models:
+        lines.append(render(HEADS, [_row(model) for model in models], sys.stdout, least=LEAST))
     else:
         lines.append("there is no model")
-    lines += [words for report in reports.values() if (words := _sequences(report))]
-    streams = _ask_if_told(options, "/edge/v1/streams")
-    if streams is not None and streams["streams"]:
-        lines += ["", render(STREAM_HEADS, [_stream_row(stream) for stream in streams["streams"]])]
-    governor = _ask_if_told(options, "/edge/v1/governor")
-    if governor is not None:
-        lines.append(box_lines(governor))
-    engines = _ask_if_told(options, "/edge/v1/engines")
-    if engines is not None and engines["enabled"]:
-        lines.append(engine_lines(engines))
-    for entry in index:
-        if entry.get("reason"):
-            lines.append(reason_line(entry["name"], entry.get("version", ""), entry["reason"]))
-    return is_ready, lines
+    lines += [words for model in models if (words := _sequences(model))]
+    if report["streams"]:
+        rows = [_stream_row(stream) for stream in report["streams"]]
+        lines += ["", render(STREAM_HEADS, rows, sys.stdout, least=("CLIENT", "AGE P99 MS", "FPS IN"))]
+    if report["governor"] is not None:
+        lines.append(box_lines(report["governor"], sys.stdout))
+    if report["engines"] is not None and report["engines"]["enabled"]:
+        lines.append(engine_lines(report["engines"]))
+    lines += [reason_line(model["name"], model["version"], model["reason"]) for model in models if model["reason"]]
+    return lines
 
 
 def _ask_if_told(options: argparse.Namespace, path: str) -> dict[str, Any] | None:
@@ -110,29 +196,23 @@ def _memory(report: dict[str, Any]) -> str:
     return f"{report['load_rss_bytes'] / 1e6:.0f}" + "".join(on_gpus)
 
 
-def _row(options: argparse.Namespace, entry: dict[str, str], report: dict[str, Any] | None) -> tuple[str, ...]:
-    name, version = entry["name"], entry.get("version", "")
-    state = entry.get("state", "not loaded")
-    without = (name, version, state, *[""] * (len(HEADS) - 3))
-    if report is None or state != "READY":
-        return without
-    base = f"/v2/models/{urllib.parse.quote(name, safe='')}/versions/{version}"
-    metadata, stats = _ask_if_told(options, base), _ask_if_told(options, f"{base}/stats")
-    if metadata is None or stats is None:  # unloaded since it was listed
-        return without
-    statistics = stats["model_stats"][0]["inference_stats"]
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    name, version, state = model["name"], model["version"], model["state"]
+    if "inference_stats" not in model:
+        return (name, version, state, *[""] * (len(HEADS) - 3))
+    statistics = model["inference_stats"]
     infer = statistics["compute_infer"]
     return (
         name,
         version,
         state,
-        report["backend"],
-        report["precision"],
-        _tensors(metadata["inputs"]),
-        _tensors(metadata["outputs"]),
-        f"{report['load_s'] * 1000:.0f}",
+        model["backend"],
+        model["precision"],
+        _tensors(model["inputs"]),
+        _tensors(model["outputs"]),
+        f"{model['load_s'] * 1000:.0f}",
         f"{infer['ns'] / infer['count'] / 1e6:.1f}" if infer["count"] else "-",
-        _memory(report),
+        _memory(model),
         str(statistics["success"]["count"]),
         str(statistics["fail"]["count"]),
     )

@@ -1,29 +1,87 @@
-"""Plain-text tables for people at a terminal."""
+"""Tables for people at a terminal: plain text, or by `rich`, with colours and wrapped cells, where it is installed."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import os
 import unicodedata
 from collections.abc import Sequence
+from typing import TextIO
 
 _LONGEST_RULE = 24
+_GAP = 2
+
+_STYLES = {"READY": "green", "UNAVAILABLE": "red", "FAILED": "red", "LOADING": "yellow", "UNLOADING": "yellow"}
+"""State of a model -> its colour."""
 
 
-def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def render(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    output: TextIO | None = None,
+    *,
+    least: Sequence[str] = (),
+) -> str:
     """Return the rows in columns as wide as their widest cell. A cell may have several lines.
 
-    The last column may hold sentences: no rule is drawn as long as these.
+    With `output`, a terminal, the table is made for its width: columns in `least` are left out, the first of them
+    first, until the others fit; what `rich` draws is wrapped if they never do. The last column may hold sentences: no
+    rule is drawn as long as these.
     """
     split = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (heads, *rows)]
     widths = [max(cell_width(line) for row in split for line in row[column]) for column in range(len(heads))]
+    width = terminal_width(output)
+    if output is not None and width is not None:
+        kept = list(range(len(heads)))
+        for head in least:
+            if sum(widths[at] + _GAP for at in kept) - _GAP > width and head in heads:
+                kept.remove(heads.index(head))
+        split, widths = [[row[at] for at in kept] for row in split], [widths[at] for at in kept]
+        if importlib.util.find_spec("rich") is not None:
+            return _by_rich(split, width, output.encoding)
     lines = []
     for row in split:
         for index in range(max(len(cell) for cell in row)):
             cells = [cell[index] if index < len(cell) else "" for cell in row]
             padded = [cell + " " * (width - cell_width(cell)) for cell, width in zip(cells, widths, strict=True)]
-            lines.append("  ".join(padded).rstrip())
-    widths[-1] = min(widths[-1], max(len(heads[-1]), _LONGEST_RULE))
-    lines.insert(1, "  ".join("-" * width for width in widths))
+            lines.append((" " * _GAP).join(padded).rstrip())
+    widths[-1] = min(widths[-1], max(cell_width(split[0][-1][0]), _LONGEST_RULE))
+    lines.insert(1, (" " * _GAP).join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def _by_rich(split: Sequence[Sequence[Sequence[str]]], width: int, encoding: str) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold"
+    )
+    heads, *rows = split
+    for (head,) in heads:
+        # Text: nothing in it is markup.
+        table.add_column(Text(head), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("\n".join(cell), style=_STYLES.get(cell[0], "")) for cell in row))
+    # It decides by TERM and NO_COLOR whether there are colours.
+    file = io.TextIOWrapper(io.BytesIO(), encoding)
+    console = Console(file=file, width=width, force_terminal=True, highlight=False)
+    with console.capture() as drawn:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n"))
+
+
+def terminal_width(output: TextIO | None) -> int | None:
+    """Return how many columns a terminal has, None for what is no terminal."""
+    if output is None or not output.isatty():
+        return None
+    try:
+        return os.get_terminal_size(output.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def clean(text: str) -> str:
@@ -38,3 +96,17 @@ def cell_width(text: str) -> int:
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
+
+
+def clip(text: str, width: int) -> str:
+    """Return the text cleaned, and cut to at most `width` cells."""
+    text = clean(text)
+    if cell_width(text) <= width:
+        return text
+    kept, used = [], 0
+    for char in text:
+        used += cell_width(char)
+        if used > width - 1:
+            break
+        kept.append(char)
+    return "".join(kept) + "…" if width > 0 else ""

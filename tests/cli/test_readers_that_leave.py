@@ -107,7 +107,7 @@ def test_status_through_head_shows_its_first_line_and_nothing_else(url: str) -> 
     done = subprocess.run(
         f"'{COMMAND}' status --url '{url}' | head -n 1", shell=True, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == f"triton 1 at {url} is ready\n"
+    assert done.stdout == f"edge-server 1 at {url} is ready\n"
     assert done.stderr == ""
 
 

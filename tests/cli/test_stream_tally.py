@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from edge_server.cli.streaming.board import View, cell_width, clip, draw, plain_line, progress, summary, table
+from edge_server.cli.streaming.board import View, draw, plain_line, progress, summary, table
 from edge_server.cli.streaming.percentiles import Recent, Spread, percentile
 from edge_server.cli.streaming.tally import RECENT_S, Figures, Tally, total
+from edge_server.cli.table import cell_width, clip
 from edge_server.core.frame import DropReason, FrameHeader, FrameResult, FrameTimes, StreamCounts
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 from edge_server.cli.streaming.tally import Figures
 from edge_server.cli.streaming.words import drops_in_words
-from edge_server.cli.table import cell_width, clean
+from edge_server.cli.table import cell_width, clean, clip
 from edge_server.records import dataclass
 
 _GAP = "  "
-_CUT = "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +148,3 @@ def summary(rows: Sequence[Figures]) -> list[str]:
     )
     lines.append(f"drops: {drops_in_words(last.here, last.there)}")
     return lines
-
-
-def clip(text: str, width: int) -> str:
-    """Return the text cleaned, and cut to at most `width` cells."""
-    text = clean(text)
-    if cell_width(text) <= width:
-        return text
-    kept, used = [], 0
-    for char in text:
-        used += cell_width(char)
-        if used > width - 1:
-            break
-        kept.append(char)
-    return "".join(kept) + _CUT if width > 0 else ""

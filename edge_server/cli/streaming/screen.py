@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TextIO
 
 from edge_server.cli.table import cell_width
 
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CLEAR_LINE, _CLEAR_BELOW = "\x1b[K", "\x1b[J"
 
 
@@ -56,7 +58,7 @@ class Screen:
         if not self._drawn:
             return ""
         width = self.size()[0] + 1
-        rows = sum(max(-(-cell_width(line) // width), 1) for line in self._drawn)
+        rows = sum(max(-(-cell_width(_COLOUR.sub("", line)) // width), 1) for line in self._drawn)
         return f"\x1b[{rows}F"
 
     def _write(self, text: str) -> None:

@@ -1,0 +1,161 @@
+"""`edge-server status`: its name, JSON, watching, and a table that fits the terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_server.cli import status
+
+COMMAND = Path(sys.executable).parent / "edge-server"
+MODEL = "efficientnet_lite0"
+TENSOR = {"datatype": "FP32", "shape": [-1, 3, 224, 224]}
+STATS = {key: {"count": 2, "ns": 18_000_000} for key in ("success", "fail", "compute_infer")}
+REPORT = {
+    "name": MODEL, "version": 1, "backend": "openvino", "precision": "f32", "load_s": 0.268, "load_rss_bytes": 92e6,
+}  # fmt: skip
+ANSWERS: dict[str, Any] = {
+    "/v2": {"name": "triton", "version": "0.1.0"},
+    "/v2/health/ready": {},
+    "/v2/repository/index": [
+        {"name": MODEL, "version": "1", "state": "READY"},
+        {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "no such runtime"},
+    ],
+    "/edge/v1/models": {"models": [REPORT]},
+    f"/v2/models/{MODEL}/versions/1": {
+        "inputs": [{"name": "input", **TENSOR}],
+        "outputs": [{"name": "probabilities", **TENSOR}],
+    },
+    f"/v2/models/{MODEL}/versions/1/stats": {"model_stats": [{"inference_stats": STATS}]},
+}
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        found = ANSWERS.get(self.path)
+        body = json.dumps(found).encode()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def at_terminal(*arguments: str, columns: int, without_rich: bool = False) -> str:
+    """Run a command on a terminal of that width and return what it wrote there."""
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    hide = "sys.modules['rich'] = None; importlib.util.find_spec = lambda name: None; " if without_rich else ""
+    code = f"import importlib.util, sys; {hide}from edge_server.cli.main import main; sys.exit(main())"
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=side, stdout=side, stderr=side, env=environment
+    ) as process:
+        os.close(side)
+        parts = []
+        while True:
+            try:
+                parts.append(os.read(main, 65536))
+            except OSError:  # the other end is closed
+                break
+        assert process.wait(60) == 0
+    os.close(main)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def visible(text: str) -> list[str]:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip("\n").split("\n")
+
+
+def test_the_table_names_the_product_and_is_plain_where_there_is_no_terminal(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.run(["--url", url]) == 0
+    first, heads, _, row, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"edge-server 0.1.0 at {url} is ready"
+    assert tuple(re.split(r"\s{2,}", heads)) == status.HEADS
+    assert "probabilities FP32[-1,3,224,224]" in row
+
+
+def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.run(["--url", url, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["server"], report["version"], report["ready"]) == ("edge-server", "0.1.0", True)
+    good, bad = report["models"]
+    assert (good["state"], good["backend"], good["inputs"][0]["shape"]) == ("READY", "openvino", [-1, 3, 224, 224])
+    assert good["inference_stats"]["success"]["count"] == 2
+    assert (bad["state"], bad["reason"]) == ("UNAVAILABLE", "no such runtime")
+
+
+@pytest.mark.parametrize("without_rich", [False, True])
+def test_on_a_terminal_the_table_fits_and_leaves_out_its_least_columns(url: str, without_rich: bool) -> None:
+    if not without_rich:
+        pytest.importorskip("rich", reason="needs rich: pip install 'edge-server[rich]'")
+    wide = visible(at_terminal("status", "--url", url, columns=200, without_rich=without_rich))
+    narrow = visible(at_terminal("status", "--url", url, columns=72, without_rich=without_rich))
+    assert "INPUTS" in wide[1]
+    assert all(len(line) <= 72 for line in narrow), narrow
+    assert "INPUTS" not in narrow[1]
+    for lines in (wide, narrow):
+        assert re.search(rf"^{MODEL}\s+1\s+READY\b", "\n".join(lines), re.MULTILINE), lines
+
+
+def test_states_are_coloured_on_a_terminal_with_rich_only(url: str) -> None:
+    pytest.importorskip("rich", reason="needs rich: pip install 'edge-server[rich]'")
+    assert "\x1b[32mREADY" in at_terminal("status", "--url", url, columns=200)
+    assert "\x1b" not in at_terminal("status", "--url", url, columns=200, without_rich=True)
+
+
+def test_watching_asks_again_until_ctrl_c_which_is_no_failure(url: str) -> None:
+    with subprocess.Popen(
+        [str(COMMAND), "status", "--url", url, "--watch=0.1", "--json"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        reports = [json.loads(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert [report["ready"] for report in reports] == [True] * 3
+    assert process.returncode == 0
+
+
+def test_watching_a_server_that_is_away_goes_on() -> None:
+    with subprocess.Popen(
+        [str(COMMAND), "status", "--url=http://127.0.0.1:1", "--watch=0.1"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert all("no answer from http://127.0.0.1:1" in line for line in lines)
+    assert process.returncode == 0
