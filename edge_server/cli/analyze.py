@@ -9,25 +9,28 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from edge_server import __version__
+from edge_server.backends import load_backend
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options as words
+from edge_server.cli.progress import estimate, progress_line
 from edge_server.cli.streaming.screen import Screen
-from edge_server.cli.table import clip, render
+from edge_server.cli.table import clean, clip, render
 from edge_server.core.exit_code import ExitCode
-from edge_server.errors import InvalidRequest
-from edge_server.perf.candidates import Candidate, Space, apply, default_space
+from edge_server.errors import BackendMissing, InvalidRequest
+from edge_server.perf.candidates import Candidate, Space, apply, default_space, why_no_bf16
 from edge_server.perf.chart import COLORS, Bar, draw_bars
 from edge_server.perf.facts import Refusal
 from edge_server.perf.grpc_wire import GrpcControl
 from edge_server.perf.http_wire import HttpControl
 from edge_server.perf.interrupts import Interrupts
 from edge_server.perf.report import to_json
-from edge_server.perf.search import Judged, Limits, Search
+from edge_server.perf.search import LEFT_AT_THE_END, Judged, Limits, Search
 from edge_server.perf.session import MOST_WORKERS, Target, has_bf16, usable_cores
 from edge_server.perf.trials import ModelFolder, Trials, loaded, private_server
 from edge_server.perf.windows import Point
@@ -58,11 +61,12 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     )
     search: Search | None = None
     best: Judged | None = None
+    left_out: list[str] = []
     is_cut = False
     try:
-        trials, candidates = _plan(options, model, interrupts)
+        trials, candidates, left_out = _plan(options, model, interrupts)
         search = Search(trials.run, limits, options.objective)
-        trials.on_trial = _Progress(screen, search, len(candidates))
+        trials.on_trial = _Progress(screen, search)
         best = search.run(candidates)
     except KeyboardInterrupt:
         is_cut = True
@@ -71,6 +75,8 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     is_cut = is_cut or interrupts.is_due
     if search is not None and search.latest:
         _tell(options, search)
+        for line in left_out:
+            print(f"not tried: {clean(line)}")
     if best is not None and search is not None and not is_cut:
         _recommend(best, search)
         if target is not None:
@@ -78,7 +84,7 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
             print(f"written: {target}; serve it with --model-config-name={options.write}")
     if search is not None and search.latest:
         # Last: a report that cannot be written costs nothing but itself.
-        _save(options, model, search, best)
+        _save(options, model, search, best, left_out)
     if is_cut:
         print(
             "edge-server analyze: interrupted; no configuration was written, and no server is left behind",
@@ -91,8 +97,11 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     return ExitCode.OK
 
 
-def _plan(options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts) -> tuple[Trials, list[Candidate]]:
-    """Serve the model as it is configured once, to learn what it is; return what tries, and what is tried."""
+def _plan(
+    options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts
+) -> tuple[Trials, list[Candidate], list[str]]:
+    """Serve the model as it is configured once, to learn what it is; return what tries, what is tried, and what is
+    not tried because it cannot run here, with the reason."""
     cores = usable_cores()
     if model.config.HasField("sequence_batching"):
         # Its requests belong to sequences; and a dynamic batcher that is tried would take the place of the sequences.
@@ -121,7 +130,16 @@ def _plan(options: argparse.Namespace, model: ModelFolder, interrupts: Interrupt
     if options.threads and not {"onnxruntime", "openvino"} & set(space.backends or (backend,)):
         names = ", ".join(space.backends or (backend,))
         raise InvalidRequest(f"--threads: backend '{names}' has no threads to set; onnxruntime and openvino do")
-    candidates = space.candidates(cores)
+    missing = {name: why for name in space.backends if name != backend and (why := _why_missing(name))}
+    candidates, left_out = space.candidates(cores), [f"{name}: {why}" for name, why in missing.items()]
+    for name in dict.fromkeys(item.backend or backend for item in candidates):
+        if name not in missing and "bf16" in space.precisions and (why := why_no_bf16(name)):
+            left_out.append(f"{name}, bf16: {why}")
+    candidates = [
+        item
+        for item in candidates
+        if item.backend not in missing and not (item.precision == "bf16" and why_no_bf16(item.backend or backend))
+    ]
     if len(candidates) > MOST_CANDIDATES:
         raise InvalidRequest(f"{len(candidates)} configurations are too many; {MOST_CANDIDATES} are tried at most")
     concurrencies = [int(level) for level in options.concurrency or _levels(options, space, cores)]
@@ -135,7 +153,16 @@ def _plan(options: argparse.Namespace, model: ModelFolder, interrupts: Interrupt
         options.latency_limit_ms,
         options.start_timeout,
     )
-    return trials, candidates
+    return trials, candidates, left_out
+
+
+def _why_missing(backend: str) -> str:
+    """Return why a backend cannot run anything here, "" where it can."""
+    try:
+        load_backend(backend)
+    except BackendMissing as error:
+        return error.message
+    return ""
 
 
 def _chosen(given: list[float] | list[str] | None, otherwise: Sequence[object]) -> list[Any]:
@@ -153,25 +180,49 @@ def _levels(options: argparse.Namespace, space: Space, cores: int) -> list[float
 
 
 class _Progress:
-    """Says what is being tried."""
+    """Says what is being tried, and how long the rest may take."""
 
-    def __init__(self, screen: Screen, search: Search, count: int) -> None:
+    def __init__(self, screen: Screen, search: Search, clock: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
         self._search = search
-        self._count = count
+        self._clock = clock
+        self._began_s = self._round_began_s = clock()
         self._round = -1
         self._done = 0
+        """Trials that have ended in this round."""
+
+    def share(self) -> float:
+        """Return which part of the whole time has passed, 0 while no trial of this round has ended.
+
+        Each round takes the better half of the candidates, and each of these twice as long.
+        """
+        now_s = self._clock()
+        if not self._done:
+            return 0.0
+        trial_s = (now_s - self._round_began_s) / self._done
+        count = self._search.in_round
+        left_s = (count - self._done) * trial_s
+        while count > LEFT_AT_THE_END:
+            count, trial_s = max(-(-count // 2), LEFT_AT_THE_END), 2 * trial_s
+            left_s += count * trial_s
+        passed_s = now_s - self._began_s
+        return passed_s / (passed_s + left_s)
 
     def __call__(self, candidate: Candidate, round_number: int) -> None:
-        self._done = self._done + 1 if round_number == self._round else 1
-        self._round = round_number
-        line = f"round {round_number + 1}, {self._done}: {candidate}"
+        if round_number == self._round:
+            self._done += 1
+        else:
+            self._round, self._done, self._round_began_s = round_number, 0, self._clock()
+        line = f"round {round_number + 1}, {self._done + 1} of {self._search.in_round}: {candidate}"
+        share = self.share()
+        left = estimate(share, self._clock() - self._began_s)
         if not self._screen.is_terminal:
-            print(line, file=sys.stderr, flush=True)
+            print(f"{line}{left}", file=sys.stderr, flush=True)
             return
+        line = progress_line(share, self._clock() - self._began_s, line)
         width, height = self._screen.size()
         table = _table(self._search).splitlines() if self._search.latest else []
-        self._screen.draw([clip(text, width) for text in [*table, f"{line} (of {self._count} at first)"]][-height:])
+        self._screen.draw([clip(text, width) for text in [*table, line]][-height:])
 
 
 def _ranked(search: Search) -> list[Judged]:
@@ -220,11 +271,14 @@ def _tell(options: argparse.Namespace, search: Search) -> None:
         print("power: not measured, this box tells none; --power-limit-watts was not applied")
 
 
-def _save(options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None) -> None:
+def _save(
+    options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None, left_out: Sequence[str]
+) -> None:
     """Write the report and the picture. Raises InvalidRequest."""
     cores = usable_cores()
     if options.json is not None:
-        _write(options.json, "--json", _as_text(_document(options, model, search, best, cores)))
+        document = {**_document(options, model, search, best, cores), "left_out": list(left_out)}
+        _write(options.json, "--json", _as_text(document))
     if options.svg is not None:
         _write(options.svg, "--svg", _picture(options, model, search, best))
 

@@ -7,11 +7,12 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from edge_server.cli.options import add_alias
+from edge_server.cli.progress import Progress
 from edge_server.cli.table import render
 from edge_server.core.priority import PriorityClass
 from edge_server.governor.picture import draw, draw_replay
@@ -89,8 +90,14 @@ def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         parser.error(f"--seconds must lie between 240 and {_MAX_SECONDS:g}, given {options.seconds:g}")
     constants = _constants(parser, options.set)
     sums: list[dict[str, object]] = []
-    for name in names:
-        outcomes = _compare(SCENARIOS[name], options.seconds, constants, options.seed)
+    progress = Progress(sys.stderr)
+    for index, name in enumerate(names):
+
+        def show(share: float, text: str, index: int = index) -> None:
+            progress.show((index + share) / len(names), text)
+
+        outcomes = _compare(SCENARIOS[name], options.seconds, constants, options.seed, show)
+        progress.close()
         sums += [_sums(item) for item in outcomes]
         if not options.json:
             print(_table(name, outcomes), flush=True)
@@ -169,16 +176,23 @@ def _constants(parser: argparse.ArgumentParser, pairs: Sequence[str]) -> PlantCo
         parser.error(f"--set: {error}")
 
 
-def _compare(scenario: Scenario, seconds: float | None, constants: PlantConstants, seed: int) -> list[Outcome]:
+def _compare(
+    scenario: Scenario,
+    seconds: float | None,
+    constants: PlantConstants,
+    seed: int,
+    show: Callable[[float, str], None],
+) -> list[Outcome]:
+    """Simulate the scenario once with each strategy. `show` hears the share of it that is done, and what is done."""
     if seconds is not None:
         scenario = dataclasses.replace(scenario, duration_s=seconds)
     outcomes = []
-    for strategy in Strategy:
-        if sys.stderr.isatty():
-            print(f"\r\033[K{scenario.name}: {strategy.value} ...", end="", file=sys.stderr, flush=True)
-        outcomes.append(simulate(scenario, strategy, constants=constants, seed=seed))
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    for done, strategy in enumerate(Strategy):
+
+        def hear(share: float, done: int = done, strategy: Strategy = strategy) -> None:
+            show((done + share) / len(Strategy), f"{scenario.name}: {strategy.value}")
+
+        outcomes.append(simulate(scenario, strategy, constants=constants, seed=seed, on_progress=hear))
     return outcomes
 
 

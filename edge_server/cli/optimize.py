@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from edge_server.cli.options import add_alias
+from edge_server.cli.progress import Progress
 from edge_server.cli.table import render
 from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
@@ -26,7 +27,6 @@ from edge_server.optimize.child import Limits
 from edge_server.optimize.choice import Objective, Terms, choose
 from edge_server.optimize.contest import Contest, Effort, Outcome, Trial
 from edge_server.optimize.plan import Plan, Request, Surroundings, make_plan
-from edge_server.optimize.progress import Progress
 from edge_server.optimize.survey import survey
 from edge_server.optimize.variant import place_for, write
 

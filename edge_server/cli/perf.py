@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TextIO
 from edge_server import __version__
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options as words
+from edge_server.cli.progress import estimate, progress_line
 from edge_server.cli.streaming.screen import Screen
 from edge_server.cli.table import clip, render
 from edge_server.core.exit_code import ExitCode
@@ -22,7 +24,7 @@ from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.perf.inputs import make_inputs
 from edge_server.perf.report import HEADS, MODES, cells, draw, notes, to_json
 from edge_server.perf.session import MOST_WORKERS, PROTOCOLS, Schedule, Session, Target, local_process, usable_cores
-from edge_server.perf.windows import Point, Window
+from edge_server.perf.windows import STEADY_WINDOWS, Point, Window
 
 WINDOW_MS = 2000
 
@@ -54,12 +56,13 @@ def _measure(options: argparse.Namespace) -> int:
     )
     session = _open(options, target)
     points: list[Point] = []
-    live = _Live(options, session)
+    levels = _levels(options, session)
+    live = _Live(options, session, len(levels))
     session.on_window = live.window
     is_cut = False
     failure: EdgeServerError | None = None
     try:
-        for level, measure in _levels(options, session):
+        for level, measure in levels:
             live.begin(level, points)
             points.append(measure())
             live.end(points)
@@ -117,7 +120,9 @@ def _levels(options: argparse.Namespace, session: Session) -> list[tuple[float, 
 class _Live:
     """A table that grows on a terminal; elsewhere a line for each window, on the standard error."""
 
-    def __init__(self, options: argparse.Namespace, session: Session) -> None:
+    def __init__(self, options: argparse.Namespace, session: Session, level_count: int) -> None:
+        self._level_count = level_count
+        self._began_s = time.monotonic()
         self._mode = _mode(options)
         self._batch = session.batch
         self._screen = Screen(sys.stderr)
@@ -127,7 +132,7 @@ class _Live:
 
     def begin(self, level: float, points: Sequence[Point]) -> None:
         self._level, self._rows = level, list(points)
-        self._draw([*self._rows], f"{MODES[self._mode].lower()} {level:g}: warming up")
+        self._draw([*self._rows], self._progress(0.0, f"{MODES[self._mode].lower()} {level:g}: warming up"))
 
     def window(self, windows: list[Window]) -> None:
         point = Point.of(self._mode, self._level, self._batch, windows[-1], is_steady=False)
@@ -135,9 +140,20 @@ class _Live:
             f"{MODES[self._mode].lower()} {self._level:g}, window {len(windows)}: {point.throughput:.1f}/s, "
             f"p50 {point.percentiles_ms[50]:.2f} ms, p99 {point.percentiles_ms[99]:.2f} ms"
         )
+        # Three windows are the least; whether more are needed shows when they have been measured.
+        share = len(windows) / max(STEADY_WINDOWS, len(windows) + 1)
+        text = self._progress(share, text)
         self._draw([*self._rows, point], text)
         if not self._screen.is_terminal and not self._is_quiet:
             print(text, file=sys.stderr, flush=True)
+
+    def _progress(self, share: float, text: str) -> str:
+        """Return how far it has come, with `share` of the level that is measured, and `text`."""
+        done = (len(self._rows) + share) / self._level_count
+        passed_s = time.monotonic() - self._began_s
+        if self._screen.is_terminal:
+            return progress_line(done, passed_s, text)
+        return f"{text}; {done:.0%}{estimate(done, passed_s)}"
 
     def end(self, points: Sequence[Point]) -> None:
         self._draw(points, "")

@@ -25,6 +25,7 @@ _MOST_WAITING = 100
 """Requests that wait at most, of all classes; the queue takes no more, whatever is done against heat."""
 _PLANT_PERIOD_S = 0.1
 _LAW_PERIOD_S = 0.5
+_PROGRESS_PERIOD_S = 60.0
 _SETTLING_S = 120.0
 """What happens before this is the start, and is left out of the largest temperature and the time throttled."""
 
@@ -182,12 +183,15 @@ class _Run:
     def _is_governed(self) -> bool:
         return self._strategy in (Strategy.GOVERNOR, Strategy.GOVERNOR_VARIANT)
 
-    def run(self) -> Outcome:
+    def run(self, on_progress: Callable[[float], None] | None) -> Outcome:
         ticks = round(self._scenario.duration_s / _TICK_S)
         per_plant, per_law = round(_PLANT_PERIOD_S / _TICK_S), round(_LAW_PERIOD_S / _TICK_S)
+        per_progress = round(_PROGRESS_PERIOD_S / _TICK_S)
         busy_s = 0.0
         for tick in range(ticks):
             now_s = tick * _TICK_S
+            if on_progress is not None and tick % per_progress == 0:
+                on_progress(tick / ticks)
             if tick % per_law == 0:
                 self._decide(now_s)
             self._arrive(now_s)
@@ -297,6 +301,10 @@ def simulate(
     workload: Workload = Workload(),
     constants: PlantConstants | None = None,
     seed: int = 1,
+    on_progress: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Run one strategy through one scenario. The same seed gives the same weather, noise and arrivals."""
-    return _Run(scenario, strategy, workload, constants or PlantConstants(), seed).run()
+    """Run one strategy through one scenario. The same seed gives the same weather, noise and arrivals.
+
+    `on_progress` hears which share of the simulated time has passed, 0 to 1, every simulated minute.
+    """
+    return _Run(scenario, strategy, workload, constants or PlantConstants(), seed).run(on_progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,13 @@ class Space:
             if max(instances, 1) * taken <= 2 * cores:
                 found.append(Candidate(backend, precision, instances, taken, batch))
         return list(dict.fromkeys(found))
+
+
+def why_no_bf16(backend: str, machine: str = platform.machine()) -> str:
+    """Return why a backend computes nothing in bf16 on this kind of processor, "" where it may."""
+    if backend == "onnxruntime" and machine != "aarch64":
+        return "ONNX Runtime computes in bf16 on aarch64 only"
+    return ""
 
 
 def default_space(backend: str, filename: str, max_batch_size: int, cores: int, *, tries_bf16: bool) -> Space:

@@ -111,6 +111,8 @@ class Search:
     objective: str = "throughput"
     latest: dict[Candidate, Judged] = field(default_factory=dict)
     rounds: int = 0
+    in_round: int = 0
+    """How many candidates the round that runs has."""
 
     def run(self, candidates: Sequence[Candidate]) -> Judged | None:
         """Return the best that keeps the limits, None when none does. `latest` fills meanwhile, and stays when a trial
@@ -118,6 +120,7 @@ class Search:
         left = list(candidates)
         while True:
             judged = []
+            self.in_round = len(left)
             for candidate in left:
                 judged.append(judge(self.trial(candidate, self.rounds), self.limits, self.objective))
                 self.latest[candidate] = judged[-1]

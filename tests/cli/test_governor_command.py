@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.cli import main
+from edge_server.cli.progress import Progress
 from edge_server.governor.simulate import SCENARIOS, Strategy
 
 TRACE = Path(__file__).parent.parent / "governor" / "recorded" / "synthetic_hot_noon.csv"
@@ -31,6 +32,25 @@ def test_the_table_has_a_row_for_each_way_to_deal_with_heat(capsys: pytest.Captu
     out = capsys.readouterr().out
     assert out.startswith("scenario ambient-45, set-point 95 °C\nWAY")
     assert [line.split("  ")[0] for line in out.splitlines()[3:]] == [item.value for item in Strategy]
+
+
+def test_progress_goes_through_all_scenarios_and_ways_and_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, str]] = []
+    monkeypatch.setattr(Progress, "show", lambda self, share, text: seen.append((share, text)))
+    for name in list(SCENARIOS)[2:]:
+        monkeypatch.delitem(SCENARIOS, name)
+    assert _simulate("--json", "--scenario", "all") == 0
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert len(shares) >= len(SCENARIOS) * len(Strategy) * 4
+    assert shares[-1] < 1
+    assert list(dict.fromkeys(text for _, text in seen)) == [
+        f"{name}: {strategy.value}" for name in SCENARIOS for strategy in Strategy
+    ]
+    capsys.readouterr()
 
 
 def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends.tensorrt.profiles import KEYS
+from edge_server.cli.progress import Progress, estimate, progress_line
 from edge_server.core.engine import Range
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -25,7 +26,6 @@ from edge_server.optimize.choice import Objective, Terms, choose, percentile, re
 from edge_server.optimize.compare import Difference, compare
 from edge_server.optimize.contest import Outcome, Trial
 from edge_server.optimize.exchange import load, save
-from edge_server.optimize.progress import Progress
 from edge_server.optimize.samples import batch_of, from_file, made_up
 from edge_server.repository.pbtxt import parse_text, read_file
 
@@ -407,6 +407,12 @@ def test_a_disk_that_takes_nothing_is_told_with_the_file(tmp_path: Path) -> None
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="--write: expected letters"):
         variant.place_for(tmp_path, name, may_overwrite=True)
+
+
+def test_a_bar_tells_how_much_time_is_left_once_that_is_more_than_a_guess() -> None:
+    assert progress_line(0.25, 60.0, "openvino") == "[######..................]  25%, 3:00 left openvino"
+    assert estimate(0.01, 60.0) == estimate(0.5, 0.5) == ""
+    assert estimate(0.02, 3600) == ", 49:00:00 left"
 
 
 def test_a_terminal_gets_a_bar_that_goes_away(capfd: pytest.CaptureFixture[str]) -> None:

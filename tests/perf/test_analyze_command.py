@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from edge_server.cli import analyze
+from edge_server.cli.streaming.screen import Screen
 from edge_server.errors import InvalidRequest
 from edge_server.perf import trials
 from edge_server.perf.candidates import Candidate
@@ -99,14 +101,46 @@ def test_limits_that_nothing_keeps_are_told_and_nothing_is_written(command: Any,
 @pytest.mark.full
 def test_a_configuration_that_does_not_load_is_refused_with_its_reason(command: Any, repository: Path) -> None:
     done = command(
-        "analyze", "-m", "runs", f"--model-repository={repository}", "--backends=nonsense", "--instances=1",
+        "analyze", "-m", "runs", f"--model-repository={repository}", "--backends=python", "--instances=1",
         "--batch-sizes=1", "--concurrency=1", *BRIEF,
     )  # fmt: skip
     assert done.code == 0, done.errors
     assert done.report["recommended"] == "as configured"
-    broken = next(item for item in done.report["configurations"] if item["backend"] == "nonsense")
+    broken = next(item for item in done.report["configurations"] if item["backend"] == "python")
     assert not broken["allowed"]
-    assert "nonsense" in broken["reasons"][0]
+    assert "model.py" in broken["reasons"][0]
+
+
+def test_what_cannot_run_here_is_not_planned_and_said(command: Any, repository: Path) -> None:
+    done = command(
+        "analyze", "-m", "runs", f"--model-repository={repository}", "--backends=nonsense,stub", "--instances=1",
+        "--batch-sizes=1", "--concurrency=1", *BRIEF,
+    )  # fmt: skip
+    assert done.code == 0, done.errors
+    assert {item["backend"] for item in done.report["configurations"]} == {None, "stub"}
+    (left_out,) = done.report["left_out"]
+    assert left_out.startswith("nonsense: no backend is called 'nonsense'")
+    assert "not tried: nonsense: " in done.output
+    assert "nonsense" not in done.errors
+
+
+def test_the_estimate_counts_the_rounds_that_are_still_to_come() -> None:
+    now = [100.0]
+    search = Search(lambda candidate, number: Outcome(candidate), Limits())
+    progress = analyze._Progress(Screen(io.StringIO()), search, clock=lambda: now[0])
+    search.in_round = 8
+    progress(Candidate(), 0)
+    assert progress.share() == 0
+    now[0] += 20
+    progress(Candidate(instances=2), 0)
+    # One of 8 trials of 20 s has ended; 7 are left, then 4 of 40 s, then 3 of 80 s.
+    assert progress.share() == pytest.approx(20 / (20 + 7 * 20 + 4 * 40 + 3 * 80))
+    now[0] += 280
+    search.in_round = 3
+    progress(Candidate(), 2)
+    now[0] += 40
+    progress(Candidate(instances=2), 2)
+    assert progress.share() == pytest.approx(340 / (340 + 2 * 40))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +199,7 @@ def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> No
         objective="throughput", latency_limit_ms=None, memory_limit_mb=None, power_limit_watts=None,
         difference_limit=0.01, json=tmp_path / "report.json", svg=None,
     )  # fmt: skip
-    analyze._save(options, ModelFolder(tmp_path, new_config()), search, None)
+    analyze._save(options, ModelFolder(tmp_path, new_config()), search, None, [])
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_server.core.tensor import DType, Tensor
-from edge_server.perf.candidates import Candidate, Space, apply, default_space
+from edge_server.perf.candidates import Candidate, Space, apply, default_space, why_no_bf16
 from edge_server.perf.search import Limits, Outcome, Search, judge
 from edge_server.perf.trials import as_numbers, largest_difference
 from edge_server.perf.windows import Answer, Point, Window
@@ -41,6 +41,11 @@ def test_both_runtimes_are_tried_for_onnx_only_and_threads_where_a_runtime_takes
     assert onnx.batches == (1, 8)
     assert default_space("openvino", "model.xml", 0, 4, tries_bf16=False) == Space((), (), [1, 4], [1, 4], ())
     assert default_space("python", "", 1, 4, tries_bf16=True) == Space((), (), [1, 4], (), ())
+
+
+def test_onnx_runtime_is_not_asked_for_bf16_where_it_has_none() -> None:
+    assert "aarch64 only" in why_no_bf16("onnxruntime", "x86_64")
+    assert why_no_bf16("onnxruntime", "aarch64") == why_no_bf16("openvino", "x86_64") == ""
 
 
 def test_a_runtime_that_takes_no_number_of_threads_is_tried_without_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from edge_server.cli.progress import bar, minutes
 from edge_server.cli.streaming.tally import Figures
 from edge_server.cli.streaming.words import drops_in_words
 from edge_server.cli.table import cell_width, clean, clip
@@ -107,22 +108,15 @@ def _aligned(text: str, width: int, column: int) -> str:
 def progress(view: View, width: int) -> str:
     """Return a bar where the length is known, the time passed where it is not."""
     if not view.length:
-        return f"{_clock(view.passed_s)}, {view.done} pictures; Ctrl-C ends it"
+        return f"{minutes(view.passed_s)}, {view.done} pictures; Ctrl-C ends it"
     share = min(view.done / view.length, 1.0)
     told = f" {view.done}/{view.length} {share:4.0%}"
     if math.isfinite(view.eta_s):
-        told += f", {_clock(view.eta_s)} left"
+        told += f", {minutes(view.eta_s)} left"
     room = min(width - len(told) - 2, 60)
     if room < 4:
         return told.strip()
-    full = int(share * room)
-    return f"[{'#' * full}{'.' * (room - full)}]{told}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return bar(share, room) + told
 
 
 def plain_line(figures: Figures, latest: str, passed_s: float) -> str:
