@@ -342,7 +342,8 @@ def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, be
     facts = f"inferences a second; objective {options.objective}"
     if unmeasured_count:
         facts += f"; {unmeasured_count} more could not be measured"
-    keys = [("recommended", COLORS[2]), ("within the limits", COLORS[1]), ("not", COLORS[4])]
+    bars.sort(key=lambda bar: bar.value, reverse=True)
+    keys = [("recommended", COLORS[2]), ("within the limits", COLORS[1]), ("beyond the limits", COLORS[4])]
     return draw_bars(f"Configurations of {model.name}", bars, facts, keys)
 
 

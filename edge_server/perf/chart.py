@@ -8,11 +8,11 @@ from html import escape
 
 from edge_server.records import dataclass
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _FOOT, _RIGHT = 620.0, 190.0, 70.0, 62.0, 64.0, 52.0, 24.0
+_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _FOOT, _RIGHT = 620.0, 190.0, 70.0, 62.0, 64.0, 66.0, 24.0
 _INK, _FAINT, _GRID = "#2b2d33", "#6b7280", "#e5e7eb"
 COLORS = ("#1d4e89", "#4fa3c7", "#2e8b57", "#f4b266", "#c0392b")
-_LETTER = 6.2
-"""Width of a letter of the small type, about."""
+_LETTER, _TITLE_LETTER = 6.6, 10.5
+"""Width of a letter of the small type and of the title's, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,23 @@ class Bar:
 def draw_panels(title: str, panels: Sequence[Panel], facts: str = "") -> str:
     """Return the SVG of panels below one another. Points that are not finite are left out."""
     height = _TOP + len(panels) * (_HEIGHT + _GAP) + _FOOT - _GAP
-    parts = _head(title, facts, _LEFT + _WIDTH + _RIGHT, height)
+    parts = _head(title, facts, max(_LEFT + _WIDTH + _RIGHT, _head_width(title, facts)), height)
     for index, panel in enumerate(panels):
         parts += _panel(panel, _TOP + 24 + index * (_HEIGHT + _GAP))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def draw_bars(title: str, bars: Sequence[Bar], facts: str = "", keys: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the SVG of bars below one another, as long as their values. `keys` are (words, color) of the legend."""
+    """Return the SVG of bars below one another in the given order, as long as their values.
+
+    `keys` are (words, color) of the legend.
+    """
     left = 16 + _LETTER * max((len(bar.name) for bar in bars), default=0)
     right = 16 + _LETTER * max((len(bar.says) for bar in bars), default=0)
     most = max((bar.value for bar in bars if math.isfinite(bar.value)), default=0.0) or 1.0
-    parts = _head(title, facts, left + 320 + right, _TOP + 24 + 22 * len(bars) + 24)
+    legend = 16 + sum(_key_width(words) for words, _ in keys)
+    width = max(left + 320 + right, legend, _head_width(title, facts))
+    parts = _head(title, facts, width, _TOP + 24 + 22 * len(bars) + 24)
     parts += _legend(keys, 16, _TOP)
     for index, bar in enumerate(bars):
         y = _TOP + 16 + 22 * index
@@ -69,6 +74,10 @@ def draw_bars(title: str, bars: Sequence[Bar], facts: str = "", keys: Sequence[t
             f'<text x="{left + length + 6:.1f}" y="{y + 12:g}" fill="{_FAINT}">{escape(bar.says)}</text>',
         ]
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _head_width(title: str, facts: str) -> float:
+    return 32 + max(_TITLE_LETTER * len(title), _LETTER * len(facts))
 
 
 def _head(title: str, facts: str, width: float, height: float) -> list[str]:
@@ -86,8 +95,12 @@ def _legend(keys: Sequence[tuple[str, str]], left: float, y: float) -> list[str]
     for words, color in keys:
         parts.append(f'<rect x="{left:g}" y="{y - 9:g}" width="11" height="11" rx="2" fill="{color}"/>')
         parts.append(f'<text x="{left + 16:g}" y="{y:g}">{escape(words)}</text>')
-        left += 34 + _LETTER * len(words)
+        left += _key_width(words)
     return parts
+
+
+def _key_width(words: str) -> float:
+    return 34 + _LETTER * len(words)
 
 
 def _panel(panel: Panel, top: float) -> list[str]:

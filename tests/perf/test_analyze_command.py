@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -206,6 +207,23 @@ def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> No
 
     report = json.loads(options.json.read_text(), parse_constant=refuse)
     assert report["configurations"][0]["difference"] is None
+
+
+def test_the_bars_are_drawn_by_length_whatever_round_a_configuration_came_to(tmp_path: Path) -> None:
+    rates = {Candidate(instances=number): rate for number, rate in enumerate((30, 90, 10, 70, 50, 20, 80, 40, 60))}
+
+    def trial(candidate: Candidate, number: int) -> Outcome:
+        # A later round measures less than the one before promised.
+        answers = [Answer(0.0, 0.01)] * (rates[candidate] // (number + 1))
+        return Outcome(candidate, [Point.of("concurrency", 1, 1, Window(1.0, answers), is_steady=True)], round=number)
+
+    search = Search(trial, Limits())
+    best = search.run(list(rates))
+    options = argparse.Namespace(objective="throughput")
+    picture = analyze._picture(options, ModelFolder(tmp_path, new_config()), search, best)
+    told = [float(rate) for rate in re.findall(r">([0-9.]+)/s, p99", picture)]
+    assert len(told) == len(rates)
+    assert told == sorted(told, reverse=True)
 
 
 def test_a_variant_that_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:

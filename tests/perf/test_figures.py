@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import random
+import xml.etree.ElementTree as ET
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from edge_server.cli.perf_options import levels, read_intervals, shape
 from edge_server.errors import InvalidRequest
+from edge_server.perf.chart import Bar, draw_bars
 from edge_server.perf.facts import ServerCounts
 from edge_server.perf.load import constant, poisson
 from edge_server.perf.report import draw, to_json
@@ -91,6 +93,36 @@ def test_figures_that_are_not_there_are_null_and_the_picture_leaves_them_out() -
     document = to_json(nothing, 2)
     assert json.loads(json.dumps(document, allow_nan=False))["latency_ms"]["p50"] is None
     assert "nan" not in draw("<&>", [nothing])
+
+
+def assert_nothing_is_clipped(picture: str) -> None:
+    """Check that each text lies in the view box: a letter is about half as wide as it is high."""
+    root = ET.fromstring(picture)
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        size = float(text.get("font-size", "11"))
+        length = len(text.text or "") * size * 0.55
+        x, y = float(text.attrib["x"]), float(text.attrib["y"])
+        left = {"end": x - length, "middle": x - length / 2}.get(text.get("text-anchor", ""), x)
+        assert 0 <= left <= left + length <= width, text.text
+        assert size <= y <= height - size / 3, text.text
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_picture_of_a_measurement_is_not_clipped(count: int) -> None:
+    counts = ServerCounts(10, 0, 10, 10, 1000, 100, 10, 500, 20)
+    measured = window(100, 0.01, server=counts, server_cpu=0.5)
+    points = [Point.of("concurrency", at, 1, measured, is_steady=True) for at in range(1, count + 1)]
+    picture = draw("a_model_with_a_name_that_is_wider_than_the_picture" * 2, points)
+    assert picture.count("<polyline") == 1 + 4 + 4 + 2
+    assert_nothing_is_clipped(picture)
+
+
+@pytest.mark.parametrize("says", ["1/s", "123.4/s, p99 79.1 ms; p99 79.1 ms > 60 ms; difference 0.02 > 0.01"])
+def test_bars_are_not_clipped_however_few_they_are_and_long_the_words(says: str) -> None:
+    keys = [("recommended", "red"), ("within the limits", "blue"), ("beyond the limits", "green")]
+    bars = [Bar("as configured", 1.0, says, "red")]
+    assert_nothing_is_clipped(draw_bars("Configurations of " + "m" * 90, bars, "facts " * 20, keys))
 
 
 @pytest.mark.parametrize(
