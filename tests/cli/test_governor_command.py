@@ -34,25 +34,6 @@ def test_the_table_has_a_row_for_each_way_to_deal_with_heat(capsys: pytest.Captu
     assert [line.split("  ")[0] for line in out.splitlines()[3:]] == [item.value for item in Strategy]
 
 
-def test_progress_goes_through_all_scenarios_and_ways_and_ends(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[float, str]] = []
-    monkeypatch.setattr(Progress, "show", lambda self, share, text: seen.append((share, text)))
-    for name in list(SCENARIOS)[2:]:
-        monkeypatch.delitem(SCENARIOS, name)
-    assert _simulate("--json", "--scenario", "all") == 0
-    shares = [share for share, _ in seen]
-    assert shares == sorted(shares)
-    assert shares[0] == 0
-    assert len(shares) >= len(SCENARIOS) * len(Strategy) * 4
-    assert shares[-1] < 1
-    assert list(dict.fromkeys(text for _, text in seen)) == [
-        f"{name}: {strategy.value}" for name in SCENARIOS for strategy in Strategy
-    ]
-    capsys.readouterr()
-
-
 def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     outs = []
     for seed in ("3", "3", "4"):
@@ -61,9 +42,11 @@ def test_the_same_seed_prints_the_same(capsys: pytest.CaptureFixture[str]) -> No
     assert outs[0] == outs[1] != outs[2]
 
 
-def test_json_of_several_scenarios_is_one_document(
+def test_json_of_several_scenarios_is_one_document_and_progress_goes_through_all_of_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen: list[tuple[float, str]] = []
+    monkeypatch.setattr(Progress, "show", lambda self, share, text: seen.append((share, text)))
     for name in list(SCENARIOS)[2:]:
         monkeypatch.delitem(SCENARIOS, name)
     assert _simulate("--json", "--scenario", "all") == 0
@@ -72,6 +55,13 @@ def test_json_of_several_scenarios_is_one_document(
         (name, strategy.name.lower()) for name in SCENARIOS for strategy in Strategy
     ]
     assert all(0.0 <= part <= 1.0 for item in sums for part in item["on_time_part"].values())
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares)
+    assert 0 == shares[0] < shares[-1] < 1
+    assert len(shares) >= len(SCENARIOS) * len(Strategy) * 4
+    assert list(dict.fromkeys(text for _, text in seen)) == [
+        f"{name}: {strategy.value}" for name in SCENARIOS for strategy in Strategy
+    ]
 
 
 def test_the_picture_is_svg_with_a_column_for_each_way_and_names_its_lines(tmp_path: Path) -> None:

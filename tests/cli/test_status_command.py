@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import pty
@@ -71,27 +72,24 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def at_terminal(*arguments: str, columns: int, without_rich: bool = False) -> str:
-    """Run a command on a terminal of that width and return what it wrote there."""
+def at_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str, columns: int, with_rich: bool) -> str:
+    """Run the command on a terminal of that width and return what it wrote there."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    hide = "sys.modules['rich'] = None; importlib.util.find_spec = lambda name: None; " if without_rich else ""
-    code = f"import importlib.util, sys; {hide}from edge_server.cli.main import main; sys.exit(main())"
-    environment = {**os.environ, "TERM": "xterm-256color"}
-    environment.pop("NO_COLOR", None)
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdin=side, stdout=side, stderr=side, env=environment
-    ) as process:
-        os.close(side)
-        parts = []
-        while True:
-            try:
-                parts.append(os.read(main, 65536))
-            except OSError:  # the other end is closed
-                break
-        assert process.wait(60) == 0
+    with monkeypatch.context() as patch, os.fdopen(side, "w", encoding="utf-8") as terminal:
+        patch.setenv("TERM", "xterm-256color")
+        patch.delenv("NO_COLOR", raising=False)
+        patch.setattr(sys, "stdout", terminal)
+        if not with_rich:
+            patch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert status.run(arguments) == 0
+        terminal.flush()
+        text = ""
+        # A terminal hands on what was written piece by piece.
+        while "no such runtime" not in text:
+            text += os.read(main, 65536).decode()
     os.close(main)
-    return b"".join(parts).decode().replace("\r\n", "\n")
+    return text.replace("\r\n", "\n")
 
 
 def visible(text: str) -> list[str]:
@@ -118,23 +116,20 @@ def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.Captu
     assert (bad["state"], bad["reason"]) == ("UNAVAILABLE", "no such runtime")
 
 
-@pytest.mark.parametrize("without_rich", [False, True])
-def test_on_a_terminal_the_table_fits_and_leaves_out_its_least_columns(url: str, without_rich: bool) -> None:
-    if not without_rich:
+@pytest.mark.parametrize("with_rich", [False, True])
+def test_on_a_terminal_the_table_fits_and_has_colours_by_rich(
+    url: str, with_rich: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if with_rich:
         pytest.importorskip("rich", reason="needs rich: pip install 'edge-server[rich]'")
-    wide = visible(at_terminal("status", "--url", url, columns=200, without_rich=without_rich))
-    narrow = visible(at_terminal("status", "--url", url, columns=72, without_rich=without_rich))
+    drawn = [at_terminal(monkeypatch, "--url", url, columns=columns, with_rich=with_rich) for columns in (200, 72)]
+    assert all(("\x1b[32mREADY" in text, "\x1b" in text) == (with_rich,) * 2 for text in drawn)
+    wide, narrow = map(visible, drawn)
     assert "INPUTS" in wide[1]
     assert all(len(line) <= 72 for line in narrow), narrow
     assert "INPUTS" not in narrow[1]
     for lines in (wide, narrow):
         assert re.search(rf"^{MODEL}\s+1\s+READY\b", "\n".join(lines), re.MULTILINE), lines
-
-
-def test_states_are_coloured_on_a_terminal_with_rich_only(url: str) -> None:
-    pytest.importorskip("rich", reason="needs rich: pip install 'edge-server[rich]'")
-    assert "\x1b[32mREADY" in at_terminal("status", "--url", url, columns=200)
-    assert "\x1b" not in at_terminal("status", "--url", url, columns=200, without_rich=True)
 
 
 def test_watching_asks_again_until_ctrl_c_which_is_no_failure(url: str) -> None:
