@@ -116,7 +116,7 @@ def test_json_holds_what_the_table_shows_and_more(url: str, capsys: pytest.Captu
     assert (bad["state"], bad["reason"]) == ("UNAVAILABLE", "no such runtime")
 
 
-@pytest.mark.parametrize("with_rich", [False, True])
+@pytest.mark.parametrize("with_rich", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_on_a_terminal_the_table_fits_and_has_colours_by_rich(
     url: str, with_rich: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
