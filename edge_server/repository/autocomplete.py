@@ -107,9 +107,12 @@ def complete(config: ConfigMessage, model: str, signature: Signature, default_ma
 
     Batching is chosen only for a configuration that states no dims at all: stated dims already say whether there is
     a batch dimension. Missing inputs are added, for the model cannot run without them; outputs only when none is
-    stated, for a stated list is a selection. Raises BadModelConfig when the file cannot batch as configured.
+    stated, for a stated list is a selection. Dynamic batching is turned on only where the file had to tell inputs or
+    outputs: who states them all decides about the scheduler too, as with Triton. Raises BadModelConfig when the file
+    cannot batch as configured.
     """
     notes: list[str] = []
+    as_stated = [item.SerializeToString() for items in (config.input, config.output) for item in items]
     has_dims = any(item.dims for items in (config.input, config.output) for item in items)
     if config.max_batch_size == 0 and signature.is_batchable and not has_dims and default_max_batch_size > 0:
         config.max_batch_size = default_max_batch_size
@@ -122,9 +125,13 @@ def complete(config: ConfigMessage, model: str, signature: Signature, default_ma
     hidden = set() if is_selection else state_outputs(config)
     shown = [spec for spec in signature.outputs if spec.name not in hidden]
     _fill_tensors(config.output, shown, config.max_batch_size, is_selection=is_selection)
-    if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
+    is_complete = as_stated == [item.SerializeToString() for items in (config.input, config.output) for item in items]
+    if config.max_batch_size > 1 and not is_complete and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
-        notes.append("dynamic batching was turned on: max_batch_size is above 1 and no scheduler is stated")
+        notes.append(
+            "dynamic batching was turned on: max_batch_size is above 1, the model file told inputs or outputs, and no "
+            "scheduler is stated"
+        )
     return notes
 
 

@@ -54,7 +54,7 @@ def sequence_batching(config: ConfigMessage) -> SequenceBatching | None:
     batching = config.sequence_batching
     return SequenceBatching(
         strategy=_strategy(batching),
-        max_idle_us=batching.max_sequence_idle_microseconds or 1_000_000,
+        max_idle_us=batching.max_sequence_idle_microseconds,
         controls=tuple(_control(item.name, control) for item in batching.control_input for control in item.control),
         states=tuple(_state(item) for item in batching.state),
         is_iterative=batching.iterative_sequence,

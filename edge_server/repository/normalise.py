@@ -11,6 +11,9 @@ from edge_server.repository.validate_ensemble import PLATFORM, is_ensemble
 KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 """Numbers of inference.ModelInstanceGroup.Kind."""
 
+SEQUENCE_IDLE_US = 1_000_000
+"""How long a sequence without requests lives, where the configuration does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Devices:
@@ -56,6 +59,11 @@ def _fill_batching(config: ConfigMessage) -> None:
         preferred = config.dynamic_batching.preferred_batch_size
         if not preferred:
             preferred.append(config.max_batch_size)
+    if config.HasField("sequence_batching"):
+        sequences = config.sequence_batching
+        sequences.max_sequence_idle_microseconds = sequences.max_sequence_idle_microseconds or SEQUENCE_IDLE_US
+        if sequences.HasField("oldest") and not sequences.oldest.preferred_batch_size and config.max_batch_size > 0:
+            sequences.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
 def _fill_pinned_memory(config: ConfigMessage) -> None:

@@ -94,6 +94,30 @@ def test_missing_types_and_dims_of_stated_tensors_are_filled(add_model: Any, onn
     assert spec.dynamic_batching.preferred_batch_sizes == (8,)
 
 
+COMPLETE = """max_batch_size: 8
+input { name: "images" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ 1000 ] }
+"""
+
+
+def test_a_complete_configuration_without_a_scheduler_gets_none(
+    add_model: Any, onnx_backends: Any, resolved: Any
+) -> None:
+    add_model("m", COMPLETE, {"1/model.onnx": b"x"})
+    assert resolved().spec.dynamic_batching is None
+
+
+def test_a_complete_configuration_can_be_read_changed_to_a_smaller_batch_and_loaded(
+    add_model: Any, onnx_backends: Any, root: Path, resolved: Any
+) -> None:
+    add_model("m", COMPLETE, {"1/model.onnx": b"x"})
+    read = json.loads(resolved().spec.config_json)
+    read["max_batch_size"] = 4
+    model = Scanner([root]).find("m")
+    assert model is not None
+    assert resolve(model, 1, ResolveOptions(), json.dumps(read)).spec.max_batch_size == 4
+
+
 def test_a_batch_of_one_turns_no_batching_on(add_model: Any, onnx_backends: Any, resolved: Any) -> None:
     add_model("m", "max_batch_size: 1", {"1/model.onnx": b"x"})
     assert resolved().spec.dynamic_batching is None

@@ -57,6 +57,25 @@ def test_a_backend_without_a_file_serves_an_empty_version_directory(root: Path, 
     assert found.spec.dynamic_batching is None
 
 
+@pytest.mark.parametrize(
+    ("batch", "stated", "idle_us", "oldest"),
+    [
+        (8, "", 1_000_000, None),
+        (8, "max_sequence_idle_microseconds: 7 direct {}", 7, None),
+        (8, "oldest { max_candidate_sequences: 4 }", 1_000_000, [8]),
+        (8, "oldest { max_candidate_sequences: 4 preferred_batch_size: [ 2 ] }", 1_000_000, [2]),
+        (0, "oldest { max_candidate_sequences: 4 }", 1_000_000, []),
+    ],
+)
+def test_the_configuration_read_back_states_the_defaults_of_sequence_batching(
+    add_model: Any, identity: Any, resolved: Any, batch: int, stated: str, idle_us: int, oldest: list[int] | None
+) -> None:
+    add_model("m", FULL.format(batch=batch) + f"sequence_batching {{ {stated} }}")
+    batching = json.loads(resolved().config_json)["sequence_batching"]
+    assert batching["max_sequence_idle_microseconds"] == idle_us
+    assert oldest is None or batching["oldest"]["preferred_batch_size"] == oldest
+
+
 def test_defaults_are_filled_in_and_can_be_read_back(add_model: Any, identity: Any, resolved: Any) -> None:
     add_model("m", FULL.format(batch=8) + "dynamic_batching { }")
     spec = resolved()
