@@ -128,6 +128,18 @@ class BatchPlan:
             return self.gather([request])
         return {name: tensor.array for name, tensor in request.inputs.items()}
 
+    def inputs_of(self, request: Request) -> dict[str, Array]:
+        """Return one request's inputs for a RequestSession, reshaped as the configuration says.
+
+        The model sees the request, not a batch: ragged inputs keep the request's shape with the batch dimension, no
+        batch input is made, and shape tensors are as the client sent them.
+        """
+        inputs = {name: tensor.array for name, tensor in request.inputs.items()}
+        for name, spec in self._reshaped_inputs.items():
+            if name in inputs and spec.reshape is not None:
+                inputs[name] = self._reshape(inputs[name], spec.dims, spec.reshape)
+        return inputs
+
     def wanted_by(self, request: Request) -> Sequence[str]:
         """Return what `wanted` does for a lone request."""
         return self.wanted([request]) if request.outputs else self._output_names

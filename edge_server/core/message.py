@@ -60,12 +60,12 @@ class Request:
 class Response:
     """One answer of the stream of answers to a request; most models send exactly one.
 
-    Either `error` is set and `outputs` is empty, or `error` is None. `is_final` closes the stream. A decoupled model
-    may close with a response that has neither outputs nor error: `is_empty` is then true and clients see it only if
-    they asked for empty final responses. Output arrays belong to the receiver. `spec` is what the version that
-    answered promised (its labels among it); None where no version did. The version may be gone when this is read.
-    `started_ns` is when the batch it came from began to run (time.monotonic_ns), `batch_size` how many rows that had;
-    both are 0 where nothing ran.
+    Either `error` is set and `outputs` is empty, or `error` is None. `is_final` closes the stream. `is_empty` marks the
+    end of a stream that is no response of the model (Triton's final flag alone): it has neither outputs nor error, and
+    clients see it only if they asked for empty final responses. A response of the model without outputs is not marked.
+    Output arrays belong to the receiver. `spec` is what the version that answered promised (its labels among it); None
+    where no version did. The version may be gone when this is read. `started_ns` is when the batch it came from began
+    to run (time.monotonic_ns), `batch_size` how many rows that had; both are 0 where nothing ran.
     """
 
     model: str
@@ -78,10 +78,7 @@ class Response:
     spec: ModelSpec | None = None
     started_ns: int = 0
     batch_size: int = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return self.error is None and self.is_final and not self.outputs
+    is_empty: bool = False
 
 
 ResponseSink: TypeAlias = Callable[[Response], None]

@@ -21,6 +21,9 @@ MAX_INSTANCES = 1024
 MAX_PRIORITY_LEVELS = 1024
 """Each level has a queue of its own from the start on."""
 
+_MAY_HAVE_NO_TENSORS = ("python",)
+"""Backends whose models may have no inputs, or no outputs: a program may make data of its own, or only take it."""
+
 _FORMAT_NONE = 0
 _TYPE_INVALID = 0
 
@@ -47,7 +50,7 @@ def check_stated(config: ConfigMessage, model: str) -> None:
 def check_complete(config: ConfigMessage, model: str) -> None:
     """Refuse a completed configuration that lacks something or whose parts do not fit together."""
     for kind, items in (("input", config.input), ("output", config.output)):
-        if not items:
+        if not items and config.backend not in _MAY_HAVE_NO_TENSORS:
             raise _bad(
                 model, kind, f"at least one {kind}", f"none; state the {kind}s, the model file does not tell them"
             )

@@ -265,7 +265,9 @@ class EnsembleRun:
         terms.counters.record_composed(
             entry.arrived_ns, entry.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
         )
-        ticket.send_final(self._response(self._answer or {}, is_final=True))
+        response = self._response(self._answer or {}, is_final=True)
+        response.is_empty = terms.spec.is_decoupled
+        ticket.send_final(response)
         self._close()
 
     def _response(self, answer: Mapping[str, Tensor], *, is_final: bool) -> Response:

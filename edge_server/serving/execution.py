@@ -268,7 +268,9 @@ class LiveExecution:
             self._count_response(is_empty=False)
 
     def finish(self) -> None:
-        self._close(self._response(()))
+        response = self._response(())
+        response.is_empty = True
+        self._close(response)
 
     def reschedule(self) -> None:
         sequence = self._plan.spec.sequence

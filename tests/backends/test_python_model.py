@@ -598,3 +598,56 @@ def test_a_health_check_for_which_there_is_no_thread_says_no_and_the_next_one_is
         patched.setattr(threading.Thread, "start", refuse)
         assert not check.ask(lambda: True)
     assert check.ask(lambda: True, 60)
+
+
+def test_ragged_inputs_keep_the_shape_of_their_request(python_house: Any) -> None:
+    python_house.add(
+        "m",
+        """
+        class TritonPythonModel:
+            def execute(self, requests):
+                told = [str(given(request).tolist()) for request in requests]
+                shapes = [pb_utils.Tensor("SHAPE", np.array([given(request).shape])) for request in requests]
+                return [pb_utils.InferenceResponse([shape], parameters={"given": text, "together": len(requests)})
+                        for shape, text in zip(shapes, told)]
+        """,
+        """
+        max_batch_size: 4
+        input { name: "IN" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true }
+        batch_input { kind: BATCH_ELEMENT_COUNT target_name: "COUNT" data_type: TYPE_INT32 source_input: "IN" }
+        output { name: "SHAPE" data_type: TYPE_INT64 dims: [2] }
+        dynamic_batching { preferred_batch_size: [2] max_queue_delay_microseconds: 5000000 }
+        """,
+    )
+    asked = [python_house.start("m", values) for values in ([[1.0, 2.0]], [[3.0, 4.0, 5.0]])]
+    told = []
+    for responses, final, _ in asked:
+        assert final.wait(20)
+        assert responses[0].error is None, responses[0].error
+        told.append((responses[0].outputs[0].array.tolist(), responses[0].parameters))
+    assert told == [
+        ([[1, 2]], {"given": "[[1.0, 2.0]]", "together": 2}),
+        ([[1, 3]], {"given": "[[3.0, 4.0, 5.0]]", "together": 2}),
+    ]
+
+
+@pytest.mark.parametrize("place", ["", 'parameters { key: "isolation" value { string_value: "process" } }'])
+def test_a_model_may_have_no_inputs_or_no_outputs(python_house: Any, place: str) -> None:
+    source = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [answer([len(request.inputs())]) for request in requests]
+    """
+    sink = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                given(requests[0])
+                return [pb_utils.InferenceResponse([]) for request in requests]
+    """
+    python_house.add("source", source, place + 'output { name: "OUT" data_type: TYPE_FP32 dims: [-1] }')
+    python_house.add("sink", sink, place + 'input { name: "IN" data_type: TYPE_FP32 dims: [-1] }')
+    assert python_house.value("source", inputs={}) == [0.0]
+    (response,) = python_house.ask("sink")
+    assert (response.error, response.outputs, response.is_final, response.is_empty) == (None, (), True, False)
+    metadata = python_house.service.model_metadata("source", None)
+    assert (metadata.inputs, [tensor.name for tensor in metadata.outputs]) == ((), ["OUT"])

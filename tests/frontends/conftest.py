@@ -100,7 +100,7 @@ def compute_same(request: Request) -> list[Response]:
 def compute_repeat(request: Request) -> list[Response]:
     count = int(request.inputs["IN"].array.reshape(-1)[0])
     parts = [_answer(request, Tensor("OUT", DType.INT32, np.array([i], "<i4")), is_final=False) for i in range(count)]
-    return [*parts, _answer(request)]
+    return [*parts, _answer(request, is_empty=True)]
 
 
 def compute_image(request: Request) -> list[Response]:
@@ -140,6 +140,7 @@ class StubService:
             "raw": (same("raw", DType.FP32, (-1, 2), max_batch_size=4), compute_same),
             "repeat": (same("repeat", DType.INT32, (1,), is_decoupled=True), compute_repeat),
             "image": (IMAGE, compute_image),
+            "sink": (same("sink", DType.INT32, (1,)), lambda request: [_answer(request)]),
             "full": (ADD, failing(QueueFull("Exceeds maximum queue size"))),
             "hot": (ADD, failing(Throttled("too hot", retry_after_s=2.5))),
             "never": (ADD, compute_never),

@@ -35,6 +35,18 @@ def test_a_flat_object_in_is_a_flat_object_out(site):
     assert site.post("/v2/models/text/versions/2/generate", {"IN": ["a", "b"]}).json["OUT"] == ["a", "b"]
 
 
+def test_a_response_without_outputs_is_an_object_with_the_model_alone(site):
+    told = {"model_name": "sink", "model_version": "1"}
+    assert site.post("/v2/models/sink/generate", {"IN": 1}).json == told
+    assert events(site.post("/v2/models/sink/generate_stream", {"IN": 1})) == [told]
+
+
+def test_the_inputs_stand_in_the_order_of_the_body(site):
+    for names in (["INPUT1", "INPUT0"], ["INPUT0", "INPUT1"]):
+        assert site.post("/v2/models/add/generate", {name: [1, 2, 3, 4] for name in names}).status == 200
+        assert list(site.service.requests[-1].inputs) == names
+
+
 def test_shapes_follow_the_configuration_with_a_batch_of_one(site):
     assert site.post("/v2/models/raw/generate", {"IN": [1, 2, 3, 4]}).json["OUT"] == [1, 2, 3, 4]
     assert site.service.requests[-1].inputs["IN"].shape == (1, 2, 2)
@@ -128,7 +140,7 @@ def test_later_errors_of_a_stream_are_events(site):
 
     def fail_at_last(request):
         responses = compute(request)
-        return [*responses[:-1], replace(responses[-1], error=BackendError("lost"))]
+        return [*responses[:-1], replace(responses[-1], is_empty=False, error=BackendError("lost"))]
 
     site.service.models["repeat"] = (spec, fail_at_last)
     first, second = events(site.post("/v2/models/repeat/generate_stream", {"IN": 1}))

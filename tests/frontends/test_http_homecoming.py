@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 from edge_server.core.message import Response
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
@@ -87,7 +88,7 @@ def test_one_answer_leaves_the_empty_closing_response_out_and_bears_late_ones():
     async def scenario():
         answer = OneAnswer(asyncio.get_running_loop())
         answer.receive(response(1, is_final=False))
-        answer.receive(response(2))
+        answer.receive(replace(response(2), is_empty=True))
         assert [item.request_id for item in await answer.wait()] == ["1"]
         answer.receive(response(3))
 

@@ -43,6 +43,15 @@ def test_json_in_is_json_out(site):
     }
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_response_without_outputs_is_200_with_an_empty_list(site, binary):
+    given = {"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}
+    body = {"id": "7", "inputs": [given], "parameters": {"binary_data_output": binary}}
+    reply = site.post("/v2/models/sink/infer", body)
+    assert reply.status == 200
+    assert reply.json == {"id": "7", "model_name": "sink", "model_version": "1", "outputs": []}
+
+
 def test_binary_in_is_binary_out_in_model_order(site):
     values = np.arange(4, dtype="<i4").reshape(1, 4)
     text = json.dumps(

@@ -115,7 +115,7 @@ def repeat(call: Call) -> None:
     """Answer with each element of IN on its own, then close without outputs."""
     for value in call.request.inputs["IN"].array.reshape(-1).tolist():
         call.answer(Tensor("OUT", DType.INT32, np.array([value], "<i4")), is_final=False)
-    call.answer()
+    call.answer(is_empty=True)
 
 
 class FakeService:

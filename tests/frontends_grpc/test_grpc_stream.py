@@ -188,7 +188,7 @@ def test_half_close_waits_for_what_is_outstanding(door: Any, make_request: Any) 
     second.answer(output(), is_final=False)
     assert next(call).infer_response.id == "b"
     first.answer(output())
-    second.answer()
+    second.answer(is_empty=True)
     assert ids(call) == ["a"]
     assert call.code() is grpc.StatusCode.OK
 
@@ -272,6 +272,13 @@ def test_late_responses_after_the_end_are_dropped(door: Any, make_request: Any) 
     call.cancel()
     assert held.is_cancelled.wait(20)
     held.sink(Response("held_stream", 1, "a", (output(),), is_final=False))
+
+
+def test_a_decoupled_model_may_send_a_last_response_without_outputs(door: Any, make_request: Any) -> None:
+    door.service.behaviours["repeat"] = lambda call: call.answer()
+    (only,) = door.stream([make_request("repeat", id="a")])
+    assert (only.infer_response.model_version, only.infer_response.id) == ("1", "a")
+    assert only.infer_response.parameters["triton_final_response"].bool_param
 
 
 def test_two_streams_do_not_wait_for_each_other(door: Any, make_request: Any) -> None:

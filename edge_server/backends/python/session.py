@@ -179,7 +179,7 @@ class PythonSession(RequestSession):
     def _receive(self, execution: Execution) -> InferenceRequest:
         request = execution.request
         inputs = []
-        for name, array in self._plan.gather_one(request).items():
+        for name, array in self._plan.inputs_of(request).items():
             if self._is_read_only:
                 array = array.view()
                 array.flags.writeable = False

@@ -28,7 +28,9 @@ def decode_generate(
     with a batch of one.
     """
     members = parse_object(body)
-    inputs = {item.name: _tensor(item, members.pop(item.name), spec) for item in spec.inputs if item.name in members}
+    declared = {item.name: item for item in spec.inputs}
+    # In the body's order, in which a model in Python sees them.
+    inputs = {name: _tensor(declared[name], members.pop(name), spec) for name in list(members) if name in declared}
     request_id = members.pop("id", "")
     if not isinstance(request_id, str):
         raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(request_id)}")
