@@ -67,13 +67,14 @@ class _Region:
 class Pin:
     """A piece of a region, kept mapped. `view` may be read (or written, if asked for) until `release()`."""
 
-    __slots__ = ("_region", "_registry", "view")
+    __slots__ = ("_end", "_region", "_registry", "view")
     device = None
     """It does not lie on a GPU."""
 
-    def __init__(self, registry: SharedMemoryRegistry, region: _Region, view: memoryview) -> None:
+    def __init__(self, registry: SharedMemoryRegistry, region: _Region, offset: int, view: memoryview) -> None:
         self._registry = registry
         self._region: _Region | None = region
+        self._end = region.report.offset + offset + view.nbytes
         self.view = view
 
     def release(self) -> None:
@@ -89,8 +90,25 @@ class Pin:
         self.release()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy `data` to the start of the piece, which was pinned for writing."""
+        """Copy `data` to the start of the piece, which was pinned for writing. Raises InvalidRequest when the segment
+        shrank meanwhile."""
+        self.check_present()
         self.view[: memoryview(data).nbytes] = data
+
+    def check_present(self) -> None:
+        """Raise InvalidRequest when the client has truncated its segment so that the piece is no longer inside.
+
+        Touching a page past the end of the file would end this process with SIGBUS. The check leaves a gap: a
+        truncation after it still does that. Closing the gap would take a copy of every tensor by read(2), which is what
+        shared memory is there to avoid, and is why clients have to be trusted (see SharedMemoryRegistry).
+        """
+        region = self._region
+        if region is not None and (present := region.mapping.size()) < self._end:
+            report = region.report
+            raise InvalidRequest(
+                f"Invalid offset + byte size for shared memory region: '{report.name}': {self._end} bytes of segment "
+                f"'{report.key}' are needed, but it shrank to {present} bytes"
+            )
 
 
 class SharedMemoryRegistry:
@@ -176,19 +194,12 @@ class SharedMemoryRegistry:
             if cuda is None:
                 raise NotFound(f"Unable to find shared memory region: '{name}'")
             return cuda
-        # A client may have truncated its segment since; touching a page past the end of the file would end this
-        # process with SIGBUS. The check leaves a gap: a truncation after it, while the request runs, still does that.
-        # Closing it would take a copy of every tensor by read(2), which is what shared memory is there to avoid, and
-        # is why clients have to be trusted (see the class's text).
-        present = region.mapping.size()
-        end = region.report.offset + offset + byte_size
-        pin = Pin(self, region, region.view(offset, byte_size, writable=writable))
-        if present < end:
+        pin = Pin(self, region, offset, region.view(offset, byte_size, writable=writable))
+        try:
+            pin.check_present()
+        except InvalidRequest:
             pin.release()
-            raise InvalidRequest(
-                f"Invalid offset + byte size for shared memory region: '{name}': {end} bytes of segment "
-                f"'{region.report.key}' are needed, but it shrank to {present} bytes"
-            )
+            raise
         return pin
 
     def _release(self, pin: Pin) -> None:

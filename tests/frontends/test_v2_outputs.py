@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.outputs import RegionRef, classify, place_in_region
+from edge_server.errors import Cancelled, InvalidRequest, NotFound
+from edge_server.frontends.v2.outputs import OutputPlaces, RegionRef, RequestedOutput, classify
 from edge_server.frontends.v2.regions import Pins
 
 
@@ -84,23 +84,44 @@ class StubRegions:
         self.pins = []
 
     def pin(self, name, offset, byte_size, *, writable=False):
+        if name == "gone":
+            raise NotFound(name)
         self.pins.append(StubPin(memoryview(self.memory)[offset : offset + byte_size]))
         return self.pins[-1]
 
 
-def test_a_result_is_written_to_its_region_and_the_pin_is_let_go():
+OUT = Tensor("out", DType.INT32, np.array([1, 2], "<i4"))
+
+
+def places(regions, region):
+    return OutputPlaces([RequestedOutput("out", region=region), RequestedOutput("other")], regions)
+
+
+def test_a_result_is_written_to_its_region_which_is_held_until_the_release():
     regions = StubRegions(16)
-    size = place_in_region(Tensor("out", DType.INT32, np.array([1, 2], "<i4")), RegionRef("r", 4, 12), regions)
-    assert size == 8
+    held = places(regions, RegionRef("r", 4, 12))
+    assert held.write(OUT, RegionRef("r", 4, 12)) == 8
     assert bytes(regions.memory) == bytes(4) + b"\1\0\0\0\2\0\0\0" + bytes(4)
+    assert [pin.releases for pin in regions.pins] == [0]
+    held.release()
+    held.release()
     assert [pin.releases for pin in regions.pins] == [1]
+    with pytest.raises(Cancelled, match="output 'out'"):
+        held.write(OUT, RegionRef("r", 4, 12))
 
 
 def test_a_region_that_is_too_small_is_refused_untouched():
     regions = StubRegions(16)
     with pytest.raises(InvalidRequest, match=r"output 'out' \(7 bytes\) should be at least 8 bytes"):
-        place_in_region(Tensor("out", DType.INT32, np.array([1, 2], "<i4")), RegionRef("r", 0, 7), regions)
+        places(regions, RegionRef("r", 0, 7)).write(OUT, RegionRef("r", 0, 7))
     assert not any(regions.memory)
+
+
+def test_of_several_regions_none_stays_pinned_when_one_is_missing():
+    regions = StubRegions(16)
+    wanted = [RequestedOutput("a", region=RegionRef("r", 0, 4)), RequestedOutput("b", region=RegionRef("gone", 0, 4))]
+    with pytest.raises(NotFound):
+        OutputPlaces(wanted, regions)
     assert [pin.releases for pin in regions.pins] == [1]
 
 

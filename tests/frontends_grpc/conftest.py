@@ -64,7 +64,7 @@ class FakePin:
     def release(self) -> None:
         assert self._is_held
         self._is_held = False
-        self._regions.pinned -= 1
+        self._regions.count(-1)
 
     def write(self, data: bytes | memoryview) -> None:
         self.view[: memoryview(data).nbytes] = data
@@ -76,6 +76,16 @@ class FakeRegions:
         self.memory: dict[str, bytearray] = {}
         self.registered: dict[str, SharedRegion] = {}
         self.pinned = 0
+        self._changed = threading.Condition()
+
+    def count(self, more: int) -> None:
+        with self._changed:
+            self.pinned += more
+            self._changed.notify_all()
+
+    def wait_until_unpinned(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.pinned == 0, timeout=20), f"{self.pinned} pins are held"
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         self.registered[name] = SharedRegion(name, key, offset, byte_size)
@@ -95,7 +105,7 @@ class FakeRegions:
     def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> FakePin:
         if name not in self.registered:
             raise NotFound(f"Unable to find shared memory region: '{name}'")
-        self.pinned += 1
+        self.count(1)
         return FakePin(self, memoryview(self.memory[name])[offset : offset + byte_size])
 
 

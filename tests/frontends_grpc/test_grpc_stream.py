@@ -281,6 +281,46 @@ def test_a_decoupled_model_may_send_a_last_response_without_outputs(door: Any, m
     assert only.infer_response.parameters["triton_final_response"].bool_param
 
 
+def to_region(request: Any, name: str) -> Any:
+    """Have the request's output OUTPUT0 placed in a region of 16 bytes."""
+    output = request.outputs.add(name="OUTPUT0")
+    output.parameters["shared_memory_region"].string_param = name
+    output.parameters["shared_memory_byte_size"].int64_param = 16
+    return request
+
+
+def test_an_output_region_unregistered_meanwhile_takes_all_results(door: Any, make_request: Any) -> None:
+    regions = door.service.shared_memory
+    regions.register("out", "/out", 0, 16)
+    call = door.stream([to_region(make_request("held_stream", id="a"), "out")])
+    (held,) = door.service.wait_for_calls(1)
+    regions.unregister("out")
+    for value in (5, 6):
+        held.answer(output(value), is_final=value == 6)
+        given = next(call)
+        assert not given.error_message
+        assert given.infer_response.outputs[0].parameters["shared_memory_region"].string_param == "out"
+        assert np.frombuffer(regions.memory["out"], "<f4")[0] == value
+    regions.wait_until_unpinned()
+
+
+@pytest.mark.parametrize("model", ["held", "held_stream"])
+def test_output_regions_are_let_go_when_a_stream_ends_early(door: Any, make_request: Any, model: str) -> None:
+    regions = door.service.shared_memory
+    regions.register("out", "/out", 0, 16)
+    requests = [to_region(make_request(model, id=str(i)), "out") for i in range(3)]
+    sender = Sender()
+    call = door.stream(sender)
+    for request in requests:
+        sender.send(request)
+    calls = door.service.wait_for_calls(3)
+    assert regions.pinned == 3
+    # Of a model with one response a request, this one waits for those before it.
+    calls[2].answer(output())
+    call.cancel()
+    regions.wait_until_unpinned()
+
+
 def test_two_streams_do_not_wait_for_each_other(door: Any, make_request: Any) -> None:
     blocked = door.stream([make_request("held", id="a")])
     door.service.wait_for_calls(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -330,6 +331,52 @@ def test_tensors_pass_through_shared_memory_and_nothing_stays_pinned(door: Any) 
     assert answer.outputs[0].parameters["shared_memory_region"].string_param == "out"
     assert np.frombuffer(bytes(regions.memory["out"][8:24]), "<f4").tolist() == [0, 1, 2, 3]
     assert regions.pinned == 0
+
+
+def ask_held(door: Any) -> tuple[Any, Any, Callable[[], None]]:
+    """Ask "held" for an output in a region; return the answer to come, the call and what writes the tensor."""
+    regions = door.service.shared_memory
+    regions.register("in", "/in", 0, 16)
+    regions.register("out", "/out", 0, 32)
+    request = shared_request()
+    request.model_name = "held"
+    future = (
+        door.channel()
+        .unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        .future(request.SerializeToString(), timeout=20)
+    )
+    (held,) = door.service.wait_for_calls(1)
+    return future, held, lambda: held.answer(Tensor("OUTPUT0", DType.FP32, np.arange(4, dtype="<f4")))
+
+
+def test_an_output_region_unregistered_meanwhile_takes_the_result_and_is_let_go(door: Any) -> None:
+    regions = door.service.shared_memory
+    future, _, answer = ask_held(door)
+    regions.unregister("out")
+    answer()
+    answered = messages.ModelInferResponse.FromString(future.result())
+    assert answered.outputs[0].parameters["shared_memory_region"].string_param == "out"
+    assert np.frombuffer(bytes(regions.memory["out"][8:24]), "<f4").tolist() == [0, 1, 2, 3]
+    regions.wait_until_unpinned()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "refused", "failed"])
+def test_output_regions_of_requests_without_a_result_are_let_go(door: Any, how: str) -> None:
+    regions = door.service.shared_memory
+    if how == "refused":
+        regions.register("in", "/in", 0, 16)
+        regions.register("out", "/out", 0, 32)
+        request = shared_request()
+        request.inputs[0].name = "REFUSED"
+        assert refusal(door, request).code() is grpc.StatusCode.INVALID_ARGUMENT
+    else:
+        future, held, _ = ask_held(door)
+        assert regions.pinned == 2
+        if how == "cancelled":
+            future.cancel()
+        else:
+            held.answer(error=BackendError("lost"))
+    regions.wait_until_unpinned()
 
 
 @pytest.mark.parametrize("missing", ["in", "out"])

@@ -219,6 +219,14 @@ def test_a_region_must_lie_inside_its_segment(registry, segment, offset, size):
     assert not segment.is_open()
 
 
+def test_a_segment_that_shrank_while_it_was_pinned_is_not_written(registry, segment):
+    registry.register("r", segment.key, PAGE, PAGE)
+    with registry.pin("r", 0, PAGE, writable=True) as pin:
+        os.truncate(segment.path, PAGE)
+        with pytest.raises(InvalidRequest, match=f"'r': {2 * PAGE} bytes .* shrank to {PAGE} bytes"):
+            pin.write(b"x")
+
+
 def test_a_segment_that_shrank_is_refused_at_the_pin(registry, segment):
     registry.register("r", segment.key, 0, 4 * PAGE)
     os.truncate(segment.path, PAGE)

@@ -10,7 +10,7 @@ from edge_server.core.message import Response
 from edge_server.core.tensor import Tensor
 from edge_server.frontends.grpc.encode import empty_final_message, response_message, stream_message
 from edge_server.frontends.grpc.request import Plan
-from edge_server.frontends.v2.outputs import RequestedOutput, classify, place_in_region
+from edge_server.frontends.v2.outputs import RequestedOutput, classify
 from edge_server.frontends.v2.regions import RegionRef
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def _shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[
             outputs.append(_classes(tensor, wanted, response, service))
         else:
             outputs.append(tensor)
-            if wanted.region is not None:
-                size = place_in_region(tensor, wanted.region, service.shared_memory)
+            if wanted.region is not None and plan.places is not None:
+                size = plan.places.write(tensor, wanted.region)
                 placed[tensor.name] = replace(wanted.region, byte_size=size)
     return replace(response, outputs=tuple(outputs)), placed
 

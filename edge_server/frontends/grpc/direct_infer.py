@@ -68,6 +68,8 @@ class InferCall(UnaryCall):
         try:
             ticket = self._submit(data)
         except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            if self._plan is not None:
+                self._plan.release()
             self.end(ending(known(error)))
             return
         with self._lock:
@@ -139,4 +141,5 @@ class InferCall(UnaryCall):
                 done = Ending(unary_answer(response, plan, self._infer.service))
         except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
             done = ending(known(error))
+        plan.release()
         self.end(done)

@@ -130,7 +130,7 @@ class DirectStream(InferStream):
             self._outbox.clear()
         for item in left:
             if isinstance(item, tuple):
-                item[0].finish_trace()
+                item[0].close()
 
     def _flush(self) -> None:
         while True:

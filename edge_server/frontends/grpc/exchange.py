@@ -61,7 +61,9 @@ class Exchange:
         if self.ticket is not None:
             self.ticket.cancel()
 
-    def finish_trace(self) -> None:
+    def close(self) -> None:
+        """Finish the trace and give back the memory for outputs: nothing more is sent for this request."""
+        self.plan.release()
         if self.trace is not None:
             self.trace.finish()
 
@@ -127,7 +129,7 @@ class InferStream(abc.ABC):
 
     @abc.abstractmethod
     def _empty_outbox(self) -> None:
-        """Drop what was not sent, its traces finished."""
+        """Drop what was not sent, and close its exchanges."""
 
     @abc.abstractmethod
     def _made_room(self) -> None:
@@ -162,7 +164,7 @@ class InferStream(abc.ABC):
         for exchange in waiting:
             exchange.cancel()
         for exchange in ordered:
-            exchange.finish_trace()
+            exchange.close()
         self._made_room()
         self._flush()
 
@@ -173,15 +175,17 @@ class InferStream(abc.ABC):
 
         Raises the response's error in real-error mode.
         """
-        trace = exchange.trace
-        if trace is None or not response.is_final:
+        if not response.is_final:
             return self._encoded(exchange, response, size)
-        trace.stamp(SEND_START)
+        trace = exchange.trace
+        if trace is not None:
+            trace.stamp(SEND_START)
         try:
             return self._encoded(exchange, response, size)
         finally:
-            trace.stamp(SEND_END)
-            trace.finish()
+            if trace is not None:
+                trace.stamp(SEND_END)
+            exchange.close()
 
     def _encoded(self, exchange: Exchange, response: Response, size: int) -> bytes | None:
         self._sent += 1
@@ -280,29 +284,35 @@ class InferStream(abc.ABC):
                 self._open_count -= 1
                 if exchange.trace is not None:
                     exchange.trace.stamp(COMPLETE)
-                    if self._is_ended:
-                        exchange.trace.finish()
-            if self._is_ended:
-                return
-            if not exchange.is_ordered:
-                self._post(exchange, response)
-            elif self._order[0] is exchange:
-                self._post(exchange, response)
-                if response.is_final:
-                    self._order.popleft()
-                    self._post_held()
-            elif exchange.held is None:
-                exchange.held = [response]
-            else:
-                exchange.held.append(response)
-            if not self._open_count:
-                self._post_end()
-            is_overfull = self._is_overfull()
+            is_dropped = self._is_ended
+            if not is_dropped:
+                self._post_in_order(exchange, response)
+                if not self._open_count:
+                    self._post_end()
+            is_overfull = not is_dropped and self._is_overfull()
+        if is_dropped:
+            if response.is_final:
+                exchange.close()
+            return
         self._answered(exchange.plan.model, response)
         if is_overfull:
             self.end(Throttled("the client does not read the responses of its stream, of which too many wait"))
         else:
             self._flush()
+
+    def _post_in_order(self, exchange: Exchange, response: Response) -> None:
+        """Post the response, or keep it until those before it have come. Called with the lock held."""
+        if not exchange.is_ordered:
+            self._post(exchange, response)
+        elif self._order[0] is exchange:
+            self._post(exchange, response)
+            if response.is_final:
+                self._order.popleft()
+                self._post_held()
+        elif exchange.held is None:
+            exchange.held = [response]
+        else:
+            exchange.held.append(response)
 
     def _post_held(self) -> None:
         """Post what came early from the requests whose turn it is now."""

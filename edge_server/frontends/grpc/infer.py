@@ -73,13 +73,14 @@ class UnaryInfer:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         headers = forwarded_metadata(context, self._header_pattern)
         request = request_of(found, plan, self._service.shared_memory, headers)
-        request.deadline_ns = call_deadline_ns(request.deadline_ns, context)
-        if not traces.is_on:
-            return self._answered(request, plan, context)
-        trace = begin_trace(traces, request, context.invocation_metadata(), received_ns)
+        trace = None
         try:
+            request.deadline_ns = call_deadline_ns(request.deadline_ns, context)
+            if traces.is_on:
+                trace = begin_trace(traces, request, context.invocation_metadata(), received_ns)
             return self._answered(request, plan, context, trace)
         finally:
+            plan.release()
             if trace is not None:
                 trace.finish()
 

@@ -13,7 +13,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.contents import tensor_from_contents
 from edge_server.frontends.grpc.heads import Head, slot_of
 from edge_server.frontends.grpc.read import InferMessage, KnownMessage
-from edge_server.frontends.v2.outputs import RequestedOutput
+from edge_server.frontends.v2.outputs import OutputPlaces, RequestedOutput
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
 from edge_server.frontends.v2.regions import Pins, RegionRef, Regions
 from edge_server.frontends.v2.version import parse_version
@@ -30,7 +30,8 @@ class Plan:
     """What the answer to one request must look like.
 
     `special` holds the requested outputs that are not simply sent as they are. `version_text` is the version as
-    the client wrote it.
+    the client wrote it. `places` is the shared memory that outputs go to, None for most requests; whoever made the plan
+    calls `release` when the request is over.
     """
 
     model: str = ""
@@ -39,6 +40,12 @@ class Plan:
     request_id: str = ""
     special: Mapping[str, RequestedOutput] = field(default_factory=lambda: _NOTHING_SPECIAL)
     wants_empty_final: bool = False
+    places: OutputPlaces | None = None
+
+    def release(self) -> None:
+        """Give back the shared memory that outputs go to. May be called again, and from any thread."""
+        if self.places is not None:
+            self.places.release()
 
     def read_version(self) -> None:
         """Set `version` from the text. Raises InvalidRequest when it is not a number."""
@@ -59,7 +66,8 @@ def request_of(
 ) -> Request:
     """Return the request; its tensors are views of the received bytes or of pinned shared memory.
 
-    `forwarded` are request headers that become parameters. Pinned memory is given back by the request's `release`.
+    `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's `release`,
+    that of outputs by the plan's.
     Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
     """
     request = Request(plan.model, {}, plan.version, plan.request_id)
@@ -76,7 +84,7 @@ def request_of(
     pins = _LazyPins(regions)
     try:
         if plan.special:
-            request.targets = _targets(plan, pins)
+            request.targets = _targets(plan, regions, pins)
         if isinstance(found, KnownMessage):
             request.inputs = _known_inputs(found, pins)
         else:
@@ -85,6 +93,7 @@ def request_of(
                 _learn(found, found.learn, plan, request)
     except BaseException:
         pins.release()
+        plan.release()
         raise
     request.release = pins.made.release if pins.made is not None else None
     return request
@@ -163,16 +172,15 @@ def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> N
     request.sequence = parameters.sequence
 
 
-def _targets(plan: Plan, pins: _LazyPins) -> Mapping[str, DevicePiece] | None:
-    """Return the GPU memory for outputs, None without any. Refuses a request whose results could not be placed before
-    anything is computed for it."""
-    targets: dict[str, DevicePiece] = {}
-    for name, wanted in plan.special.items():
-        if wanted.region is not None:
-            piece = pins.pins().target(wanted.region)
-            if piece is not None:
-                targets[name] = piece
-    return targets or None
+def _targets(plan: Plan, regions: Regions, pins: _LazyPins) -> Mapping[str, DevicePiece] | None:
+    """Pin the regions of outputs, and return the GPU memory among them, which is held with the inputs too: a backend
+    may still write there when the request is over. None without any."""
+    wanted = {name: item.region for name, item in plan.special.items() if item.region is not None}
+    if not wanted:
+        return None
+    plan.places = OutputPlaces(plan.special.values(), regions)
+    targets = {name: pins.pins().target(wanted[name]) for name in plan.places.on_gpus()}
+    return {name: piece for name, piece in targets.items() if piece is not None} or None
 
 
 def _parameters(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:

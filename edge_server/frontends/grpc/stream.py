@@ -86,7 +86,7 @@ class StreamInfer(InferStream):
             while True:
                 item = self._outbox.get_nowait()
                 if isinstance(item, tuple):
-                    item[0].finish_trace()
+                    item[0].close()
         except Empty:
             return
 

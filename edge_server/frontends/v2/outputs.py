@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge_server.core.device import DeviceTensor
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.regions import Pin, RegionRef, Regions
+from edge_server.errors import Cancelled, InvalidRequest
+from edge_server.frontends.v2.regions import Pin, Pins, RegionRef, Regions
 from edge_server.protocol.raw import raw_from_tensor, raw_size
 from edge_server.records import dataclass
 
@@ -105,13 +106,35 @@ def _lies_there(tensor: Tensor, pin: Pin) -> bool:
     return piece is not None and pin.device.is_at(piece)
 
 
-def place_in_region(tensor: Tensor, region: RegionRef, registry: Regions) -> int:
-    """Pin the region, write the tensor's wire bytes to its start, let go, and return the count of bytes.
+class OutputPlaces:
+    """The shared memory that one request's outputs go to. Pinned before anything is computed: a missing region is found
+    out then, and one that is unregistered meanwhile stays mapped until `release`. Thread-safe."""
 
-    Raises InvalidRequest when the region is too small, NotFound when there is none, as `place_in_pin` does.
-    """
-    pin = registry.pin(region.name, region.offset, region.byte_size, writable=True)
-    try:
-        return place_in_pin(tensor, region, pin)
-    finally:
-        pin.release()
+    def __init__(self, outputs: Iterable[RequestedOutput], regions: Regions) -> None:
+        """Raises what the registry raises; nothing stays pinned then."""
+        self._pins = Pins(regions)
+        self._lock = threading.Lock()
+        self._is_released = False
+        try:
+            self._places = {item.name: self._pins.place(item.region) for item in outputs if item.region is not None}
+        except BaseException:
+            self._pins.release()
+            raise
+
+    def write(self, tensor: Tensor, region: RegionRef) -> int:
+        """Write an output to its place, and return the count of bytes. Raises what `place_in_pin` raises, and Cancelled
+        after `release`."""
+        with self._lock:
+            if self._is_released:
+                raise Cancelled(f"output '{tensor.name}' is not written to its region: the request is over")
+            return place_in_pin(tensor, region, self._places[tensor.name])
+
+    def on_gpus(self) -> list[str]:
+        """Return the names of the outputs whose place is in a GPU's memory."""
+        return [name for name, place in self._places.items() if place.device is not None]
+
+    def release(self) -> None:
+        """Give the memory back, once what is being written is done."""
+        with self._lock:
+            self._is_released = True
+            self._pins.release()
