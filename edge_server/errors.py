@@ -187,3 +187,7 @@ class DeviceLost(LoadError):
 
 class WarmupFailed(LoadError):
     """A warm-up sample failed; the version was never offered."""
+
+
+class NotTried(WarmupFailed):
+    """Made-up inputs did not suit a model that nobody gave a sample of its inputs for. It may well work with others."""

@@ -13,7 +13,7 @@ from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment
 from edge_server.core.view import TensorMetadata
-from edge_server.errors import EdgeServerError
+from edge_server.errors import EdgeServerError, NotTried
 from edge_server.serving.served import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
@@ -23,8 +23,9 @@ HELP = """usage: edge-server check DIR [DIR ...] [OPTIONS of serve]
 
 Loads and warms every model of the repositories as `serve` would, runs one inference each (the first warm-up sample, or
 zeros with every free dimension set to 1, where that fails to 64), and prints a table. MEMORY is how much the process
-grew while the model loaded. Exits 0 when everything works, 1 with reasons when something does not, 2 when a repository
-cannot be read, 78 when an option is wrong."""
+grew while the model loaded. A model that `serve` would take, but whose inputs cannot be guessed, is listed as "not
+tried". Exits 0 when `serve` would serve everything, 1 with reasons when not, 2 when a repository cannot be read, 78
+when an option is wrong."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,10 +62,13 @@ def _report(core: Core) -> int:
         for entry in core.service.repository_index()
         if entry.state == "UNAVAILABLE"
     ]
-    rows = []
+    rows, notes = [], []
     for version in core.manager.all_ready():
         try:
             infer_ms = f"{version.probe() * 1000:.1f}"
+        except NotTried as error:
+            infer_ms = "not tried"
+            notes.append(reason_line(version.name, str(version.version), str(error)))
         except EdgeServerError as error:
             infer_ms = "failed"
             reasons.append(reason_line(version.name, str(version.version), str(error)))
@@ -73,6 +77,8 @@ def _report(core: Core) -> int:
         print(render(HEADS, rows, sys.stdout, least=("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")))
     elif not reasons:
         reasons.append("there is no model in it")
+    for note in notes:
+        print(f"NOTE {note}", file=sys.stderr)
     for reason in reasons:
         print(f"FAILED {reason}", file=sys.stderr)
     return 1 if reasons else 0

@@ -24,7 +24,7 @@ from edge_server.serving.counters import Counters
 from edge_server.serving.ensemble_run import EnsembleRun, RunTerms, SubmitStep
 from edge_server.serving.ticket import Ticket
 from edge_server.serving.timer import Timer
-from edge_server.serving.warmup import build, probe_sample
+from edge_server.serving.warmup import build, not_tried, probe_sample
 
 if TYPE_CHECKING:
     from edge_server.serving.cache.cache import ResponseCache
@@ -235,7 +235,8 @@ class EnsembleVersion:
         self._move(VersionState.RETIRED)
 
     def probe(self) -> float:
-        """Run one inference on made-up inputs, and return the seconds it took."""
+        """Run one inference on made-up inputs, and return the seconds it took. Raises NotTried where they do not suit:
+        serving takes ensembles without trying them."""
         done = threading.Event()
         answers: list[Response] = []
 
@@ -251,7 +252,7 @@ class EnsembleVersion:
         seconds = time.monotonic() - started
         error = next((answer.error for answer in answers if answer.error is not None), None)
         if error is not None:
-            raise error
+            raise not_tried(self.spec, error)
         return seconds
 
     @property

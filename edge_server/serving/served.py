@@ -53,7 +53,10 @@ class ServedVersion(Protocol):
     def close(self) -> None: ...
 
     def probe(self) -> float:
-        """Run one inference past all queues of its own, and return the seconds it took."""
+        """Run one inference past all queues of its own, and return the seconds it took.
+
+        Raises NotTried where inputs had to be guessed and do not suit, WarmupFailed and others where the model fails.
+        """
 
     @property
     def in_flight(self) -> int: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
@@ -18,7 +17,7 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request
 from edge_server.core.model import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BadModelConfig, EdgeServerError, WarmupFailed
+from edge_server.errors import BadModelConfig, EdgeServerError, NotTried, WarmupFailed
 from edge_server.serving.sequence_tensors import fresh_inputs
 
 log = logging.getLogger(__name__)
@@ -27,6 +26,9 @@ AnySession: TypeAlias = Session | RequestSession
 
 PROBE = "probe"
 """Name of the sample that is made from the inputs alone, where the configuration declares none."""
+
+_SHOWN_ERROR = 300
+"""How many characters of a runtime's error are told of inputs that were made up."""
 
 _WIDE = 64
 """A multiple of the strides of most networks for pictures, and a short sentence."""
@@ -65,10 +67,21 @@ def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_di
     ones and random numbers: a vector of length 0, or a mask that hides everything, has no finite answer in many sound
     models.
     """
+    if _is_checked_at_load(session, spec):
+        _run_made_up(session, spec, plan, model_dir)
+
+
+def _is_checked_at_load(session: AnySession, spec: ModelSpec) -> bool:
     if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession):
-        return
-    if any(sample.batch_size > 0 for sample in spec.warmup) or not _can_be_made_up(spec):
-        return
+        return False
+    return _first_sample(spec) is None and _can_be_made_up(spec)
+
+
+def _first_sample(spec: ModelSpec) -> WarmupSample | None:
+    return next((sample for sample in spec.warmup if sample.batch_size > 0), None)
+
+
+def _run_made_up(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
     try:
         _try(session, spec, plan, probe_sample(spec), model_dir)
     except NotFinite:
@@ -91,26 +104,47 @@ class NotFinite(WarmupFailed):
 def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
     """Run one inference and return its seconds: the first declared sample, or zeros.
 
-    Every dimension of any size is set to 1, and where that fails to `_WIDE`: a picture of one pixel is too small for
-    many networks that take pictures of any size. Raises WarmupFailed.
+    A sample that is declared, or that loading makes up too (see `check_opened`), has to work: WarmupFailed. Of other
+    models every dimension of any size is set to 1, and where that fails to `_WIDE`: a picture of one pixel is too small
+    for many networks that take pictures of any size. Where that fails as well the model is served all the same, as
+    nothing is known of what it takes: NotTried.
     """
-    declared = next((sample for sample in spec.warmup if sample.batch_size > 0), None)
-    sample = declared or probe_sample(spec)
-    try:
-        return _timed(session, spec, plan, sample, model_dir)
-    except WarmupFailed:
-        wide = probe_sample(spec, free_dim=_WIDE)
-        if declared is not None or wide == sample:
-            raise
-        with contextlib.suppress(WarmupFailed):
-            return _timed(session, spec, plan, wide, model_dir)
-        raise
-
-
-def _timed(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, model_dir: Path) -> float:
+    declared = _first_sample(spec)
     started = time.monotonic()
-    _try(session, spec, plan, dataclasses.replace(sample, count=1), model_dir)
+    if declared is not None:
+        _try(session, spec, plan, dataclasses.replace(declared, count=1), model_dir)
+    elif _is_checked_at_load(session, spec):
+        _run_made_up(session, spec, plan, model_dir)
+    else:
+        started = _run_guesses(session, spec, plan, model_dir)
     return time.monotonic() - started
+
+
+def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
+    """Run zeros of sizes that are guessed, until some suit; return when that inference began. Raises NotTried."""
+    guesses = [probe_sample(spec), probe_sample(spec, free_dim=_WIDE)]
+    failures: list[WarmupFailed] = []
+    for sample in guesses if guesses[1] != guesses[0] else guesses[:1]:
+        started = time.monotonic()
+        try:
+            _try(session, spec, plan, sample, model_dir)
+        except WarmupFailed as failure:
+            failures.append(failure)
+        else:
+            return started
+    raise not_tried(spec, failures[0].__cause__ or failures[0])
+
+
+def not_tried(spec: ModelSpec, error: BaseException) -> NotTried:
+    """Return what to tell of a model that failed with made-up inputs, at first with `error`."""
+    lead = [1] if spec.max_batch_size > 0 else []
+    shapes = ", ".join(f"{item.name} {[*lead, *item.dims]}" for item in probe_sample(spec).inputs) or "none"
+    has_free = any(-1 in item.dims for item in spec.inputs)
+    sizes = f"; then {_WIDE} for each dimension of any size" if has_free else ""
+    return NotTried(
+        f"it loads and would be served, but was not tried: it does not run with made-up inputs ({shapes}{sizes}). To "
+        f"have it tried, declare a model_warmup in its config.pbtxt. The error was: {str(error)[:_SHOWN_ERROR]}"
+    )
 
 
 def probe_sample(spec: ModelSpec, *, is_zero: bool = True, free_dim: int = 1) -> WarmupSample:
@@ -219,7 +253,7 @@ def _try(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSa
 
 def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, request: Request) -> None:
     if isinstance(session, RequestSession):
-        _run_request(session, plan, sample.name, request)
+        _run_request(session, plan, request)
     else:
         outputs = session.run(plan.gather([request]), plan.wanted([request]))
         (answer,) = plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
@@ -247,12 +281,12 @@ def _is_float(dtype: DType) -> bool:
     return dtype is DType.BF16 or dtype.numpy.kind == "f"
 
 
-def _run_request(session: RequestSession, plan: BatchPlan, name: str, request: Request) -> None:
+def _run_request(session: RequestSession, plan: BatchPlan, request: Request) -> None:
     execution = _WarmupExecution(request, plan)
     session.execute([execution])
     execution.closed.wait()
     if execution.error is not None:
-        raise _failed(name, execution.error.message)
+        raise execution.error
 
 
 class _WarmupExecution:
@@ -307,5 +341,8 @@ def _is_set(spec: ModelSpec, key: str, default: bool) -> bool:
 def _failed(sample: str, reason: str) -> WarmupFailed:
     way_out = ""
     if sample == PROBE:
-        way_out = "; made up for want of a model_warmup. The parameter warmup_probe has serve go without it"
+        way_out = (
+            "; the input was made up, as the configuration has no model_warmup: declare one, or set the parameter "
+            "warmup_probe to false to go without this check"
+        )
     return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}{way_out}")

@@ -77,7 +77,8 @@ def test_check_tells_what_fails_with_the_reason_and_exits_nonzero(repository: Pa
     add(repository, "no_backend", 'backend: "nonsense"')
     (add(repository, "damaged", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     add(repository, "misspelt", IDENTITY + "max_batch_siez: 3")
-    add(repository, "wrong_on_zeros", IDENTITY.replace("identity", "stub") + parameter("stub_fail", "true"))
+    fixed = IDENTITY.replace("identity", "stub").replace("-1", "4")
+    add(repository, "wrong_on_zeros", fixed + parameter("stub_fail", "true"))
     done = edge("check", str(repository))
     assert done.returncode == 1
     assert "good" in done.stdout
@@ -86,6 +87,17 @@ def test_check_tells_what_fails_with_the_reason_and_exits_nonzero(repository: Pa
     assert "nonsense" in done.stderr
     assert "max_batch_siez" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_check_passes_what_serve_would_serve_though_made_up_inputs_do_not_suit_it(repository: Path) -> None:
+    add(repository, "any_size", IDENTITY.replace("identity", "stub") + parameter("stub_fail", "true"))
+    done = edge("check", str(repository))
+    assert done.returncode == 0, done.stderr
+    assert cells(done.stdout.splitlines()[2])[-2] == "not tried"
+    (note,) = done.stderr.splitlines()
+    assert note.startswith("NOTE any_size version 1: it loads and would be served, but was not tried")
+    assert "(INPUT0 [1, 1]; then 64 for each dimension of any size)" in note
+    assert "model_warmup" in note
 
 
 def parameter(key: str, value: str) -> str:

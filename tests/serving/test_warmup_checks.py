@@ -10,6 +10,7 @@ import pytest
 
 from edge_server.core.model import InputSpec, OutputSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType
+from edge_server.errors import BackendError, NotTried
 
 
 def fixed(house: Any, dtype: DType = DType.FP32, **more: Any) -> Any:
@@ -126,3 +127,19 @@ def test_a_probe_that_the_runtime_refuses_names_the_way_out(house: Any) -> None:
     said = str(outcome(house, fixed(house), "a"))
     assert "index out of range" in said
     assert "warmup_probe" in said
+
+
+def test_a_probe_judges_as_the_load_did(house: Any) -> None:
+    answer(house, lambda array: np.full_like(array, np.nan) if not np.any(array) else np.array(array))
+    assert house.load(fixed(house)).probe() > 0
+
+
+def test_a_probe_of_guessed_inputs_that_do_not_suit_says_that_nothing_was_tried(house: Any) -> None:
+    def refuse(name: str, inputs: Any) -> Any:
+        raise BackendError(f"too small: {inputs['IN'].shape}")
+
+    house.script.on_run = refuse
+    version = house.load(house.spec(inputs=(InputSpec("IN", DType.FP32, (-1, 3)),)))
+    with pytest.raises(NotTried, match=r"IN \[1, 1, 3\]; then 64 .* model_warmup .* too small: \(1, 1, 3\)"):
+        version.probe()
+    assert [rows for _, _, rows in house.script.ran] == [1, 1], "with 1 and with 64"
