@@ -33,9 +33,7 @@ def ask(address: str, name: str, count: int) -> list[FrameResult]:
 def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_answer(
     serve: Any, repository: Any, bundled_repository: Path
 ) -> None:
-    folder = shutil.copytree(bundled_repository / CLASSIFIER, repository.path / CLASSIFIER)
-    with (folder / "config.pbtxt").open("a") as config:
-        config.write("dynamic_batching { }\n")
+    shutil.copytree(bundled_repository / CLASSIFIER, repository.path / CLASSIFIER)
     answers: dict[str, list[FrameResult]] = {}
     with serve(repository.path) as server:
         alone = {name: ask(server.grpc, name, 1)[0] for name in SHOWN}
