@@ -62,6 +62,9 @@ def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> Conf
         raise BadModelConfig(f"model '{model}': {source} line {line} is not UTF-8 text") from error
     except text_format.ParseError as error:
         raise BadModelConfig(f"model '{model}': {source} {_located(error)}{_spelling(error, config)}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        # Of an enum's number that no 32 bits hold the parser tells no place.
+        raise BadModelConfig(f"model '{model}': {source}{_line_of_number(error, content)}: {error}") from error
     _check_enums(config, model, source)
     return config
 
@@ -96,6 +99,16 @@ def _spelling(error: Exception, config: ConfigMessage) -> str:
     return ""
 
 
+def _line_of_number(error: Exception, content: bytes) -> str:
+    """Return " line N" for the first line with the number that the error quotes, "" when there is none."""
+    number = re.search(rb"-?\d+$", str(error).encode())
+    found = None if number is None else re.search(rb"(?<![\w.])" + number[0] + rb"(?![\w.])", content)
+    if found is None:
+        return ""
+    line = content.count(b"\n", 0, found.start()) + 1
+    return f" line {line}"
+
+
 def _brief(text: str) -> str:
     """Return the parser's words; of very many the first and the last."""
     return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID // 2]} ... {text[-_MOST_SAID // 2 :]}"
@@ -112,6 +125,8 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
     config = new_config()
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
+        # Half a surrogate pair, which a JSON escape can write, is no text: the schema's look-up by name breaks on it.
+        json.dumps(document, ensure_ascii=False).encode()
         if not isinstance(document, dict):
             raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")
         json_format.ParseDict(_fold_enums(document, config.DESCRIPTOR), config)
@@ -156,11 +171,8 @@ def _check_size(size: int, model: str, source: str) -> None:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
-        if not key.isascii():
-            # Half a surrogate pair, which JSON can write, is no text: the schema's look-up by name would break on it.
-            key.encode()
         if key in found:
-            raise ValueError(f"the key '{key}' stands twice in one object")
+            raise ValueError(f"the key {key!r} stands twice in one object")
         found[key] = value
     return found
 

@@ -6,6 +6,7 @@ Looking costs one directory walk; a config.pbtxt is opened only when it changed,
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from edge_server.repository.composition import members
 from edge_server.repository.fingerprint import Fence, Trace, children, folder_trace, is_folder, is_ignored, trace
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
 from edge_server.repository.to_spec import version_policy
+
+log = logging.getLogger(__name__)
 
 MAX_VERSION = 2**63 - 1
 
@@ -213,6 +216,16 @@ class Scanner:
         return Fence(None if self._allows_external_links else self.roots)
 
     def _look(self, path: Path, fence: Fence, warnings: list[str]) -> ModelOnDisk | None:
+        """Return one model, None when it is gone. Whatever goes wrong is the problem of this model alone."""
+        try:
+            return self._look_into(path, fence, warnings)
+        except Exception as error:
+            log.debug("model '%s' cannot be read", path.name, exc_info=True)
+            return ModelOnDisk(
+                path.name, path, problem=f"model '{path.name}' cannot be read: {type(error).__name__}: {error}"
+            )
+
+    def _look_into(self, path: Path, fence: Fence, warnings: list[str]) -> ModelOnDisk | None:
         model = ModelOnDisk(path.name, path)
         stray = fence.stray(str(path)) if path.is_symlink() else ""
         if stray:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.model import VersionPolicy
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.repository import pbtxt
+from edge_server.repository import pbtxt, scan
 from edge_server.repository.fingerprint import MAX_FILES
 from edge_server.repository.scan import (
     ModelOnDisk,
@@ -250,6 +250,28 @@ def test_a_link_to_a_vast_directory_is_the_models_problem(
     monkeypatch.setattr("edge_server.repository.fingerprint.MAX_FILES", 10)
     add_model("m", "", {f"1/{number}": b"" for number in range(20)})
     assert "more than 10 files" in _only(root).problem
+
+
+def test_what_goes_wrong_at_one_model_is_the_problem_of_that_model_alone(
+    root: Path, add_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_model("good", "")
+    add_model("huge", "input { data_type: 99999999999 }")
+    add_model("strange", "")
+    stated = scan.read_file
+
+    def read_file(path: Path, model: str) -> Any:
+        if model == "strange":
+            raise KeyError("nobody foresaw this")
+        return stated(path, model)
+
+    monkeypatch.setattr(scan, "read_file", read_file)
+    scanner = Scanner([root])
+    models = scanner.scan().models
+    assert models["good"].wished == (1,)
+    assert "99999999999" in models["huge"].problem
+    assert "KeyError: 'nobody foresaw this'" in models["strange"].problem
+    assert scanner.find("strange") == models["strange"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
