@@ -27,7 +27,7 @@ from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
 from edge_server.repository.source import RepositorySource
 from edge_server.repository.trust.verify import trust_policy
-from edge_server.service import InferenceService
+from edge_server.service import InferenceService, Readiness
 from edge_server.serving.gate import OPEN_GATE
 from edge_server.serving.gpus import Gpus
 from edge_server.serving.limiter import RateLimiter
@@ -170,10 +170,18 @@ def _service(
         server_id=config.lifecycle.server_id,
         server_version=__version__,
         is_explicit=config.repository.control_mode == "explicit",
-        is_strict=config.lifecycle.is_readiness_strict,
+        readiness=_readiness(config),
         events=events,
         traces=Traces(config.trace),
     )
+
+
+def _readiness(config: ServerConfig) -> Readiness:
+    is_strict = config.lifecycle.is_readiness_strict
+    if is_strict is None:
+        # Whoever copies a broken model to all servers of a fleet must not take them all from their balancer.
+        return Readiness.KEEPS_SERVING if config.repository.control_mode == "poll" else Readiness.STRICT
+    return Readiness.STRICT if is_strict else Readiness.ANY
 
 
 def _shared_memory(is_allowed: bool, devices: CudaDevices | None) -> SharedMemoryRegistry:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -66,6 +67,14 @@ _ROUTE_ATTEMPTS = 16
 """How often a request that met a version just being retired looks for its successor. One is the rule."""
 
 
+class Readiness(enum.Enum):
+    """Which models must serve for the server to be ready. One of which any version serves always counts as serving."""
+
+    STRICT = "every model of the desired state"
+    KEEPS_SERVING = "every model that has served since it was added"
+    ANY = "none"
+
+
 class Ticket(Protocol):
     """A submitted request, as the front end that submitted it sees it."""
 
@@ -96,7 +105,7 @@ class InferenceService:
         server_id: str,
         server_version: str,
         is_explicit: bool,
-        is_strict: bool,
+        readiness: Readiness = Readiness.STRICT,
         events: EventBus | None = None,
         traces: Traces | None = None,
     ) -> None:
@@ -112,7 +121,7 @@ class InferenceService:
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
         self._metadata = ServerMetadata(server_id, server_version, extensions)
-        self._is_strict = is_strict
+        self._readiness = readiness
         self._has_started = False
         self._is_stopping = False
         self._metric_sources: list[MetricSource] = []
@@ -139,10 +148,12 @@ class InferenceService:
         return not self._is_stopping
 
     def is_ready(self) -> bool:
-        """Return whether inference is offered: with strict readiness, of everything that is wished for."""
+        """Return whether inference is offered, and by every model that counts for `Readiness`."""
         if self._is_stopping or not self._has_started:
             return False
-        return not self._is_strict or not self._manager.has_failures()
+        return self._readiness is Readiness.ANY or not self._manager.has_unserved(
+            ever_served=self._readiness is Readiness.KEEPS_SERVING
+        )
 
     def server_metadata(self) -> ServerMetadata:
         return self._metadata

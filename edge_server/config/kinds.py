@@ -47,6 +47,10 @@ def parse_boolean(text: str) -> bool:
     raise ValueError("expected true, false, on, off, 1 or 0")
 
 
+def _parse_optional_boolean(text: str) -> bool | None:
+    return parse_boolean(text) if text else None
+
+
 def integer(low: int, high: int) -> Kind:
     def parse(text: str) -> int:
         # Digits are counted first: int() takes quadratic time, spaces, underscores and other scripts' digits.
@@ -163,6 +167,7 @@ def _parse_gpu_limit(text: str) -> tuple[int, float]:
 
 
 BOOLEAN = Kind("boolean", parse_boolean, (bool,), may_stand_alone=True)
+OPTIONAL_BOOLEAN = Kind("boolean", _parse_optional_boolean, (bool, str), may_stand_alone=True)
 VERBOSITY = Kind("integer", _parse_verbosity, (int, bool), may_stand_alone=True)
 TEXT = Kind("text", _parse_text)
 OPTIONAL_TEXT = Kind("text", _parse_optional_text)

@@ -216,7 +216,8 @@ class LogConfig:
 class LifecycleConfig:
     """Start, readiness and stop of the whole server.
 
-    `is_readiness_strict`: ready only when every known model serves. `exits_on_error` is off where Triton's is on: on
+    `is_readiness_strict`: ready only when every known model serves; None: those that never served do not count in mode
+    poll. `exits_on_error` is off where Triton's is on: on
     a box in the field one broken model should not take the others down. `exits_on_gpu_loss`: end the process when a
     model has lost its GPU and nothing else can serve it. `exit_timeout_s` bounds the drain.
     A run that takes longer than `hang_timeout_s` fails its version, and the server is not ready then; 0: any time.
@@ -224,7 +225,7 @@ class LifecycleConfig:
     """
 
     server_id: str = "triton"
-    is_readiness_strict: bool = True
+    is_readiness_strict: bool | None = None
     exits_on_error: bool = False
     exits_on_gpu_loss: bool = False
     exit_timeout_s: float = 30.0

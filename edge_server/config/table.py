@@ -14,6 +14,7 @@ from edge_server.config.kinds import (
     BACKEND_SETTING,
     BOOLEAN,
     GPU_LIMIT,
+    OPTIONAL_BOOLEAN,
     OPTIONAL_PATH,
     OPTIONAL_TEXT,
     PATH,
@@ -225,8 +226,11 @@ _OTHERS = (
     Setting(
         "lifecycle.is_readiness_strict",
         "--strict-readiness",
-        BOOLEAN,
-        "Be ready only while every known model is.",
+        OPTIONAL_BOOLEAN,
+        "Be ready only while every known model is: true counts all of them, false none. When it is not given, models "
+        "that never served since they were added do not count in mode poll, and all do in the other modes. A model of "
+        "which any version serves counts as ready. Never ready before the models found at the start are loaded, or "
+        "failed to load.",
     ),
     Setting(
         "lifecycle.exits_on_error",

@@ -201,6 +201,19 @@ class Manager(GpuKeeper):
                 for name, model in self._models.items()
             )
 
+    def has_unserved(self, *, ever_served: bool) -> bool:
+        """Return whether no version serves of a model that should be served, or would be loaded by a request.
+
+        `ever_served`: models of which nothing has served since they were added to the desired state do not count.
+        """
+        with self._changed:
+            return any(
+                bool(model.wish.reason or model.wish.versions)
+                and (model.has_served or not ever_served)
+                and not self.offered_versions(name)
+                for name, model in self._models.items()
+            )
+
     def look_again(self) -> None:
         """Go on with what was held back: the gate allows more than before. Returns at once."""
         for version in self.living():
@@ -274,6 +287,7 @@ class Manager(GpuKeeper):
         model.wish = wish = self._dependents.effective(wish)
         if not wish.versions and not wish.reason:
             model.cold.clear()
+            model.has_served = False
         for version, failure in list(model.failures.items()):
             wished = wish.versions.get(version)
             if retry or wished is None or wished.fingerprint != failure.fingerprint:

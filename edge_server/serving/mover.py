@@ -251,6 +251,7 @@ class Mover:
         if self._is_closed:
             self._start_retire(model, version)
         else:
+            model.has_served = True
             self._router.publish(model)
             self._news.add(MODEL_READY, model=model.name, version=version.version, generation=version.generation)
 

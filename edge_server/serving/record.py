@@ -96,6 +96,8 @@ class ModelRecord:
     is_opening: bool = False
     is_demanded: bool = False
     is_replacing: bool = False
+    has_served: bool = False
+    """Whether anything of it was READY since it was last added to the desired state."""
     lost_gpu: set[int] = field(default_factory=set)
     """Versions that are wished for, whose GPU was lost, and that were not brought up again since."""
     loading_since_s: float = 0.0

@@ -77,7 +77,7 @@ def test_defaults_are_tritons_but_for_the_documented_ones():
     assert (given.http.port, given.grpc.port, given.metrics.port) == (8000, 8001, 8002)
     assert {given.http.address, given.grpc.address, given.metrics.address} == {"127.0.0.1"}
     assert given.lifecycle.server_id == "triton"
-    assert given.lifecycle.is_readiness_strict
+    assert given.lifecycle.is_readiness_strict is None
     assert not given.lifecycle.exits_on_error
     assert not given.memory.allows_client_shm
     assert given.http.max_input_size_bytes == 64 * 1024 * 1024

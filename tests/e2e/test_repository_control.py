@@ -219,15 +219,18 @@ def test_a_broken_model_is_listed_with_its_reason_and_makes_a_strict_server_unre
 ) -> None:
     repository.add("good", identity())
     repository.add("bad", 'backend: "no_such_runtime"\nmax_batch_size: 0')
-    with serve(repository.path) as server:
+    with serve(repository.path, "--strict-readiness=true") as server:
         entry = index(server)["bad"]
         assert entry["state"] == "UNAVAILABLE"
         assert "no_such_runtime" in entry["reason"]
         assert server.get("/v2/health/live")[0] == 200
         assert server.get("/v2/health/ready")[0] == 400
         assert server.infer("good", body())[0] == 200
-    with serve(repository.path, "--strict-readiness=false") as server:
-        assert server.get("/v2/health/ready")[0] == 200
+    with serve(repository.path, "--model-control-mode=none") as server:
+        assert server.get("/v2/health/ready")[0] == 400
+    for flag in ("--strict-readiness=false", "--model-control-mode=poll"):
+        with serve(repository.path, flag) as server:
+            assert server.get("/v2/health/ready")[0] == 200
 
 
 def test_poll_mode_follows_the_folder(

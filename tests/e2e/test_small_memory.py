@@ -86,7 +86,7 @@ def test_an_idle_model_leaves_memory_and_serves_the_next_request(
 def test_a_model_below_the_memory_floor_is_not_begun_and_the_index_says_why(serve: Any, repository: Any) -> None:
     repository.add_sub("add_a", 'backend: "onnxruntime"')
     # No machine has that much.
-    with serve(repository.path, "--memory-floor-mb=1000000000") as server:
+    with serve(repository.path, "--memory-floor-mb=1000000000", "--strict-readiness=true") as server:
         (entry,) = server.ask("/v2/repository/index", {})[1]
         assert entry["state"] == "UNAVAILABLE"
         assert "memory is short" in entry["reason"]

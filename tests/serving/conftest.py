@@ -19,7 +19,7 @@ from edge_server.core.message import Request, Response
 from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelFile, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType, Tensor
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.service import InferenceService
+from edge_server.service import InferenceService, Readiness
 from edge_server.serving import gate as serving_gate
 from edge_server.serving.cache.cache import ResponseCache
 from edge_server.serving.limiter import RateLimiter
@@ -139,6 +139,7 @@ class House:
         gate: serving_gate.Gate = serving_gate.OPEN_GATE,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
+        readiness: Readiness = Readiness.STRICT,
     ) -> None:
         self.script = Script()
         self.timer = Timer()
@@ -157,7 +158,7 @@ class House:
         self.wishes: dict[str, ModelWish] = {}
         self.service = InferenceService(
             self.manager, self, SharedMemoryRegistry(True), LogSettings(LogConfig()),
-            server_id="edge-server", server_version="1", is_explicit=True, is_strict=True,
+            server_id="edge-server", server_version="1", is_explicit=True, readiness=readiness,
         )  # fmt: skip
 
     def names(self) -> list[str]:
@@ -234,9 +235,10 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
         gate: serving_gate.Gate = serving_gate.OPEN_GATE,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
+        readiness: Readiness = Readiness.STRICT,
         **limits: Any,
     ) -> House:
-        made = House(Limits(**limits), ask_room, gate, limiter, cache)
+        made = House(Limits(**limits), ask_room, gate, limiter, cache, readiness)
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)
         return made
