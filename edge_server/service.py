@@ -28,7 +28,7 @@ from edge_server.core.view import (
     TensorMetadata,
     VersionReport,
 )
-from edge_server.errors import Draining, InvalidRequest, NotReady, UnknownModel
+from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.manager import Manager
 from edge_server.serving.model_control import ModelControl, ModelSource
@@ -139,11 +139,6 @@ class InferenceService:
             self._is_stopping = True
             self.events.publish(SERVER_STOPPING)
 
-    @property
-    def has_started(self) -> bool:
-        """Whether the first wish was worked off: until then, a model that is not known may just not be there yet."""
-        return self._has_started
-
     def is_live(self) -> bool:
         return not self._is_stopping
 
@@ -168,7 +163,7 @@ class InferenceService:
         if self._is_stopping:
             return False
         try:
-            self._manager.spec(name, version)
+            self._spec(name, version)
         except NotReady:
             return False
         except UnknownModel:
@@ -179,7 +174,7 @@ class InferenceService:
 
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         """Return names, types and shapes as clients see them. Raises UnknownModel, NotReady."""
-        spec = self._manager.spec(name, version)
+        spec = self._spec(name, version)
         versions = [version] if version is not None else self._manager.offered_versions(name)
         return ModelMetadata(
             name=name,
@@ -196,7 +191,18 @@ class InferenceService:
         """
         if self._is_stopping:
             raise Draining(_STOPPING)
-        return self._manager.spec(name, version)
+        return self._spec(name, version)
+
+    def _spec(self, name: str, version: int | None) -> ModelSpec:
+        try:
+            return self._manager.spec(name, version)
+        except UnknownModel as error:
+            raise self._unknown(error) from None
+
+    def _unknown(self, error: UnknownModel) -> EdgeServerError:
+        """Return the error as it stands once the models found at the start are loaded, or failed to load. Before that
+        a model that is not known may just not be there yet: clients and balancers are to try again."""
+        return error if self._has_started else NotReady(f"the server is starting: {error.message}")
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
         """Return counters of all serving versions, of one model, or of one version.
@@ -359,6 +365,8 @@ class InferenceService:
         except (NotReady, UnknownModel) as error:
             if self._is_stopping:
                 raise Draining(_STOPPING) from error
+            if isinstance(error, UnknownModel):
+                raise self._unknown(error) from None
             raise
 
 

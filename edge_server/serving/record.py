@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import field
 
-from edge_server.core.lifecycle import INDEX_STATES, Load, ModelWish, VersionState
+from edge_server.core.lifecycle import INDEX_STATES, Load, ModelWish, VersionState, retry_delay_s
 from edge_server.core.model import ModelSpec
 from edge_server.core.view import VersionReport
 from edge_server.errors import EdgeServerError, OutOfMemory
@@ -20,6 +20,9 @@ from edge_server.serving.timer import Alarm
 
 UNLOADED = "unloaded"
 """Triton's reason of a version that nobody wishes for any more."""
+
+_LOADING_RETRY_S = 1.0
+"""When to ask again for a model that is being loaded: nobody knows how long that takes."""
 
 UNLOADED_IDLE = "unloaded: idle; loads again on request"
 UNLOADED_FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
@@ -191,6 +194,31 @@ class ModelRecord:
 
     def last_used_ns(self) -> int:
         return max((item.last_used_ns for item in self.living), default=0)
+
+    def retry_after_s(self, version: int | None) -> float | None:
+        """Return after how long a request for a version (None: any) may be answered, as far as is known; None when only
+        new files, or an order, can help."""
+        rows = self.index_rows()
+        if any(state == "LOADING" for number, (state, _) in rows.items() if version in (None, number)):
+            return _LOADING_RETRY_S
+        # Bounded, for the time of day of a small box may jump by years.
+        waits_s = [
+            min(max(failure.retry_at_s - time.time(), _LOADING_RETRY_S), retry_delay_s(failure.count))
+            for number, failure in self.failed().items()
+            if version in (None, number) and failure.retry_at_s is not None
+        ]
+        return min(waits_s, default=None)
+
+    def why_not_served(self) -> str:
+        """Return why none of the versions that should serve does, highest first; "" when none should."""
+        if self.wish.reason:
+            return self.wish.reason
+        rows = self.index_rows()
+        parts = []
+        for number in sorted(self.wish.versions, reverse=True):
+            state, reason = rows.get(number, ("UNAVAILABLE", ""))
+            parts.append(f"version {number} is {state}" + (f" ({reason})" if reason else ""))
+        return "; ".join(parts)
 
     def index_rows(self) -> dict[int, tuple[str, str]]:
         """Return (state, reason) of each version, in Triton's words."""

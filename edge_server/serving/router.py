@@ -259,16 +259,25 @@ class Router:
         """Return why no version takes such a request."""
         with self._changed:
             model = self._models.get(name)
-            if model is None or not model.is_known:
+            if model is None or not (model.is_known or model.wish.reason):
                 return UnknownModel(f"Request for unknown model: '{name}' is not found")
             rows = model.index_rows()
+            retry_after_s = model.retry_after_s(version)
             is_replacing = model.is_replacing
-        if version is None and is_replacing:
-            return NotReady(f"model '{name}' is being replaced: its reload_policy unloads the old version first")
-        if version is None:
-            return UnknownModel(f"Request for unknown model: '{name}' has no available versions")
-        if version not in rows:
+            why = model.why_not_served()
+        if version is not None and version in rows:
+            state, reason = rows[version]
+            tail = f": {reason}" if reason else f", it is {state}"
+            return NotReady(
+                f"Request for model '{name}' version {version} is not at ready state{tail}", retry_after_s=retry_after_s
+            )
+        if version is not None:
             return UnknownModel(f"Request for unknown model: '{name}' version {version} is not found")
-        state, reason = rows[version]
-        tail = f": {reason}" if reason else f", it is {state}"
-        return NotReady(f"Request for model '{name}' version {version} is not at ready state{tail}")
+        if is_replacing:
+            return NotReady(f"model '{name}' is being replaced: its reload_policy unloads the old version first")
+        if retry_after_s is not None:
+            return NotReady(
+                f"Request for model '{name}': no version is at ready state yet: {why}", retry_after_s=retry_after_s
+            )
+        tail = f": {why}" if why else ""
+        return UnknownModel(f"Request for unknown model: '{name}' has no available versions{tail}")

@@ -44,7 +44,8 @@ def test_without_a_gpu_they_are_refused_and_told_what_to_write_and_their_neighbo
                 "or KIND_AUTO to take what there is"
             )
             status, answer = server.infer(name, BODY)
-            assert (status, answer["error"]) == (404, f"Request for unknown model: '{name}' has no available versions")
+            absent = f"Request for unknown model: '{name}' has no available versions"
+            assert (status, answer["error"]) == (404, f"{absent}: version 1 is UNAVAILABLE ({found[name]})")
         assert found["content"] == ""
         assert server.infer("content", BODY)[0] == 200
         assert server.ask("/edge/v1/engines")[1]["enabled"] is False

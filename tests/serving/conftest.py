@@ -140,6 +140,8 @@ class House:
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
+        *,
+        has_started: bool = True,
     ) -> None:
         self.script = Script()
         self.timer = Timer()
@@ -160,6 +162,8 @@ class House:
             self.manager, self, SharedMemoryRegistry(True), LogSettings(LogConfig()),
             server_id="edge-server", server_version="1", is_explicit=True, readiness=readiness,
         )  # fmt: skip
+        if has_started:
+            self.service.started()
 
     def names(self) -> list[str]:
         return list(self.wishes)
@@ -236,9 +240,10 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
+        has_started: bool = True,
         **limits: Any,
     ) -> House:
-        made = House(Limits(**limits), ask_room, gate, limiter, cache, readiness)
+        made = House(Limits(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started)
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)
         return made

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_server.core.lifecycle import ModelWish, VersionWish
-from edge_server.errors import BackendMissing, BadModelConfig, ChangedWhileLoading, LoadError, OutOfMemory
+from edge_server.errors import BackendMissing, BadModelConfig, ChangedWhileLoading, LoadError, NotReady, OutOfMemory
 
 
 class Failing:
@@ -61,6 +61,10 @@ def test_a_cause_that_may_pass_is_tried_again_by_itself(house: Any, eventually: 
     assert (entry.state, "tried again at" in entry.reason) == ("UNAVAILABLE", True)
     (report,) = house.manager.versions("m")
     assert (report.state, report.generation, report.share) == ("FAILED", 1, 0.0)
+    for version in (None, 1):
+        with pytest.raises(NotReady) as refused:
+            house.submit(version=version)
+        assert refused.value.retry_after_s == 1.0
     assert any(kind == "model.failed" and fields["retry_in_s"] == 1.0 for kind, fields in house.events)
     eventually(lambda: house.service.is_model_ready("m", None))
     assert opens.count == 2

@@ -60,7 +60,13 @@ ROUTES = [
     ("other", None, UnknownModel, "Request for unknown model: 'other' is not found"),
     ("m", 9, UnknownModel, "Request for unknown model: 'm' version 9 is not found"),
     ("broken", 1, NotReady, "'broken' version 1 is not at ready state: no luck"),
-    ("broken", None, UnknownModel, "Request for unknown model: 'broken' has no available versions"),
+    (
+        "broken",
+        None,
+        UnknownModel,
+        "Request for unknown model: 'broken' has no available versions: version 1 is UNAVAILABLE (no luck)",
+    ),
+    ("unread", None, UnknownModel, "Request for unknown model: 'unread' has no available versions: what is this?"),
 ]
 
 
@@ -71,10 +77,40 @@ def test_a_request_without_a_way_is_told_why_in_tritons_words(
     house.load(house.spec())
     house.script.on_open = fail_open("no luck")
     house.wish_for(house.spec("broken"))
+    house.manager.wish_for(ModelWish("unread", reason="what is this?"))
     house.manager.wait_settled()
     with pytest.raises(kind) as caught:
         house.submit(model=name, version=version)
     assert words in str(caught.value)
+    assert caught.value.retry_after_s is None, "to try again does not help"
+
+
+def test_a_model_that_still_loads_is_refused_for_now_and_others_answer_meanwhile(new_house: Any, new_gate: Any) -> None:
+    house, gate = new_house(has_started=False), new_gate()
+    with pytest.raises(NotReady, match=r"the server is starting: .*'m' is not found") as caught:
+        house.submit()
+    assert caught.value.retry_after_s == 1.0
+    for ask in (house.service.model_spec, house.service.model_metadata):
+        with pytest.raises(NotReady, match="the server is starting"):
+            ask("m", None)
+    assert not house.service.is_model_ready("m", None)
+    house.load(house.spec("ready"))
+    house.script.on_open = lambda job: gate.stop()
+    house.wish_for(house.spec(), 1, 2)
+    gate.wait_entered()
+    for version in (None, 1, 2):
+        with pytest.raises(NotReady, match="ready state") as caught:
+            house.submit(version=version)
+        assert caught.value.retry_after_s == 1.0
+    assert house.submit(1.0, model="ready")[1].final().error is None
+    gate.let_go()
+    gate.wait_entered()
+    assert house.submit(1.0, version=2)[1].final().error is None, "a version that is ready does not wait for others"
+    gate.let_go()
+    assert house.manager.wait_settled(["m"], 20)
+    house.service.started()
+    with pytest.raises(UnknownModel):
+        house.submit(model="other")
 
 
 def test_statistics_of_an_absent_model_are_refused(house: Any) -> None:

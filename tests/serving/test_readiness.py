@@ -20,7 +20,7 @@ def fail(house: Any) -> None:
 
 @pytest.mark.parametrize("readiness", Readiness)
 def test_no_server_is_ready_before_the_first_desired_state_was_worked_off(new_house: Any, readiness: Readiness) -> None:
-    house = new_house(readiness=readiness)
+    house = new_house(readiness=readiness, has_started=False)
     house.load(house.spec())
     assert not house.service.is_ready()
     house.service.started()
@@ -31,7 +31,6 @@ def test_no_server_is_ready_before_the_first_desired_state_was_worked_off(new_ho
 def test_what_failed_beside_a_version_that_serves_never_counts(new_house: Any, readiness: Readiness) -> None:
     house = new_house(readiness=readiness)
     house.load(house.spec(), 1)
-    house.service.started()
     fail(house)
     house.wish_for(house.spec(), 2)
     assert house.manager.wait_settled(["m"], 20)
@@ -52,7 +51,6 @@ def test_a_model_that_never_served_counts_where_readiness_is_strict(
 ) -> None:
     house, gate = new_house(readiness=readiness), new_gate()
     house.load(house.spec("good"))
-    house.service.started()
     fail(house)
     house.wish_for(house.spec("bad"))
     assert house.manager.wait_settled(["bad"], 20)
@@ -78,7 +76,6 @@ def test_a_model_that_served_and_does_not_any_more_counts_until_it_is_removed(
     house = new_house(readiness=readiness)
     house.load(house.spec("good"))
     lost = house.load(house.spec("lost"))
-    house.service.started()
     house.manager._give_up(lost, "it hangs")
     assert house.service.is_ready() is is_ready
     house.manager.wish_for(ModelWish("lost"))

@@ -297,7 +297,7 @@ def test_nothing_waits_where_models_stay_in_memory(house: Any, new_gate: Any) ->
     house.script.on_open = lambda job: gate.stop()
     house.wish_for(house.spec())
     gate.wait_entered()
-    with pytest.raises(UnknownModel):
+    with pytest.raises(NotReady):
         house.submit()
     gate.let_go()
 

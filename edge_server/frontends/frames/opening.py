@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_server.core.frame import Delivery, Returns, StreamRequest
 from edge_server.core.mailbox import NORMAL_PRIORITY
 from edge_server.core.model import ModelSpec
-from edge_server.errors import BadModelConfig, InvalidRequest, NotReady, UnknownModel, Unsupported
+from edge_server.errors import BadModelConfig, InvalidRequest, Unsupported
 from edge_server.records import dataclass
 from edge_server.vision.perception import PerceptionPlan, perception_plan
 from edge_server.vision.plan import ImagePlan, image_plan
@@ -52,13 +52,7 @@ def terms_of(request: StreamRequest, service: InferenceService) -> Terms:
     version = request.version or None
     _check_text("stream_id", request.stream_id)
     _check_text("client", request.client)
-    try:
-        spec = service.model_spec(request.model, version)
-    except UnknownModel as error:
-        if service.has_started:
-            raise
-        # A camera that finds its server again before the models are loaded is to try again, not to give up.
-        raise NotReady(f"the server is starting: {error.message}") from None
+    spec = service.model_spec(request.model, version)
     frame_plan(spec)
     _check_returns(spec, request.returns)
     return Terms(
