@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 
 from edge_server.errors import (
-    BackendMissing,
     ChangedWhileLoading,
     EdgeServerError,
     LoadError,
@@ -13,9 +12,10 @@ from edge_server.errors import (
     StorageFault,
 )
 
-HEALS = (OutOfMemory, BackendMissing, StorageFault, ChangedWhileLoading)
+HEALS = (OutOfMemory, StorageFault, ChangedWhileLoading)
 """Causes that may pass without a change of the model's files: such loads are tried again, later and later. Files that
-changed while they were loaded may be by then what they were before."""
+changed while they were loaded may be by then what they were before. A runtime that is not installed is not among them:
+who installs it orders a load, or starts the server anew."""
 
 _PASSING_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ETIMEDOUT})
 
