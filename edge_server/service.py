@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from edge_server.core.engine import EngineFile, EngineOrder
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.lifecycle import INDEX_STATES, ModelWish, VersionState
 from edge_server.core.message import Request, ResponseSink
 from edge_server.core.metric import MetricFamilyView, MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
@@ -61,7 +61,7 @@ _CUDA_MEMORY = "cuda_shared_memory"
 _STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 NOT_LOADED = "NOT_LOADED"
-"""The state of a version that is in the repository and was never wished for."""
+"""The state of a version that is in the repository and not in the desired state. Triton's index has no word for it."""
 
 _ROUTE_ATTEMPTS = 16
 """How often a request that met a version just being retired looks for its successor. One is the rule."""
@@ -262,13 +262,18 @@ class InferenceService:
     def versions(self, name: str | None = None) -> list[VersionReport]:
         """Return every version of every model, or of one, with its past; those too that are on disk only. *Blocking.*
 
-        Raises UnknownModel, ServingFault.
+        States are those of the repository index, and NOT_LOADED. Raises UnknownModel, ServingFault.
         """
-        reports = self._manager.versions(name)
+        reports = [
+            dataclasses.replace(report, state=INDEX_STATES[VersionState[report.state]])
+            for report in self._manager.versions(name)
+        ]
         known = {(report.name, report.version) for report in reports}
+        problems = {entry.name: entry.reason for entry in self._manager.index() if not entry.version}
         for model in self._source.names() if name is None else [name]:
             there = [version for version in self._source.versions(model) if (model, version) not in known]
-            reports += [VersionReport(model, version, 0, NOT_LOADED, 0.0, 0, "", 0.0) for version in there]
+            state, reason = ("UNAVAILABLE", problems[model]) if model in problems else (NOT_LOADED, "")
+            reports += [VersionReport(model, version, 0, state, 0.0, 0, reason, 0.0) for version in there]
         if name is not None and not reports:
             raise UnknownModel(f"Request for unknown model: '{name}' is not found")
         return sorted(reports, key=lambda report: (report.name, report.version, report.generation))

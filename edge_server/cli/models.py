@@ -48,7 +48,10 @@ def _text(options: argparse.Namespace, path: str) -> str:
     index = wire.ask(options, "/v2/repository/index", {})
     faulty = [_faulty(entry) for entry in index if _is_faulty(entry) and options.model in (None, entry["name"])]
     try:
-        rows = [_row(item) for item in wire.ask(options, path)["versions"]]
+        # What was never loaded of a faulty model has no reason of its own.
+        names = {row[0] for row in faulty}
+        versions = wire.ask(options, path)["versions"]
+        rows = [_row(item) for item in versions if item["generation"] or item["name"] not in names]
     except wire.Refused:
         if not faulty:
             raise
@@ -61,7 +64,7 @@ def _text(options: argparse.Namespace, path: str) -> str:
 
 def _is_faulty(entry: Mapping[str, str]) -> bool:
     """Return whether the index gives a reason that concerns a model as a whole."""
-    return bool(entry.get("reason")) and not entry.get("version")
+    return entry.get("state") == "UNAVAILABLE" and not entry.get("version")
 
 
 def _faulty(entry: Mapping[str, str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from edge_server.cli.options import number
 from edge_server.cli.streaming.screen import Screen
 from edge_server.cli.table import clip, render
 from edge_server.core.view import TensorMetadata
+from edge_server.service import NOT_LOADED
 
 HEADS = (
     "MODEL", "VERSION", "STATE", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS",
@@ -127,7 +128,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
 
 def _model(options: argparse.Namespace, entry: dict[str, str], report: dict[str, Any] | None) -> dict[str, Any]:
     """Return an entry of the index, and of a version that serves its report, inputs, outputs and statistics."""
-    model = {"version": "", "state": "not loaded", "reason": "", **entry}
+    model = {"version": "", "state": NOT_LOADED, "reason": "", **entry}
     if report is None or model["state"] != "READY":
         return model
     base = f"/v2/models/{urllib.parse.quote(model['name'], safe='')}/versions/{model['version']}"

@@ -53,7 +53,8 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One version with its past: `state` is a VersionState's name, `since_s` the unix time of its last move.
+    """One version with its past: `state` is a VersionState's name, or, as the service tells it, the repository index's
+    word. `since_s` is the unix time of its last move.
 
     `generation` counts the loads of the model, 0 for one that was never loaded. `share` is how much of the requests
     that name no version it takes, 0 to 1.

@@ -68,6 +68,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / name / "config.pbtxt").write_text(IDENTITY)
     (path / "broken" / "1").mkdir(parents=True)
     (path / "broken" / "config.pbtxt").write_text('backend: "nonsense"')
+    (path / "typo" / "1").mkdir(parents=True)
+    (path / "typo" / "config.pbtxt").write_text('bakcend: "identity"')
     return path
 
 
@@ -87,8 +89,18 @@ def test_models_prints_every_version_with_its_past(url: str) -> None:
     assert table["one", "2"][2:4] == ["READY", "1"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", table["one", "2"][4])
     assert table["one", "2"][5:] == ["0", "100%"]
-    assert table["broken", "1"][2] == "FAILED"
+    assert table["broken", "1"][2] == "UNAVAILABLE"
     assert "nonsense" in done.stdout
+    assert [cells(row)[1:3] for row in rows if cells(row)[0] == "typo"] == [["-", "UNAVAILABLE"]]
+    assert "bakcend" in done.stdout
+
+
+def test_models_and_status_and_the_index_have_one_word_for_one_state(url: str) -> None:
+    done = edge("status", "--url", url)
+    states = {cells(row)[0]: cells(row) for row in done.stdout.splitlines()}
+    assert states["broken"][2] == "UNAVAILABLE"
+    assert states["typo"][1] == "UNAVAILABLE"
+    assert edge("models", "typo", "--json", "--url", url).stdout.count('"UNAVAILABLE"') == 1
 
 
 def test_models_of_one_model_in_json(url: str) -> None:
