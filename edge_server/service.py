@@ -249,7 +249,10 @@ class InferenceService:
     # -- the repository, and orders for it ---------------------------------------------------------------------------
 
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
-        """Return every model there is, with the state and reason of each version that was ever wished for."""
+        """Return every model there is, with the state and reason of each version that was ever wished for.
+
+        What lies where models are expected and cannot be one is UNAVAILABLE, with the reason.
+        """
         pins = self._source.pins()
         entries = [_with_pin(entry, pins.get(entry.name)) for entry in self._manager.index()]
         if only_ready:
@@ -257,6 +260,7 @@ class InferenceService:
         listed = {entry.name for entry in entries}
         absent = [IndexEntry(name) for name in self._source.names() if name not in listed]
         entries += [_with_pin(entry, pins.get(entry.name)) for entry in absent]
+        entries += [IndexEntry(name, "", "UNAVAILABLE", why) for name, why in self._source.passed_over().items()]
         return sorted(entries, key=lambda entry: entry.name)
 
     def versions(self, name: str | None = None) -> list[VersionReport]:

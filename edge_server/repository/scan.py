@@ -171,10 +171,11 @@ class Scanner:
         fence = self._fence()
         for root in self.roots:
             try:
-                paths = _model_dirs(root, warnings)
+                paths, passed_over = _read_root(root)
             except ServingFault as error:
                 absent[root] = error.message
                 continue
+            warnings += passed_over.values()
             for path in paths:
                 found = self._look(path, fence, warnings)
                 if found is None:
@@ -188,15 +189,23 @@ class Scanner:
     def check_roots(self) -> None:
         """Raise ServingFault when a root cannot be read."""
         for root in self.roots:
-            _model_dirs(root, [])
+            _read_root(root)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all model directories, without a look into them; none of a root that is away."""
         found: set[str] = set()
         for root in self.roots:
             with contextlib.suppress(ServingFault):
-                found.update(path.name for path in _model_dirs(root, []))
+                found.update(path.name for path in _read_root(root)[0])
         return tuple(sorted(found))
+
+    def passed_over(self) -> dict[str, str]:
+        """Return what lies where models are expected and cannot be one: its printable name -> why."""
+        found: dict[str, str] = {}
+        for root in self.roots:
+            with contextlib.suppress(ServingFault):
+                found.update(_read_root(root)[1])
+        return found
 
     def find(self, name: str) -> ModelOnDisk | None:
         """Return one model as `scan` would, looking at nothing else; None when no repository holds it."""
@@ -335,25 +344,32 @@ def _read_stated(path: Path, model: str) -> _Stated | BadModelConfig:
         return BadModelConfig(error.message)
 
 
-def _model_dirs(root: Path, warnings: list[str]) -> list[Path]:
-    """Return the directories of a root that can be models, by name."""
+def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
+    """Return the directories of a root that can be models, by name, and what was passed over, with the reason.
+
+    Names that were passed over are made printable. Raises ServingFault when the root cannot be read.
+    """
     try:
         with os.scandir(root) as entries:
             found = [(entry.name, is_folder(entry)) for entry in entries if not is_ignored(entry.name)]
     except OSError as error:
         raise ServingFault(f"model repository '{root}' cannot be read: {error.strerror}") from error
     folders = sorted(name for name, is_dir in found if is_dir)
-    unfit = [name for name in folders if not is_model_name(name)]
-    warnings.extend(
-        f"{os.path.join(root, name)!r} was passed over: its name does not fit a URL (no spaces, none of \\ ? # %)"
-        for name in unfit
-    )
-    loose = sorted(name for name, is_dir in found if not is_dir and name.endswith(_MODEL_ENDINGS))
-    warnings.extend(
-        f"'{root / name}' was passed over: a model is a folder, for this file '{root / Path(name).stem / '1'}'"
-        for name in loose
-    )
-    return [root / name for name in folders if is_model_name(name)]
+    passed_over = {
+        _printable(name): f"{os.path.join(root, name)!r} was passed over: its name does not fit a URL "
+        "(no spaces, none of \\ ? # %)"
+        for name in folders
+        if not is_model_name(name)
+    }
+    for name, is_dir in sorted(found):
+        if not is_dir and name.endswith(_MODEL_ENDINGS):
+            file, place = os.path.join(root, name), os.path.join(root, Path(name).stem, "1")
+            passed_over[_printable(name)] = f"{file!r} was passed over: a model is a folder, for this file {place!r}"
+    return [root / name for name in folders if is_model_name(name)], passed_over
+
+
+def _printable(name: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
 def _duplicate(first: ModelOnDisk, second: Path) -> ModelOnDisk:

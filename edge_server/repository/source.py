@@ -70,6 +70,10 @@ class RepositorySource:
         """Return the models that are there, loaded or not; none of a repository that cannot be read now."""
         return self.scanner.names()
 
+    def passed_over(self) -> dict[str, str]:
+        """Return what lies where models are expected and cannot be one: its printable name -> why."""
+        return self.scanner.passed_over()
+
     def wishes(self) -> tuple[dict[str, ModelWish], tuple[str, ...]]:
         """Return the wish for every model, by name, and warnings about what was passed over. Raises ServingFault."""
         snapshot = self.scanner.scan()

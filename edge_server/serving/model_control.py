@@ -20,6 +20,9 @@ class ModelSource(Protocol):
     def names(self) -> Iterable[str]:
         """Return the models that are there, loaded or not."""
 
+    def passed_over(self) -> Mapping[str, str]:
+        """Return what lies where models are expected and cannot be one: its printable name -> why."""
+
     def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
         """Return what should be served of a model, with the overrides in place, or None when it is not there."""
 

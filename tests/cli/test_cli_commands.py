@@ -132,6 +132,7 @@ def url(repository: Path) -> Iterator[str]:
     add(repository, "one")
     add(repository, "broken", 'backend: "nonsense"')
     flags = [f"--model-repository={repository}", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"]
+    flags.append("--strict-readiness=true")
     server = subprocess.Popen(
         [str(COMMAND), "serve", "--log-warning=false", "--log-error=false", *flags],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

@@ -68,6 +68,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / name / "config.pbtxt").write_text(IDENTITY)
     (path / "broken" / "1").mkdir(parents=True)
     (path / "broken" / "config.pbtxt").write_text('backend: "nonsense"')
+    (path / "bad name" / "1").mkdir(parents=True)
+    (path / "loose.onnx").touch()
     (path / "typo" / "1").mkdir(parents=True)
     (path / "typo" / "config.pbtxt").write_text('bakcend: "identity"')
     return path
@@ -93,13 +95,17 @@ def test_models_prints_every_version_with_its_past(url: str) -> None:
     assert "nonsense" in done.stdout
     assert [cells(row)[1:3] for row in rows if cells(row)[0] == "typo"] == [["-", "UNAVAILABLE"]]
     assert "bakcend" in done.stdout
+    for name in ("bad name", "loose.onnx"):
+        assert table[name, "-"][2] == "UNAVAILABLE"
+        assert table[name, "-"][-1].endswith(("its name does not fit a URL (no spaces, none of \\ ? # %)", "'"))
 
 
 def test_models_and_status_and_the_index_have_one_word_for_one_state(url: str) -> None:
     done = edge("status", "--url", url)
     states = {cells(row)[0]: cells(row) for row in done.stdout.splitlines()}
     assert states["broken"][2] == "UNAVAILABLE"
-    assert states["typo"][1] == "UNAVAILABLE"
+    assert states["typo"][1] == states["loose.onnx"][1] == states["bad name"][1] == "UNAVAILABLE"
+    assert "a model is a folder" in done.stdout
     assert edge("models", "typo", "--json", "--url", url).stdout.count('"UNAVAILABLE"') == 1
 
 

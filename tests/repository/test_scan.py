@@ -148,6 +148,9 @@ def test_hidden_and_unfit_directories_are_passed_over(root: Path, add_model: Any
     assert list(snapshot.models) == ["größe-1.0_b"]
     assert len([warning for warning in snapshot.warnings if "does not fit" in warning]) == 7
     assert Scanner([root]).names() == ("größe-1.0_b",)
+    passed_over = Scanner([root]).passed_over()
+    assert sorted(passed_over.values()) == sorted(snapshot.warnings)
+    assert all(name.isprintable() and name.encode() for name in passed_over)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../m", "m/1", "/m", "m\0", "a b", "x" * 256, ".hidden", "m\n"])

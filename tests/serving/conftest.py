@@ -168,6 +168,9 @@ class House:
     def names(self) -> list[str]:
         return list(self.wishes)
 
+    def passed_over(self) -> Mapping[str, str]:
+        return {}
+
     def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
         return self.wishes.get(name)
 

@@ -23,6 +23,9 @@ class Shelf:
         self.house = house
         self.pinned: dict[str, int] = {}
 
+    def passed_over(self) -> dict[str, str]:
+        return {}
+
     def names(self) -> list[str]:
         return list(self.house.wishes)
 
