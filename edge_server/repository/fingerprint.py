@@ -1,4 +1,7 @@
-"""Short texts that change whenever a file below a folder does: name, size, time, inode. Reads no content."""
+"""Short texts that change whenever a file below a folder does: name, size, time, inode, right to read.
+
+Reads no content.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +178,10 @@ class _Walk:
         if is_folder(entry):
             self._look_into(entry, name, above, (found.st_dev, found.st_ino))
         else:
-            self.lines.append(_line(name, found))
+            # Once it may be read, by a change of its mode or owner alone, a load that failed is to be tried again.
+            is_open_to_all = found.st_mode & 0o444 == 0o444
+            is_readable = is_open_to_all or os.access(entry.path, os.R_OK)
+            self.lines.append(_line(name, found) + ("" if is_readable else "\0unreadable"))
             # The clock may have been set since: a change time to come says nothing of a file's age.
             if abs(self.now_ns - found.st_ctime_ns) < YOUNG_S * 1e9:
                 self.young.append(entry.path)

@@ -271,7 +271,8 @@ class Scanner:
             found = path.stat()
         except OSError as error:
             return BadModelConfig(f"model '{model.name}': '{path}' cannot be read: {error.strerror}"), model
-        stamp = (found.st_size, found.st_mtime_ns, found.st_dev, found.st_ino)
+        # With the change time (ctime): a file may become readable by a change of its mode or owner alone.
+        stamp = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
         known = self._policies.get(path)
         if known is None or known[0] != stamp:
             known = (stamp, _read_stated(path, model.name))

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from edge_server.core.lifecycle import ModelWish
-from edge_server.errors import ServingFault
-from edge_server.repository import observe
+from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.repository import observe, scan
 from edge_server.repository.observe import Observation
 from edge_server.repository.open_files import is_open_for_writing
 from edge_server.repository.resolve import ResolveOptions
@@ -61,6 +61,19 @@ class Followed:
 
     def becomes(self, wish: Mapping[str, tuple[int, ...]]) -> bool:
         return self.wait(lambda: self.stated[-1] == wish)
+
+
+@pytest.fixture
+def modes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations without the right to read them cannot be read, for root neither."""
+    stated = scan.read_file
+
+    def read_file(path: Path, model: str) -> Any:
+        if not path.stat().st_mode & 0o444:
+            raise BadModelConfig(f"model '{model}': '{path}' cannot be read: Permission denied")
+        return stated(path, model)
+
+    monkeypatch.setattr(scan, "read_file", read_file)
 
 
 @pytest.fixture
@@ -513,3 +526,27 @@ def test_an_observer_that_hangs_does_not_keep_the_server_from_ending(
     (thread,) = ended
     assert thread is not threading.current_thread(), "who closes would wait for the disk"
     thread.join()
+
+
+def test_a_configuration_that_becomes_readable_is_read_though_its_content_is_as_it_was(
+    root: Path, add_model: Any, follow: Any, modes_count: None
+) -> None:
+    config = add_model("m", 'backend: "identity"', {"1/model": b""}) / "config.pbtxt"
+    config.chmod(0)
+    followed = follow()
+    assert followed.becomes({"m": ()})
+    assert "Permission denied" in followed.reasons["m"]
+    config.chmod(0o644)
+    assert followed.becomes({"m": (1,)})
+
+
+def test_a_model_file_that_becomes_readable_is_loaded_anew_and_other_changes_of_its_mode_are_none(
+    root: Path, add_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(os.stat(path).st_mode & 0o444))
+    file = add_model("m", 'backend: "identity"', {"1/model": b""}) / "1" / "model"
+    prints = []
+    for mode in (0o644, 0o600, 0o000, 0o444):
+        file.chmod(mode)
+        prints.append(Scanner([root]).scan().models["m"].fingerprint_of(1))
+    assert prints[0] == prints[1] == prints[3] != prints[2]
