@@ -35,6 +35,10 @@ class Pins:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ServingFault(f"the state directory '{folder}' cannot be made: {error.strerror}") from None
+        for scratch in folder.glob(f".{FILE_NAME}.*"):
+            # A server that was killed while it wrote left it behind.
+            with contextlib.suppress(OSError):
+                scratch.unlink()
         self._versions = _read(self._path)
 
     @property

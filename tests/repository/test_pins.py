@@ -6,6 +6,9 @@ import errno
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -122,6 +125,22 @@ def test_pins_are_kept_and_read_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
     assert first.is_durable
     assert not Pins().is_durable
+
+
+def test_what_a_killed_server_left_of_a_pin_is_deleted_at_the_next_start(tmp_path: Path) -> None:
+    killed = (
+        "import os, pathlib, signal, sys\n"
+        "from edge_server.repository.pins import Pins\n"
+        "pins = Pins(pathlib.Path(sys.argv[1]))\n"
+        "pins.put('m', 1)\n"
+        "os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "pins.put('m', 2)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", killed, str(tmp_path)]).returncode == -signal.SIGKILL
+    (tmp_path / "another.json").touch()
+    assert len(list(tmp_path.iterdir())) == 3
+    assert Pins(tmp_path).all() == {"m": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another.json", FILE_NAME]
 
 
 def test_pins_from_many_threads_are_all_kept(tmp_path: Path) -> None:
