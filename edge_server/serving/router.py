@@ -206,9 +206,11 @@ class Router:
         for parked in lost:
             with self._changed:
                 rows = model.index_rows()
+                retry_after_s = model.retry_after_s(parked.request.version)
             number = max(rows) if parked.request.version is None and rows else parked.request.version
             words = rows.get(number or 0, ("UNAVAILABLE", ""))[1]
-            parked.fail(NotReady(f"model '{model.name}' could not be loaded for the request: {words or 'unloaded'}"))
+            why = f"model '{model.name}' could not be loaded for the request: {words or 'unloaded'}"
+            parked.fail(NotReady(why, retry_after_s=retry_after_s))
         with self._changed:
             model.parked.difference_update(found, lost)
 

@@ -174,10 +174,11 @@ def test_a_model_that_does_not_come_back_says_why(new_house: Any) -> None:
     error = mailbox.final().error
     assert isinstance(error, NotReady)
     assert "the file is gone" in error.message
+    assert error.retry_after_s is None
     assert released == [True]
     assert index(house)["b"] == ("UNAVAILABLE", "the file is gone")
     assert house.manager.has_failures()
-    with pytest.raises(UnknownModel):
+    with pytest.raises(UnknownModel, match="the file is gone"):
         house.submit(model="b")
 
 
