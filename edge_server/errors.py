@@ -13,8 +13,8 @@ Error = TypeVar("Error", bound="EdgeServerError")
 
 
 class ErrorCode(enum.Enum):
-    """What kind of failure it is, in Triton's words (TRITONSERVER_Error_Code, plus RESOURCE_EXHAUSTED and
-    ABORTED)."""
+    """What kind of failure it is, in Triton's words (TRITONSERVER_Error_Code, plus gRPC's RESOURCE_EXHAUSTED,
+    ABORTED, UNAUTHENTICATED and PERMISSION_DENIED)."""
 
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
@@ -26,6 +26,8 @@ class ErrorCode(enum.Enum):
     CANCELLED = "CANCELLED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     ABORTED = "ABORTED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
 
 
 class EdgeServerError(Exception):
@@ -71,6 +73,18 @@ class Unsupported(EdgeServerError):
     """Understood, but not offered by this server or this model."""
 
     code = ErrorCode.UNSUPPORTED
+
+
+class Unauthenticated(EdgeServerError):
+    """The request needs a bearer token, and has none that is known."""
+
+    code = ErrorCode.UNAUTHENTICATED
+
+
+class Forbidden(EdgeServerError):
+    """The caller may not do this."""
+
+    code = ErrorCode.PERMISSION_DENIED
 
 
 class AlreadyExists(EdgeServerError):

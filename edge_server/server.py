@@ -19,6 +19,7 @@ from edge_server.composition import Core, build, copy_first, first_wish
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
+from edge_server.frontends.access import open_orders
 from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
@@ -168,6 +169,7 @@ class Server:
             streams=self._frames.reports,
             governor=self._core.governor,
             engines=self._core.engines,
+            allows_code_upload=self._config.repository.allows_code_upload,
         )
         port = await front.start()
         if self._config.http.tls_cert:
@@ -184,7 +186,12 @@ class Server:
         from edge_server.frontends.grpc.server import GrpcFrontend
 
         frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.answers})
-        front = GrpcFrontend(self._core.service, self._config.grpc, [frames])
+        front = GrpcFrontend(
+            self._core.service,
+            self._config.grpc,
+            [frames],
+            allows_code_upload=self._config.repository.allows_code_upload,
+        )
         port = front.start()
         if self._config.grpc.is_tls:
             self._supervision.add_reload(
@@ -289,6 +296,9 @@ class Server:
         head = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             head += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
+        warning = open_orders(self._config)
+        if warning:
+            head += f" ({warning})"
         print("\n".join([head, *(lines or ["  no model is loaded"])]), flush=True)
 
     async def _drain(self) -> bool:

@@ -290,9 +290,16 @@ class InferenceService:
         """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
         self._control.wish_for_all(wishes)
 
-    def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+    def load_model(
+        self,
+        name: str,
+        config_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        may_carry_code: bool = True,
+    ) -> None:
         """Load or reload, and wait for it. *Blocking*, see ModelControl.load."""
-        self._control.load(name, config_json, files)
+        self._control.load(name, config_json, files, may_carry_code=may_carry_code)
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         """Stop offering a model and drain it in the background. *Blocking*, see ModelControl.unload."""

@@ -54,6 +54,14 @@ HTTP = (
         "Answer these endpoint categories only to requests with header key=value. Repeatable.",
         separator=" ",
     ),
+    Setting(
+        "http.allowed_hosts",
+        "--http-allowed-host",
+        TEXT,
+        "Host name under which browsers reach this server, as behind a proxy. Orders from a web page are taken only "
+        "under an address, localhost, this machine's names, or this. Repeatable.",
+        separator=",",
+    ),
     Setting("http.tls_cert", "--http-tls-cert", OPTIONAL_PATH, "PEM file of the HTTPS certificate chain."),
     Setting("http.tls_key", "--http-tls-key", OPTIONAL_PATH, "PEM file of the HTTPS private key."),
 )

@@ -62,7 +62,8 @@ class HttpConfig:
     `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body. `max_connections` 0:
     half of the files that the process may have open. `max_body_bytes_in_flight` bounds all bodies together that are
     being received, and so a single one too; 0: a quarter of the memory that is available at the start, at least
-    256 MiB, and room for one input of the largest size if the machine has that.
+    256 MiB, and room for one input of the largest size if the machine has that. `allowed_hosts`: names under which
+    web pages of this server may give orders, besides addresses and this machine's own names.
     """
 
     is_enabled: bool = True
@@ -74,6 +75,7 @@ class HttpConfig:
     max_body_bytes_in_flight: int = 0
     header_pattern: re.Pattern[str] | None = None
     restricted: tuple[RestrictedGroup, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     tls_cert: str = ""
     tls_key: str = ""
 
@@ -136,7 +138,7 @@ class RepositoryConfig:
     `load_on_demand_timeout_s`: how long a request waits for a model that left memory. `state_dir` "" keeps pins in
     memory only.
     `poll_s` bounds how late a change is seen that nothing told of. `allows_external_links`: a model may be a link to
-    outside of the repositories, or hold one.
+    outside of the repositories, or hold one. `allows_code_upload`: load requests of other machines may carry code.
     `requires_checksums`: nothing is served that a SHA256SUMS does not list; `public_key` names the file of the key
     that must have signed it, "" asks for no signature. `cache_dir` is where copies of remote repositories are kept;
     `first_sync_s` bounds how long the start waits for the first copy.
@@ -160,6 +162,7 @@ class RepositoryConfig:
     cache_dir: str = ""
     first_sync_s: float = 60.0
     allows_external_links: bool = False
+    allows_code_upload: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,13 @@ _REPOSITORY = (
         "Serve models that are, or hold, symbolic links to outside of the repositories.",
     ),
     Setting(
+        "repository.allows_code_upload",
+        "--allow-code-upload",
+        BOOLEAN,
+        "Take code from other machines with load requests: files and configurations of Python and C models, and "
+        "parameters that name paths. From this machine they are always taken.",
+    ),
+    Setting(
         "repository.load_models",
         "--load-model",
         TEXT,

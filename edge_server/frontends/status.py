@@ -50,6 +50,8 @@ HTTP_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.CANCELLED: 499,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
     ErrorCode.ABORTED: 409,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.PERMISSION_DENIED: 403,
 }
 
 GRPC_STATUS: Mapping[ErrorCode, GrpcStatus] = {
@@ -63,6 +65,8 @@ GRPC_STATUS: Mapping[ErrorCode, GrpcStatus] = {
     ErrorCode.CANCELLED: GrpcStatus.CANCELLED,
     ErrorCode.RESOURCE_EXHAUSTED: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.ABORTED: GrpcStatus.ABORTED,
+    ErrorCode.UNAUTHENTICATED: GrpcStatus.UNAUTHENTICATED,
+    ErrorCode.PERMISSION_DENIED: GrpcStatus.PERMISSION_DENIED,
 }
 
 

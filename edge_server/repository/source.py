@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from edge_server.core.lifecycle import ModelWish, VersionWish
-from edge_server.errors import InvalidRequest
+from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.repository.as_seen import resolve_as_seen
+from edge_server.repository.code_upload import check_no_code
 from edge_server.repository.overrides import WrittenModel, delete_abandoned
 from edge_server.repository.pins import Pins
 from edge_server.repository.resolve import ResolveOptions, resolve
@@ -99,17 +100,21 @@ class RepositorySource:
             current[name] = wish if model is None else self._wish_for_model(model)
         return current
 
-    def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
+    def wish(
+        self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
+    ) -> ModelWish | None:
         """Return what should be served of one model, overrides in place; None when no repository holds it.
 
         Files given earlier for the model are deleted: what resolves from them must have been loaded, or replaced by
-        the wish returned here. Raises BadModelConfig, ServingFault, and InvalidRequest for files without a
-        configuration.
+        the wish returned here. Raises BadModelConfig, ServingFault, InvalidRequest for files without a configuration,
+        and without `may_carry_code` Forbidden for overrides that carry code or name paths.
         """
         if files:
-            return self._wish_for_files(name, config_json, files)
+            return self._wish_for_files(name, config_json, files, may_carry_code=may_carry_code)
         model = self._find(name)
         if model is not None and config_json is not None:
+            if not may_carry_code:
+                check_no_code(model, config_json)
             model = with_config(model, config_json)
         if model is None:
             # Nothing takes the place of what serves: it may have to be loaded again, from its files.
@@ -149,10 +154,18 @@ class RepositorySource:
     def _find(self, name: str) -> ModelOnDisk | None:
         return self.scanner.find(name) if self._counting is None else self._counting.get(name)
 
-    def _wish_for_files(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish:
+    def _wish_for_files(
+        self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool
+    ) -> ModelWish:
         if config_json is None:
             raise InvalidRequest(f"load of model '{name}': files need the parameter 'config' beside them")
         written = WrittenModel(name, files, config_json, self._scratch)
+        if not may_carry_code:
+            try:
+                check_no_code(written.model, config_json, files)
+            except EdgeServerError:
+                written.close()
+                raise
         self._keep(name, written)
         return self._wish_for_model(written.model, config_json)
 

@@ -23,7 +23,9 @@ class ModelSource(Protocol):
     def passed_over(self) -> Mapping[str, str]:
         """Return what lies where models are expected and cannot be one: its printable name -> why."""
 
-    def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
+    def wish(
+        self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
+    ) -> ModelWish | None:
         """Return what should be served of a model, with the overrides in place, or None when it is not there."""
 
     def with_pins(self, wishes: Mapping[str, ModelWish]) -> Mapping[str, ModelWish]:
@@ -72,16 +74,24 @@ class ModelControl:
             self._manager.wish_for_all(self._source.with_pins(wishes).values(), ordered)
             self._wished = {*wishes, *ordered}
 
-    def load(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+    def load(
+        self,
+        name: str,
+        config_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        may_carry_code: bool = True,
+    ) -> None:
         """Load or reload, and wait for it. *Blocking.*
 
         `config_json` overrides config.pbtxt; `files` maps "1/model.onnx" to contents that stand in for the disk's.
-        Raises Refusal outside explicit mode, LoadError, ServingFault; also while another order for it is carried out.
+        Without `may_carry_code`, overrides that carry code, or name paths of this machine, raise Forbidden. Raises
+        Refusal outside explicit mode, LoadError, ServingFault; also while another order for it is carried out.
         """
         self._check_control()
         with self._alone(name):
             self._check_settled(name)
-            wish = self._source.wish(name, config_json, files or {})
+            wish = self._source.wish(name, config_json, files or {}, may_carry_code=may_carry_code)
             if wish is None:
                 raise ServingFault(f"failed to load '{name}', failed to poll from model repository")
             with self._wishing:

@@ -152,6 +152,7 @@ class StubService:
         self.events = EventBus(history_size=50)
         self.ready = True
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
+        self.may_carry_code: list[bool] = []
         self.unloads: list[tuple[str, bool]] = []
         self.orders: list[tuple[Any, ...]] = []
         self.requests: list[Request] = []
@@ -214,7 +215,15 @@ class StubService:
         self.orders.append(("unpin", name))
         return PinReport(name, None, 1, 2, True)
 
-    def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+    def load_model(
+        self,
+        name: str,
+        config_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        may_carry_code: bool = True,
+    ) -> None:
+        self.may_carry_code.append(may_carry_code)
         self.loads.append((name, config_json, dict(files or {})))
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -264,12 +273,12 @@ class Reply:
 class Site:
     """A started front end with its loop on a thread, and a client for it."""
 
-    def __init__(self, service: StubService, config: HttpConfig) -> None:
+    def __init__(self, service: StubService, config: HttpConfig, **options: Any) -> None:
         self.service = service
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.frontend = HttpFrontend(service, config)  # type: ignore[arg-type]
+        self.frontend = HttpFrontend(service, config, **options)  # type: ignore[arg-type]
         self.port = self.run(self.frontend.start())
 
     def run(self, work: Any) -> Any:
@@ -306,8 +315,8 @@ class Site:
 def open_site() -> Iterator[Callable[..., Site]]:
     sites: list[Site] = []
 
-    def start(**config: Any) -> Site:
-        sites.append(Site(StubService(), HttpConfig(port=0, **config)))
+    def start(*, allows_code_upload: bool = False, **config: Any) -> Site:
+        sites.append(Site(StubService(), HttpConfig(port=0, **config), allows_code_upload=allows_code_upload))
         return sites[-1]
 
     yield start

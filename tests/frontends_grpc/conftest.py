@@ -142,6 +142,7 @@ class FakeService:
         self.calls: list[Call] = []
         self.arrived = threading.Condition()
         self.loads: list[tuple[str, str | None, Mapping[str, bytes]]] = []
+        self.may_carry_code: list[bool] = []
         self.unloads: list[tuple[str, bool]] = []
 
     def wait_for_calls(self, count: int) -> list[Call]:
@@ -213,7 +214,15 @@ class FakeService:
         entries = [IndexEntry("echo", "1", "READY"), IndexEntry("old", "2", "UNAVAILABLE", "unloaded")]
         return entries[:1] if only_ready else entries
 
-    def load_model(self, name: str, config_json: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+    def load_model(
+        self,
+        name: str,
+        config_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        may_carry_code: bool = True,
+    ) -> None:
+        self.may_carry_code.append(may_carry_code)
         self.loads.append((name, config_json, files or {}))
 
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -226,7 +235,12 @@ class Door:
     def __init__(self, service: FakeService, **config: object) -> None:
         self.service = service
         self.is_asked_direct = config.get("may_be_direct", True)
-        self.frontend = GrpcFrontend(service, GrpcConfig(port=0, **config))  # type: ignore[arg-type]
+        allows_code_upload = bool(config.pop("allows_code_upload", False))
+        self.frontend = GrpcFrontend(
+            service,  # type: ignore[arg-type]
+            GrpcConfig(port=0, **config),  # type: ignore[arg-type]
+            allows_code_upload=allows_code_upload,
+        )
         self.port = self.frontend.start()
         self.address = f"127.0.0.1:{self.port}"
         self._channels: list[grpc.Channel] = []

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from edge_server.config import RestrictedGroup
+from edge_server.frontends.grpc import handlers
 from edge_server.frontends.grpc.access import CATEGORY_OF
 from edge_server.frontends.grpc.control import ControlRpcs
 from edge_server.protocol import messages
@@ -95,6 +96,19 @@ def test_a_load_carries_configuration_and_files(door: Any) -> None:
     )
     door.call("RepositoryModelLoad", override)
     assert door.service.loads == [("plain", None, {}), ("m", "{}", {"1/model.onnx": b"\0\1"})]
+
+
+def test_code_is_taken_from_this_machine_and_from_others_where_that_is_allowed(
+    door: Any, open_door: Any, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    request = messages.RepositoryModelLoadRequest(model_name="m")
+    door.call("RepositoryModelLoad", request)
+    monkeypatch.setattr(handlers, "is_this_machine", lambda address: asked.append(address) or False)
+    door.call("RepositoryModelLoad", request)
+    open_door(allows_code_upload=True).call("RepositoryModelLoad", request)
+    assert service.may_carry_code == [True, False, True]
+    assert asked == ["127.0.0.1"]
 
 
 def test_load_parameters_of_wrong_name_or_type_are_refused(door: Any) -> None:

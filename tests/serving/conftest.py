@@ -171,7 +171,9 @@ class House:
     def passed_over(self) -> Mapping[str, str]:
         return {}
 
-    def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
+    def wish(
+        self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
+    ) -> ModelWish | None:
         return self.wishes.get(name)
 
     def with_pins(self, wishes: Mapping[str, ModelWish]) -> Mapping[str, ModelWish]:

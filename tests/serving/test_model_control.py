@@ -29,7 +29,9 @@ class Shelf:
     def names(self) -> list[str]:
         return list(self.house.wishes)
 
-    def wish(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> ModelWish | None:
+    def wish(
+        self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
+    ) -> ModelWish | None:
         wish = self.house.wishes.get(name)
         return None if wish is None else self._with_pin(wish)
 

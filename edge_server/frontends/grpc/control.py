@@ -88,7 +88,7 @@ class ControlRpcs:
         entries = self._service.repository_index(only_ready=request.ready)
         return _filled(messages.RepositoryIndexResponse, {"models": shapes.repository_index(entries)})
 
-    def load(self, request: Message) -> Message:
+    def load(self, request: Message, *, may_carry_code: bool = True) -> Message:
         _check_repository(request)
         config: str | None = None
         files: dict[str, bytes] = {}
@@ -99,7 +99,7 @@ class ControlRpcs:
                 files[key[len(_FILE_PREFIX) :]] = _choice(key, parameter, "bytes_param")
             else:
                 raise InvalidRequest(f"unexpected load parameter '{key}', expected 'config' or '{_FILE_PREFIX}<path>'")
-        self._service.load_model(request.model_name, config, files)
+        self._service.load_model(request.model_name, config, files, may_carry_code=may_carry_code)
         return messages.RepositoryModelLoadResponse()
 
     def unload(self, request: Message) -> Message:

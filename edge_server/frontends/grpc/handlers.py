@@ -6,13 +6,16 @@ All handlers take and return bytes, so that nothing is parsed before the boundar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.frontends.access import is_this_machine
 from edge_server.frontends.grpc.access import Restriction, restriction, restrictions
 from edge_server.frontends.grpc.boundary import abort, known
 from edge_server.frontends.grpc.control import ControlRpcs
@@ -50,8 +53,15 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
     """Finds the handler of a call. `max_streams` bounds how many calls of unlimited length run at once."""
 
     def __init__(
-        self, service: InferenceService, config: GrpcConfig, max_streams: int, guests: Sequence[StreamService] = ()
+        self,
+        service: InferenceService,
+        config: GrpcConfig,
+        max_streams: int,
+        guests: Sequence[StreamService] = (),
+        *,
+        allows_code_upload: bool = False,
     ) -> None:
+        self._allows_code_upload = allows_code_upload
         self._service = service
         self._config = config
         self._reader = InferReader()
@@ -83,14 +93,26 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
 
     def _add_inference(self) -> None:
         unary = UnaryInfer(self._service, self._reader, self._config.header_pattern)
-        control = ControlRpcs(self._service).table()
+        rpcs = ControlRpcs(self._service)
+        control = rpcs.table()
         for method in messages.service_methods(messages.GRPC_SERVICE):
             if method.name == "ModelInfer":
                 self._add_unary(method, unary.answer)
             elif method.name == "ModelStreamInfer":
                 self._add_stream(method, self._infer_on_stream, self._restrictions.get(method.name))
+            elif method.name == "RepositoryModelLoad":
+                self._add_unary(method, self._load(method, rpcs))
             else:
                 self._add_unary(method, _parsed(method, control[method.name]))
+
+    def _load(self, method: Method, rpcs: ControlRpcs) -> UnaryAnswer:
+        """Return the handler of loads: code is taken from this machine, and from others where that is allowed."""
+
+        def answer(data: bytes, context: grpc.ServicerContext) -> bytes | EdgeServerError:
+            may_carry_code = self._allows_code_upload or is_this_machine(_address(context.peer()))
+            return _parsed(method, partial(rpcs.load, may_carry_code=may_carry_code))(data, context)
+
+        return answer
 
     def _add_health(self) -> None:
         for method in messages.service_methods(messages.HEALTH_SERVICE):
@@ -142,6 +164,11 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
             yield from stream.responses(requests)
         finally:
             self._opened.remove(stream)
+
+
+def _address(peer: str) -> str:
+    """Return the address in grpcio's name of a peer, as "ipv4:10.0.0.7:40112" or "ipv6:%5Bfe80::1%25eth0%5D:40112"."""
+    return unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")
 
 
 def _guarded(answer: UnaryAnswer, restriction: Restriction | None) -> Callable[[bytes, grpc.ServicerContext], bytes]:

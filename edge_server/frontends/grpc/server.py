@@ -46,9 +46,11 @@ class GrpcFrontend:
         service: InferenceService,
         config: GrpcConfig,
         guests: Sequence[StreamService] = (),
+        *,
+        allows_code_upload: bool = False,
     ) -> None:
         self._config = config
-        self._handlers = Handlers(service, config, MAX_STREAMS, guests)
+        self._handlers = Handlers(service, config, MAX_STREAMS, guests, allows_code_upload=allows_code_upload)
         self._pool = HandlerPool("grpc")
         self._server: grpc.Server | None = None
         self._door: DirectDoor | None = None

@@ -13,6 +13,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.frontends.access import is_this_machine
 from edge_server.frontends.http.body import read_body
 from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.operator import GovernorView
@@ -29,11 +30,21 @@ _FILE_PREFIX = "file:"
 
 
 class ControlEndpoints:
-    """Answers questions and orders. `blocking` runs calls that may take as long as a model load."""
+    """Answers questions and orders. `blocking` runs calls that may take as long as a model load.
+
+    `allows_code_upload`: load requests of other machines may carry code too.
+    """
 
     def __init__(
-        self, service: InferenceService, budget: BodyBudget, blocking: Executor, governor: GovernorView | None = None
+        self,
+        service: InferenceService,
+        budget: BodyBudget,
+        blocking: Executor,
+        governor: GovernorView | None = None,
+        *,
+        allows_code_upload: bool = False,
     ) -> None:
+        self._allows_code_upload = allows_code_upload
         self._service = service
         self._governor = governor
         self._budget = budget
@@ -81,7 +92,8 @@ class ControlEndpoints:
         if config is not None and not isinstance(config, str):
             raise InvalidRequest(f"load parameter 'config' must be a string of JSON, got {json_type(config)}")
         files = {key.removeprefix(_FILE_PREFIX): _file(key, value) for key, value in parameters.items()}
-        await self._run(partial(self._service.load_model, names["model"], config, files))
+        may_carry_code = self._allows_code_upload or is_this_machine(request.remote)
+        await self._run(partial(self._service.load_model, names["model"], config, files, may_carry_code=may_carry_code))
         return empty_reply()
 
     async def unload(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:

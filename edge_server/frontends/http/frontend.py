@@ -25,6 +25,7 @@ from edge_server.frontends.http.homecoming import Homecoming
 from edge_server.frontends.http.inference import InferenceEndpoints
 from edge_server.frontends.http.listener import FastLane, Listener, server_tls
 from edge_server.frontends.http.operator import EngineView, GovernorView, OperatorEndpoints
+from edge_server.frontends.http.order_rule import OrderRule
 from edge_server.frontends.http.reply import failure_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
@@ -48,6 +49,7 @@ class HttpFrontend:
         streams: Callable[[], Sequence[FrameStreamReport]] = tuple,
         governor: GovernorView | None = None,
         engines: EngineView | None = None,
+        allows_code_upload: bool = False,
     ) -> None:
         self._engines = engines
         self._service = service
@@ -57,6 +59,8 @@ class HttpFrontend:
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
         }
+        self._order_rule = OrderRule("https" if config.tls_cert else "http", config.allowed_hosts)
+        self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
         self._budget: BodyBudget | None = None
         self._listener = Listener(self._handle)
@@ -78,7 +82,13 @@ class HttpFrontend:
         is_guarded = "model-repository" in self._restricted
         self._events.open()
         self._router = build_router(
-            ControlEndpoints(self._service, budget, self._blocking, self._governor),
+            ControlEndpoints(
+                self._service,
+                budget,
+                self._blocking,
+                self._governor,
+                allows_code_upload=self._allows_code_upload,
+            ),
             InferenceEndpoints(self._service, config.header_pattern, budget, homecoming, self._workers, brevity),
             self._events,
             OperatorEndpoints(
@@ -129,6 +139,8 @@ class HttpFrontend:
         try:
             endpoint, names = self._router.find(request.method, request.raw_path)
             refusal = self._refusal(request, endpoint.category) if self._restricted else None
+            if refusal is None and endpoint.is_order:
+                self._order_rule.check(request)
             return await endpoint.handler(request, names) if refusal is None else refusal
         except NoSuchPath:
             return plain_error("Not Found", 404)

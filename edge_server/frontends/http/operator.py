@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Protocol, TypeVar
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from edge_server.core.view import EngineWorksReport, FrameStreamReport, GovernorState
 from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.frontends.access import is_this_machine
 from edge_server.frontends.http.body import read_body
 from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.query import parse_query
@@ -63,8 +62,8 @@ _NOT_ALLOWED = (
 class OperatorEndpoints:
     """`is_guarded`: every request that comes here has shown the key of the category model-repository.
 
-    Without a key, orders are taken from this machine alone, and not from web pages of other sites that its browser
-    shows: unlike load and unload they work in every control mode, so nobody asked for them by choosing one.
+    Without a key, orders are taken from this machine alone: unlike load and unload they work in every control mode, so
+    nobody asked for them by choosing one.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class OperatorEndpoints:
         return json_reply(shapes.pin_report(await self._run(partial(self._service.unpin, names["model"]))))
 
     def _may_order(self, request: web.BaseRequest) -> bool:
-        return self._is_guarded or (_is_from_this_machine(request) and _is_from_no_other_site(request))
+        return self._is_guarded or is_this_machine(request.remote)
 
     async def _members(self, request: web.BaseRequest, *known: str) -> dict[str, object]:
         with self._budget.share() as share:
@@ -148,33 +147,6 @@ class OperatorEndpoints:
 
     async def _run(self, call: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._blocking, call)
-
-
-def _is_from_this_machine(request: web.BaseRequest) -> bool:
-    """Return whether the peer's address is a loopback one. A proxy on this machine makes every request look so."""
-    try:
-        address = ipaddress.ip_address((request.remote or "").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
-
-
-def _is_from_no_other_site(request: web.BaseRequest) -> bool:
-    """Return whether the request has no Origin, which browsers send with every POST, or the one of this server, by a
-    name that nobody else can give to this machine: any other could be a site's own."""
-    origin = request.headers.get("Origin")
-    if origin is None:
-        return True
-    try:
-        parts = urlsplit(origin)
-        return parts.netloc == request.headers.get("Host", "") and _is_loopback(parts.hostname or "")
-    except ValueError:
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
 def _told(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
+from edge_server.frontends.access import ORDERING_CATEGORIES
 from edge_server.frontends.http.control import ControlEndpoints
 from edge_server.frontends.http.events import EventEndpoints
 from edge_server.frontends.http.inference import InferenceEndpoints
@@ -20,21 +21,29 @@ Handler: TypeAlias = Callable[[web.BaseRequest, Mapping[str, str]], Awaitable[we
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What answers a path and verb; `category` is one of `config.CATEGORIES`. `is_infer`: a plain request
-    need not come here (see `connection`)."""
+    need not come here (see `connection`). `is_order`: it changes something, and is judged by `OrderRule`."""
 
     category: str
     handler: Handler
     is_infer: bool = False
+    is_order: bool = False
 
 
 def build_router(
     control: ControlEndpoints, inference: InferenceEndpoints, events: EventEndpoints, operator: OperatorEndpoints
 ) -> Router[Endpoint]:
     router: Router[Endpoint] = Router()
+    # Triton asks for the index with a POST.
+    questions = (control.repository_index, control.named_repository)
 
     def add(category: str, patterns: tuple[str, ...], **handlers: Handler) -> None:
+        is_ordering = category in ORDERING_CATEGORIES
+        endpoints = {
+            verb: Endpoint(category, handler, is_order=is_ordering and verb != "GET" and handler not in questions)
+            for verb, handler in handlers.items()
+        }
         for pattern in patterns:
-            router.add(pattern, {verb: Endpoint(category, handler) for verb, handler in handlers.items()})
+            router.add(pattern, endpoints)
 
     # Inference first: the patterns are tried in this order.
     for pattern in _of_model("/infer"):

@@ -1,0 +1,81 @@
+"""The rule for requests that give orders over HTTP: a web page of another site must not give them.
+
+A browser sends requests of any page to any address. It marks them with Origin and Sec-Fetch-Site, which a page cannot
+change, and asks the server first (CORS preflight) unless the content type is one of a form. Other clients send neither.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from edge_server.errors import Forbidden
+
+_FROM_PAGES = ("application/json", "application/octet-stream")
+_NEVER = ("text/plain", "multipart/form-data")
+"""Types of forms that no client of this API sends. The third, x-www-form-urlencoded, is what `curl -d` sends."""
+
+_DEFAULT_PORT = {"http": 80, "https": 443}
+
+
+class OrderRule:
+    """`scheme` is what this server speaks. `allowed_hosts` are its names besides addresses and the machine's own."""
+
+    def __init__(self, scheme: str, allowed_hosts: Iterable[str]) -> None:
+        self._scheme = scheme
+        name = socket.gethostname().lower()
+        label = name.partition(".")[0]
+        self._names = {"localhost", name, label, f"{label}.local", *(host.lower() for host in allowed_hosts)} - {""}
+
+    def check(self, request: web.BaseRequest) -> None:
+        """Raise Forbidden for an order that a page of another site may have made a browser send."""
+        headers = request.headers
+        content_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if "Origin" not in headers and "Sec-Fetch-Site" not in headers:
+            if content_type in _NEVER:
+                raise Forbidden(f"orders are not taken with Content-Type '{content_type}', expected application/json")
+            return
+        hosts, origins = headers.getall("Host", []), headers.getall("Origin", [])
+        ours = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
+        if ours is None or not self._is_ours(ours[1]):
+            raise Forbidden(
+                "orders of web pages are taken under an address of this machine or one of its names, "
+                f"got Host '{_told(hosts)}'; --http-allowed-host=<name> allows another"
+            )
+        if len(origins) != 1 or self._parse(origins[0]) != ours:
+            raise Forbidden(
+                f"orders are taken from this server's own web pages only ({self._scheme}://{hosts[0]}), "
+                f"got Origin '{_told(origins)}'"
+            )
+        if content_type not in _FROM_PAGES and (content_type or request.body_exists):
+            raise Forbidden(
+                f"orders of web pages need Content-Type {' or '.join(_FROM_PAGES)}, got '{content_type[:80]}'"
+            )
+
+    def _parse(self, origin: str) -> tuple[str, str, int] | None:
+        """Return scheme, host and port; None for what is no origin."""
+        try:
+            parts = urlsplit(origin)
+            host, port = parts.hostname or "", parts.port or _DEFAULT_PORT.get(parts.scheme, 0)
+        except ValueError:
+            return None
+        is_origin = host and parts.scheme and not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+        return (parts.scheme, host, port) if is_origin else None
+
+    def _is_ours(self, host: str) -> bool:
+        """An address is: no other site can own the page that was read from it."""
+        if host in self._names:
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+
+def _told(values: list[str]) -> str:
+    return ", ".join(values)[:200]

@@ -1,0 +1,42 @@
+"""Who is this machine, and what the start line says of orders that other machines may give."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_server.config import parse_serve
+from edge_server.frontends.access import is_this_machine, open_orders
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
+def test_loopback_is_this_machine(address: str) -> None:
+    assert is_this_machine(address)
+
+
+@pytest.mark.parametrize("address", ["192.168.1.4", "::ffff:10.0.0.1", "fe80::1%eth0", "0.0.0.0", "", None, "x"])
+def test_any_other_address_is_another_machine(address: str | None) -> None:
+    assert not is_this_machine(address)
+
+
+OPEN = ["--http-address=0.0.0.0", "--grpc-address=::"]
+EXPLICIT = "--model-control-mode=explicit"
+KEYS = ["--http-restricted-api=logging,trace:key=word", "--grpc-restricted-protocol=logging,trace:key=word"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([EXPLICIT], ""),
+        (["--http-address=localhost", "--grpc-address=[::1]"], ""),
+        (OPEN, "logging, trace over HTTP and gRPC"),
+        ([*OPEN, EXPLICIT], "logging, model-repository, trace over HTTP and gRPC"),
+        ([*OPEN, "--allow-client-shm"], "logging, shared-memory, trace over HTTP and gRPC"),
+        ([*OPEN, EXPLICIT, *KEYS], "model-repository over HTTP and gRPC"),
+        ([*OPEN, EXPLICIT, KEYS[0]], "model-repository over HTTP; logging, model-repository, trace over gRPC"),
+        ([*OPEN, *KEYS], ""),
+        ([*OPEN, "--allow-grpc=false"], "logging, trace over HTTP"),
+    ],
+)
+def test_the_start_line_names_orders_that_any_machine_may_give(flags: list[str], told: str) -> None:
+    sentence = open_orders(parse_serve(["--model-repository=/m", *flags], {}).config)
+    assert sentence == (f"any machine may give orders without a key: {told}" if told else "")
