@@ -149,7 +149,7 @@ class Server:
         if self._stop.is_set():
             # The second signal means now: no drain, no clean-up.
             os._exit(128 + number)
-        log.info("signal %d: taking nothing new, finishing what is in flight", number)
+        log.info("signal %d: stopping", number)
         self._stop.set()
 
     async def _open_front_ends(self) -> None:
@@ -302,10 +302,15 @@ class Server:
         print("\n".join([head, *(lines or ["  no model is loaded"])]), flush=True)
 
     async def _drain(self) -> bool:
-        timeout_s = self._config.lifecycle.exit_timeout_s
-        self._supervision.stopping(timeout_s + _CLOSING_S)
+        timeout_s, delay_s = self._config.lifecycle.exit_timeout_s, self._config.lifecycle.drain_delay_s
+        self._supervision.stopping(delay_s + timeout_s + _CLOSING_S)
+        # A server that was never ready, or has lost what it needs, has nothing to answer.
+        if delay_s and self._core.service.has_started and self.end.code is None:
+            self._core.service.begin_drain_delay()
+            log.info("not ready any more, answering for %g s more", delay_s)
+            await asyncio.sleep(delay_s)
         in_flight = self._core.manager.in_flight()
-        log.info("draining %d request(s), for at most %g s", in_flight, timeout_s)
+        log.info("taking nothing new, draining %d request(s) for at most %g s", in_flight, timeout_s)
         # Before the core refuses work: streams end with their last results, not with a refusal for each frame.
         self._frames.stop()
         is_clean = await asyncio.to_thread(self._core.close, timeout_s)

@@ -124,6 +124,8 @@ class InferenceService:
         self._readiness = readiness
         self._has_started = False
         self._is_stopping = False
+        self.is_in_drain_delay = False
+        """Whether the server will stop soon: it is not ready, and answers everything."""
         self._metric_sources: list[MetricSource] = []
 
     # -- the server --------------------------------------------------------------------------------------------------
@@ -132,6 +134,10 @@ class InferenceService:
         """Say that the first wish was worked off: from now on the server may be ready."""
         self._has_started = True
         self.events.publish(SERVER_READY)
+
+    def begin_drain_delay(self) -> None:
+        """Be not ready from now on, and answer everything until `stop_taking`."""
+        self.is_in_drain_delay = True
 
     def stop_taking(self) -> None:
         """Refuse inference from now on; what waits or runs goes on. May be called again."""
@@ -144,7 +150,7 @@ class InferenceService:
 
     def is_ready(self) -> bool:
         """Return whether inference is offered, and by every model that counts for `Readiness`."""
-        if self._is_stopping or not self._has_started:
+        if self._is_stopping or self.is_in_drain_delay or not self._has_started:
             return False
         return self._readiness is Readiness.ANY or not self._manager.has_unserved(
             ever_served=self._readiness is Readiness.KEEPS_SERVING
@@ -160,7 +166,7 @@ class InferenceService:
 
         Raises UnknownModel for a name that no repository holds.
         """
-        if self._is_stopping:
+        if self._is_stopping or self.is_in_drain_delay:
             return False
         try:
             self._spec(name, version)

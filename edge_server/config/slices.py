@@ -222,7 +222,9 @@ class LifecycleConfig:
     `is_readiness_strict`: ready only when every known model serves; None: those that never served do not count in mode
     poll. `exits_on_error` is off where Triton's is on: on
     a box in the field one broken model should not take the others down. `exits_on_gpu_loss`: end the process when a
-    model has lost its GPU and nothing else can serve it. `exit_timeout_s` bounds the drain.
+    model has lost its GPU and nothing else can serve it. `drain_delay_s`: how long everything is
+    still answered after the order to stop, while the server says that it is not ready. `exit_timeout_s` bounds the
+    drain after that.
     A run that takes longer than `hang_timeout_s` fails its version, and the server is not ready then; 0: any time.
     One that takes longer than `watchdog_run_limit_s` keeps a service manager's watchdog from being fed; 0: any time.
     """
@@ -231,6 +233,7 @@ class LifecycleConfig:
     is_readiness_strict: bool | None = None
     exits_on_error: bool = False
     exits_on_gpu_loss: bool = False
+    drain_delay_s: float = 0.0
     exit_timeout_s: float = 30.0
     hang_timeout_s: float = 0.0
     watchdog_run_limit_s: float = 300.0

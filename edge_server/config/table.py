@@ -253,6 +253,13 @@ _OTHERS = (
         "service manager that starts a new process, which may find the GPU again.",
     ),
     Setting(
+        "lifecycle.drain_delay_s",
+        "--drain-delay-secs",
+        number(0, 3600),
+        "Seconds for which a server told to stop still answers everything while it says that it is not ready. A load "
+        "balancer then sends requests elsewhere before they are refused.",
+    ),
+    Setting(
         "lifecycle.exit_timeout_s",
         "--exit-timeout-secs",
         number(0, 86_400),

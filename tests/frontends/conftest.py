@@ -151,6 +151,7 @@ class StubService:
         self.traces = Traces()
         self.events = EventBus(history_size=50)
         self.ready = True
+        self.is_in_drain_delay = False
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.may_carry_code: list[bool] = []
         self.unloads: list[tuple[str, bool]] = []

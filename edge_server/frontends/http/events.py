@@ -12,7 +12,7 @@ from aiohttp import web
 
 from edge_server.errors import Refusal
 from edge_server.frontends.http.query import parse_query, truth, whole_number
-from edge_server.frontends.http.reply import json_reply
+from edge_server.frontends.http.reply import begin_reply, json_reply
 from edge_server.frontends.v2.json_text import to_json
 from edge_server.telemetry.events import Event, EventBus
 
@@ -82,7 +82,7 @@ class EventEndpoints:
         try:
             # X-Accel-Buffering: nginx would keep events back until a buffer is full.
             kind = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-            reply = web.StreamResponse(headers={**headers, **kind})
+            reply = begin_reply(request, {**headers, **kind})
             await reply.prepare(request)
             await _write(request, reply, b": the events of edge-server\n\n")
             await self._send_all(request, reply, after, waker)

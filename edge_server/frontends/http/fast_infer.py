@@ -76,8 +76,8 @@ class FastInfer:
         self.decoder = InferDecoder(service.shared_memory)
 
     def is_open(self) -> bool:
-        """Return whether nothing is traced now: the ordinary path takes the stamps."""
-        return not self.traces.is_on
+        """Return whether nothing needs the ordinary path: no traces, and no connections to close."""
+        return not (self.traces.is_on or self.service.is_in_drain_delay)
 
     def begin(self, target: InferTarget, body: Body, answer: Answer) -> FastCall:
         """See lanes.FastInference."""

@@ -26,7 +26,7 @@ from edge_server.frontends.http.inference import InferenceEndpoints
 from edge_server.frontends.http.listener import FastLane, Listener, server_tls
 from edge_server.frontends.http.operator import EngineView, GovernorView, OperatorEndpoints
 from edge_server.frontends.http.order_rule import OrderRule
-from edge_server.frontends.http.reply import failure_reply, plain_error
+from edge_server.frontends.http.reply import CLOSES_CONNECTION, failure_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
 from edge_server.frontends.v2.brevity import Brevity
@@ -136,6 +136,15 @@ class HttpFrontend:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not self._service.is_in_drain_delay:
+            return await self._answer(request)
+        request[CLOSES_CONNECTION] = True
+        reply = await self._answer(request)
+        if not reply.prepared:
+            reply.force_close()
+        return reply
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             endpoint, names = self._router.find(request.method, request.raw_path)
             refusal = self._refusal(request, endpoint.category) if self._restricted else None

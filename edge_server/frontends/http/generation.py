@@ -13,7 +13,7 @@ from aiohttp import web
 from edge_server.core.message import Request, Response
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.frontends.http.homecoming import Homecoming
-from edge_server.frontends.http.reply import error_reply
+from edge_server.frontends.http.reply import begin_reply, error_reply
 from edge_server.frontends.v2.generate import encode_generate
 from edge_server.frontends.v2.json_text import to_json
 from edge_server.service import InferenceService
@@ -46,7 +46,7 @@ async def send_responses(
     try:
         response = await responses.get()
         event = _event(response)
-        reply = _reply(event)
+        reply = _reply(request, event)
         await reply.prepare(request)
         # A client that left has its request taken back below, and is nothing to log.
         with contextlib.suppress(ConnectionResetError):
@@ -65,9 +65,9 @@ async def send_responses(
         ticket.cancel()
 
 
-def _reply(first: Mapping[str, object] | EdgeServerError) -> web.StreamResponse:
+def _reply(request: web.BaseRequest, first: Mapping[str, object] | EdgeServerError) -> web.StreamResponse:
     """Return what begins a stream: with the status and the headers of the error where the first event is one."""
-    reply = web.StreamResponse()
+    reply = begin_reply(request, {})
     if isinstance(first, EdgeServerError):
         plain = error_reply(first)
         reply.set_status(plain.status)

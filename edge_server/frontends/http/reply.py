@@ -30,6 +30,18 @@ WRITE_BYTES = 512 * 1024
 _COMPRESS_ON_LOOP_BYTES = 16 * 1024
 
 
+CLOSES_CONNECTION = "edge_server.closes_connection"
+"""Key of a request whose answer is the last one on its connection."""
+
+
+def begin_reply(request: web.BaseRequest, headers: Mapping[str, str]) -> web.StreamResponse:
+    """Return a 200 answer that is written piece by piece; not yet prepared."""
+    reply = web.StreamResponse(headers=headers)
+    if CLOSES_CONNECTION in request:
+        reply.force_close()
+    return reply
+
+
 def empty_reply() -> web.Response:
     return web.Response()
 
@@ -84,7 +96,7 @@ async def send_chunks(
         return web.Response(body=body, headers={**headers, "Content-Encoding": encoding})
     if size < JOIN_BELOW_BYTES:
         return web.Response(body=b"".join(chunks), headers=headers)
-    reply = web.StreamResponse(headers={**headers, "Content-Length": str(size)})
+    reply = begin_reply(request, {**headers, "Content-Length": str(size)})
     await reply.prepare(request)
     for chunk in chunks:
         view = memoryview(chunk)
