@@ -23,6 +23,7 @@ from edge_server.frontends.access import open_orders
 from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
+from edge_server.frontends.tokens import Tokens
 from edge_server.memory.allocator import keep_big_blocks
 from edge_server.records import compile_initializers
 from edge_server.repository.trust.verify import trust_policy
@@ -77,6 +78,9 @@ class Server:
         self._supervision.add_reload(("repository.public_key", "repository.requires_checksums"), self._renew_trust)
         gate: FrameGate = NoGate() if core.governor is None else core.governor.gate
         self._frames = FrameDoor(core.service, gate, config.frames)
+        self._tokens = Tokens(config.auth.tokens_file)
+        if self._tokens.is_used:
+            self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.read(new.auth.tokens_file))
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.end = EndRequest(self._wake)
@@ -170,11 +174,13 @@ class Server:
             governor=self._core.governor,
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
+            tokens=self._tokens,
         )
         port = await front.start()
         if self._config.http.tls_cert:
             self._supervision.add_reload(
-                ("http.tls_cert", "http.tls_key"), lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key)
+                ("http.tls_cert", "http.tls_key", "http.client_ca"),
+                lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key, new.http.client_ca),
             )
         self._sources.append(front.families)
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
@@ -191,6 +197,7 @@ class Server:
             self._config.grpc,
             [frames],
             allows_code_upload=self._config.repository.allows_code_upload,
+            tokens=self._tokens,
         )
         port = front.start()
         if self._config.grpc.is_tls:
@@ -213,6 +220,7 @@ class Server:
         for source in (*self._sources, self._core.loads.families):
             metrics.add_source(source)
         metrics.add_source(self._frames.families)
+        metrics.add_source(self._tokens.families)
         metrics.add_source(custom_families(service.model_families))
         cuda = self._core.service.shared_memory.cuda
         if cuda.is_usable:

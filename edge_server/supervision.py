@@ -1,8 +1,8 @@
 """The server under a service manager: what it is told, when its watchdog is fed, what SIGHUP reloads, how it ends.
 
-What SIGHUP reloads: the log settings, the certificates and keys of HTTPS and gRPC, the key that models must be signed
-with, and, in mode poll, what is in the repositories. Everything else that changed in the configuration is named in the
-log as what takes a restart; a configuration that cannot be read changes nothing.
+What SIGHUP reloads: the log settings, the certificates and keys of HTTPS and gRPC, the bearer tokens, the key that
+models must be signed with, and, in mode poll, what is in the repositories. Everything else that changed in the
+configuration is named in the log as what takes a restart; a configuration that cannot be read changes nothing.
 """
 
 from __future__ import annotations

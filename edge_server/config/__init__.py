@@ -11,6 +11,7 @@ from edge_server.config.kinds import ConfigError
 from edge_server.config.load import ServeArguments, parse_serve
 from edge_server.config.slices import (
     CATEGORIES,
+    AuthConfig,
     CacheConfig,
     CacheSettings,
     EngineConfig,
@@ -33,6 +34,7 @@ from edge_server.config.trace import TraceConfig
 
 __all__ = [
     "CATEGORIES",
+    "AuthConfig",
     "CacheConfig",
     "CacheSettings",
     "ConfigError",

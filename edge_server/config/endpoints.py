@@ -64,6 +64,12 @@ HTTP = (
     ),
     Setting("http.tls_cert", "--http-tls-cert", OPTIONAL_PATH, "PEM file of the HTTPS certificate chain."),
     Setting("http.tls_key", "--http-tls-key", OPTIONAL_PATH, "PEM file of the HTTPS private key."),
+    Setting(
+        "http.client_ca",
+        "--https-client-ca",
+        OPTIONAL_PATH,
+        "PEM file of who may sign client certificates; with it, HTTPS asks every client for one.",
+    ),
 )
 
 GRPC = (
@@ -148,6 +154,16 @@ GRPC = (
         "--grpc-max-connection-age-grace",
         COUNT,
         "Milliseconds that calls have to end on a connection past its age; 0: for ever.",
+    ),
+)
+
+AUTH = (
+    Setting(
+        "auth.tokens_file",
+        "--auth-tokens-file",
+        OPTIONAL_PATH,
+        "File of bearer tokens, for HTTP and gRPC: a line has a name, the SHA-256 of the token, and the categories it "
+        "opens (* for all). Closes the ordering categories, and those that a line names. Read again at SIGHUP.",
     ),
 )
 

@@ -147,6 +147,8 @@ def _check_repository(repository: RepositoryConfig) -> None:
 def _check_tls(http: HttpConfig, grpc: GrpcConfig) -> None:
     if bool(http.tls_cert) != bool(http.tls_key):
         raise ConfigError("HTTPS needs both --http-tls-cert and --http-tls-key")
+    if http.client_ca and not http.tls_cert:
+        raise ConfigError("--https-client-ca needs --http-tls-cert and --http-tls-key")
     if grpc.is_tls and not (grpc.server_cert and grpc.server_key):
         raise ConfigError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
     if grpc.is_mutual_tls and not grpc.root_cert:

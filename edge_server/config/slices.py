@@ -56,7 +56,8 @@ CATEGORIES = (
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The HTTP/REST listener. Port 0 lets the system choose. TLS is on when both `tls_cert` and `tls_key` name files.
+    """The HTTP/REST listener. Port 0 lets the system choose. TLS is on when both `tls_cert` and `tls_key` name files,
+    and asks clients for a certificate signed by `client_ca` when that does too.
 
     `header_pattern`: request headers whose whole name it matches become request parameters; None forwards nothing.
     `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body. `max_connections` 0:
@@ -78,6 +79,7 @@ class HttpConfig:
     allowed_hosts: tuple[str, ...] = ()
     tls_cert: str = ""
     tls_key: str = ""
+    client_ca: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,13 @@ class GrpcConfig:
     http2_max_ping_strikes: int = 2
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AuthConfig:
+    """Who may ask what, over all wires. `tokens_file` "": bearer tokens mean nothing."""
+
+    tokens_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +309,7 @@ class ServerConfig:
 
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
+    auth: AuthConfig = AuthConfig()
     frames: FramesConfig = FramesConfig()
     metrics: MetricsConfig = MetricsConfig()
     repository: RepositoryConfig = field(default_factory=RepositoryConfig)

@@ -7,7 +7,7 @@ Flags that Triton has bear Triton's names and meanings; those of its flags that 
 from __future__ import annotations
 
 from edge_server.config.cache import CACHE_SETTINGS
-from edge_server.config.endpoints import FRAMES, GRPC, HTTP, METRICS
+from edge_server.config.endpoints import AUTH, FRAMES, GRPC, HTTP, METRICS
 from edge_server.config.engines import ENGINES
 from edge_server.config.envelope import ENVELOPE
 from edge_server.config.kinds import (
@@ -280,4 +280,4 @@ _OTHERS = (
     ),
 )
 
-SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *HTTP, *GRPC, *FRAMES, *METRICS, *ENVELOPE, *ENGINES, *_OTHERS)
+SETTINGS: tuple[Setting, ...] = (*_REPOSITORY, *HTTP, *GRPC, *AUTH, *FRAMES, *METRICS, *ENVELOPE, *ENGINES, *_OTHERS)

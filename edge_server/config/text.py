@@ -17,6 +17,7 @@ _TITLES = {
     "backends": "Backends",
     "http": "HTTP",
     "grpc": "gRPC",
+    "auth": "Access",
     "frames": "Frame streams",
     "metrics": "Metrics",
     "governor": "Governor",

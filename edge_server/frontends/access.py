@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from edge_server.config import RestrictedGroup, ServerConfig
 
@@ -21,6 +22,14 @@ def is_this_machine(address: str | None) -> bool:
     return (mapped or parsed).is_loopback
 
 
+def is_word(given: Sequence[str | bytes], word: str) -> bool:
+    """Return whether a header was given once, with the value `word`. Compared in constant time."""
+    if len(given) != 1:
+        return False
+    value = given[0].encode("utf-8", "surrogateescape") if isinstance(given[0], str) else given[0]
+    return hmac.compare_digest(value, word.encode())
+
+
 def open_orders(config: ServerConfig) -> str:
     """Return one sentence that names the orders which other machines may give without a key; "" when there are none."""
     orders = {"logging", "trace"}
@@ -29,8 +38,10 @@ def open_orders(config: ServerConfig) -> str:
     if config.memory.allows_client_shm:
         orders.add("shared-memory")
     http, grpc = config.http, config.grpc
+    if config.auth.tokens_file:
+        return ""
     found: Mapping[str, list[str]] = {
-        "HTTP": _open(orders, http.address, http.restricted) if http.is_enabled else [],
+        "HTTP": _open(orders, http.address, http.restricted) if http.is_enabled and not http.client_ca else [],
         "gRPC": _open(orders, grpc.address, grpc.restricted) if grpc.is_enabled and not grpc.is_mutual_tls else [],
     }
     told: dict[str, list[str]] = {}

@@ -37,6 +37,7 @@ from edge_server.errors import (
     UnknownModel,
 )
 from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.frontends.tokens import Tokens
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.telemetry.events import EventBus
 from edge_server.telemetry.log import LogSettings
@@ -316,8 +317,9 @@ class Site:
 def open_site() -> Iterator[Callable[..., Site]]:
     sites: list[Site] = []
 
-    def start(*, allows_code_upload: bool = False, **config: Any) -> Site:
-        sites.append(Site(StubService(), HttpConfig(port=0, **config), allows_code_upload=allows_code_upload))
+    def start(*, allows_code_upload: bool = False, tokens: Tokens | None = None, **config: Any) -> Site:
+        options = {"allows_code_upload": allows_code_upload, "tokens": tokens}
+        sites.append(Site(StubService(), HttpConfig(port=0, **config), **options))
         return sites[-1]
 
     yield start

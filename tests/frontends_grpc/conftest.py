@@ -235,11 +235,13 @@ class Door:
     def __init__(self, service: FakeService, **config: object) -> None:
         self.service = service
         self.is_asked_direct = config.get("may_be_direct", True)
+        tokens = config.pop("tokens", None)
         allows_code_upload = bool(config.pop("allows_code_upload", False))
         self.frontend = GrpcFrontend(
             service,  # type: ignore[arg-type]
             GrpcConfig(port=0, **config),  # type: ignore[arg-type]
             allows_code_upload=allows_code_upload,
+            tokens=tokens,  # type: ignore[arg-type]
         )
         self.port = self.frontend.start()
         self.address = f"127.0.0.1:{self.port}"

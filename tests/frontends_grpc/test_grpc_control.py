@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ from edge_server.config import RestrictedGroup
 from edge_server.frontends.grpc import handlers
 from edge_server.frontends.grpc.access import CATEGORY_OF
 from edge_server.frontends.grpc.control import ControlRpcs
+from edge_server.frontends.tokens import Tokens
 from edge_server.protocol import messages
 
 
@@ -225,3 +228,33 @@ def test_restricted_rpcs_want_their_secret_and_others_do_not(open_door: Any, mak
     assert door.call("ModelInfer", make_request(), metadata=secret).model_name == "echo"
     assert len(list(door.stream([make_request()], metadata=secret))) == 1
     assert door.call("ServerLive").live is True
+
+
+def test_a_token_lets_calls_and_streams_in_beside_the_shared_word(
+    open_door: Any, make_request: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    digest = hashlib.sha256(b"secret").hexdigest()
+    (tmp_path / "tokens").write_text(f"alice {digest} inference,model-repository\n")
+    tokens = Tokens(str(tmp_path / "tokens"))
+    door = open_door(tokens=tokens, restricted=(RestrictedGroup(("inference",), "key", "word"),))
+    wrong, right = [("authorization", "Bearer guess")], [("authorization", "Bearer secret")]
+    for metadata in (None, wrong, [*right, *right], [("triton-grpc-protocol-key", "guess")]):
+        assert refusal(door, "ModelInfer", make_request(), metadata=metadata)[0] is grpc.StatusCode.UNAUTHENTICATED
+        assert refusal(door, "RepositoryModelLoad", metadata=metadata)[0] is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.RpcError) as caught:
+            list(door.stream([make_request()], metadata=metadata))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refusal(door, "LogSettings", metadata=right)[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert door.service.calls == []
+    for metadata in (right, [("triton-grpc-protocol-key", "word")]):
+        assert door.call("ModelInfer", make_request(), metadata=metadata).model_name == "echo"
+        assert len(list(door.stream([make_request()], metadata=metadata))) == 1
+    door.call("RepositoryModelLoad", messages.RepositoryModelLoadRequest(model_name="m"), metadata=right)
+    assert "'alice' orders: RepositoryModelLoad" in caplog.text
+    assert door.call("ServerReady").ready
+    page = "".join(text for family in tokens.families() for text in family.render())
+    assert 'edge_auth_requests_total{name="alice",category="inference"} 2\n' in page
+    (tmp_path / "tokens").write_text("")
+    tokens.read(str(tmp_path / "tokens"))
+    assert refusal(door, "RepositoryModelLoad", metadata=right)[0] is grpc.StatusCode.UNAUTHENTICATED

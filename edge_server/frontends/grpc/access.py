@@ -1,14 +1,15 @@
-"""Restricted protocols: categories of RPCs that want a secret in the call's metadata (Triton's only access control)."""
+"""Restricted protocols: categories of RPCs that want a secret in the call's metadata, Triton's or a bearer token."""
 
 from __future__ import annotations
 
-import hmac
+import logging
 from collections.abc import Iterable, Mapping
-
-import grpc
+from typing import Any, Protocol
 
 from edge_server.config import RestrictedGroup
 from edge_server.errors import Refusal
+from edge_server.frontends.access import is_word
+from edge_server.frontends.tokens import Tokens
 
 CATEGORY_OF: Mapping[str, str] = {
     "ServerLive": "health",
@@ -37,33 +38,55 @@ CATEGORY_OF: Mapping[str, str] = {
 
 _METADATA_PREFIX = "triton-grpc-protocol-"
 
+_ORDERS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
+"""How the names end of RPCs that can change something."""
+
+_log = logging.getLogger(__name__)
+
+
+class Call(Protocol):
+    """A call that has begun."""
+
+    def invocation_metadata(self) -> Any: ...
+
 
 class Restriction:
-    """The metadata that a call must bring."""
+    """What calls of one RPC must bring: the metadata of a group, or a token. `rpc` is its name."""
 
-    def __init__(self, group: RestrictedGroup) -> None:
+    def __init__(self, rpc: str, category: str, group: RestrictedGroup | None, tokens: Tokens) -> None:
+        self._rpc = rpc
+        self._category = category
+        self._group = group
         # HTTP/2 carries header names in lower case only.
-        self._key = f"{_METADATA_PREFIX}{group.key}".lower()
-        self._value = group.value.encode()
+        self._key = "" if group is None else f"{_METADATA_PREFIX}{group.key}".lower()
+        self._tokens = tokens
+        self._is_order = rpc.endswith(_ORDERS)
 
-    def check(self, context: grpc.ServicerContext) -> None:
-        """Raise Refusal (UNAVAILABLE, as Triton answers) unless the call brings the key with the right value."""
-        given = [value for key, value in context.invocation_metadata() if key == self._key]
-        if len(given) == 1 and hmac.compare_digest(_octets(given[0]), self._value):
+    def check(self, call: Call) -> None:
+        """Raise unless the call may pass: Unauthenticated or Forbidden where a token would do, else Refusal, which is
+        UNAVAILABLE as Triton has it."""
+        metadata = call.invocation_metadata()
+        if self._group is not None and is_word(_values(metadata, self._key), self._group.value):
             return
-        raise Refusal(f"This protocol is restricted, expecting header '{self._key}'", retry_after_s=None)
+        if self._tokens.closes(self._category):
+            name = self._tokens.admit(_values(metadata, "authorization"), self._category)
+            if self._is_order:
+                _log.info("'%s' orders: %s", name, self._rpc)
+        elif self._group is not None:
+            raise Refusal(f"This protocol is restricted, expecting header '{self._key}'", retry_after_s=None)
 
 
-def restriction(category: str, groups: Iterable[RestrictedGroup]) -> Restriction | None:
-    """Return what restricts a category, None where anybody may call."""
-    return next((Restriction(group) for group in groups if category in group.categories), None)
+def restriction(rpc: str, category: str, groups: Iterable[RestrictedGroup], tokens: Tokens) -> Restriction | None:
+    """Return what restricts an RPC of a category, None where anybody may call."""
+    group = next((group for group in groups if category in group.categories), None)
+    return Restriction(rpc, category, group, tokens) if group is not None or tokens.is_used else None
 
 
-def _octets(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
-
-
-def restrictions(groups: Iterable[RestrictedGroup]) -> dict[str, Restriction]:
+def restrictions(groups: Iterable[RestrictedGroup], tokens: Tokens) -> dict[str, Restriction]:
     """Return what restricts each RPC, by the RPC's name; RPCs that anybody may call are not in it."""
-    by_category = {category: Restriction(group) for group in groups for category in group.categories}
-    return {rpc: by_category[category] for rpc, category in CATEGORY_OF.items() if category in by_category}
+    found = {rpc: restriction(rpc, category, groups, tokens) for rpc, category in CATEGORY_OF.items()}
+    return {rpc: item for rpc, item in found.items() if item is not None}
+
+
+def _values(metadata: Any, key: str) -> list[str | bytes]:
+    return [value for name, value in metadata if name == key]

@@ -26,6 +26,7 @@ from edge_server.frontends.grpc.discovery import Reflection, health_check
 from edge_server.frontends.grpc.infer import UnaryInfer, forwarded_metadata
 from edge_server.frontends.grpc.open_streams import OpenStreams
 from edge_server.frontends.grpc.read import InferReader
+from edge_server.frontends.tokens import Tokens
 from edge_server.protocol import messages
 from edge_server.protocol.messages import Method
 from edge_server.records import dataclass
@@ -60,12 +61,14 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
         guests: Sequence[StreamService] = (),
         *,
         allows_code_upload: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
+        self._tokens = tokens or Tokens()
         self._allows_code_upload = allows_code_upload
         self._service = service
         self._config = config
         self._reader = InferReader()
-        self._restrictions = restrictions(config.restricted)
+        self._restrictions = restrictions(config.restricted, self._tokens)
         self._opened = OpenStreams(max_streams)
         self._by_path: dict[str, grpc.RpcMethodHandler] = {}
         self._add_inference()
@@ -120,8 +123,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
                 self._add_unary(method, _parsed(method, health_check(self._service.is_ready)))
 
     def _add_guest(self, guest: StreamService) -> None:
-        guard = restriction(guest.category, self._config.restricted)
         for method in messages.service_methods(guest.name):
+            guard = restriction(method.name, guest.category, self._config.restricted, self._tokens)
             self._add_stream(method, guest.answers[method.name], guard)
 
     def _add_reflection(self, guests: Sequence[str]) -> None:

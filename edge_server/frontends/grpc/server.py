@@ -22,6 +22,7 @@ from edge_server.frontends.grpc.direct_check import may_be_direct
 from edge_server.frontends.grpc.encode import MAX_MESSAGE_BYTES
 from edge_server.frontends.grpc.handlers import Handlers, StreamService
 from edge_server.frontends.grpc.pool import HandlerPool
+from edge_server.frontends.tokens import Tokens
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService
@@ -48,9 +49,12 @@ class GrpcFrontend:
         guests: Sequence[StreamService] = (),
         *,
         allows_code_upload: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
         self._config = config
-        self._handlers = Handlers(service, config, MAX_STREAMS, guests, allows_code_upload=allows_code_upload)
+        self._handlers = Handlers(
+            service, config, MAX_STREAMS, guests, allows_code_upload=allows_code_upload, tokens=tokens
+        )
         self._pool = HandlerPool("grpc")
         self._server: grpc.Server | None = None
         self._door: DirectDoor | None = None

@@ -18,6 +18,7 @@ from edge_server.frontends.http.head import InferTarget
 from edge_server.frontends.http.homecoming import Homecoming
 from edge_server.frontends.http.reply import JOIN_BELOW_BYTES, WRITE_BYTES, failure_reply
 from edge_server.frontends.http.wire import infer_head, wire_reply
+from edge_server.frontends.tokens import Tokens
 from edge_server.frontends.v2.brevity import Brevity, computes_only
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.json_codec import DecodedRequest, encode_infer, parse_header_length
@@ -41,6 +42,7 @@ def infer_target(
     size: int,
     names: Mapping[str, str],
     header_pattern: re.Pattern[str] | None,
+    caller: str = "",
 ) -> InferTarget | None:
     """Return what a POST of `size` bytes to an infer path asks for; None where it is not plain: compressed either way,
     an image, much JSON, or wrong. Of those the ordinary path says more."""
@@ -60,15 +62,16 @@ def infer_target(
             extra = forwarded(headers.items(), header_pattern)
     except EdgeServerError:
         return None
-    return InferTarget(names["model"], version, json_size, extra)
+    return InferTarget(names["model"], version, json_size, extra, caller)
 
 
 class FastInfer:
     """What every such inference needs. Lives on one event loop."""
 
-    __slots__ = ("brevity", "decoder", "homecoming", "regions", "service", "traces")
+    __slots__ = ("brevity", "decoder", "homecoming", "regions", "service", "tokens", "traces")
 
-    def __init__(self, service: InferenceService, homecoming: Homecoming, brevity: Brevity) -> None:
+    def __init__(self, service: InferenceService, homecoming: Homecoming, brevity: Brevity, tokens: Tokens) -> None:
+        self.tokens = tokens
         self.service = service
         self.traces = service.traces
         self.homecoming = homecoming
@@ -81,6 +84,8 @@ class FastInfer:
 
     def begin(self, target: InferTarget, body: Body, answer: Answer) -> FastCall:
         """See lanes.FastInference."""
+        if target.caller:
+            self.tokens.count(target.caller, "inference")
         call = FastCall(self, target, answer)
         call.begin(target, body)
         return call

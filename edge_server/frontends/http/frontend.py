@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
+import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
+from multidict import MultiMapping
 
 from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.core.view import FrameStreamReport
-from edge_server.errors import InvalidRequest
+from edge_server.errors import EdgeServerError, Forbidden, InvalidRequest
+from edge_server.frontends.access import is_word
 from edge_server.frontends.http.accept import max_connections
 from edge_server.frontends.http.budget import BodyBudget, most_bytes
 from edge_server.frontends.http.control import ControlEndpoints
@@ -29,9 +31,12 @@ from edge_server.frontends.http.order_rule import OrderRule
 from edge_server.frontends.http.reply import CLOSES_CONNECTION, failure_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
+from edge_server.frontends.tokens import Tokens
 from edge_server.frontends.v2.brevity import Brevity
 from edge_server.service import InferenceService
 from edge_server.telemetry.metrics import Family
+
+_LOG = logging.getLogger(__name__)
 
 # Orders wait for model loads; a few must not keep each other, nor status questions, from being heard.
 _BLOCKING_THREADS = 8
@@ -50,7 +55,9 @@ class HttpFrontend:
         governor: GovernorView | None = None,
         engines: EngineView | None = None,
         allows_code_upload: bool = False,
+        tokens: Tokens | None = None,
     ) -> None:
+        self._tokens = tokens or Tokens()
         self._engines = engines
         self._service = service
         self._config = config
@@ -73,13 +80,13 @@ class HttpFrontend:
         """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
         config = self._config
         if config.tls_cert and config.tls_key:
-            self._tls = server_tls(config.tls_cert, config.tls_key)
+            self._tls = server_tls(config.tls_cert, config.tls_key, config.client_ca)
             self._tls.sni_callback = self._use_newest
         loop = asyncio.get_running_loop()
         homecoming, brevity = Homecoming(loop), Brevity()
         largest = config.max_input_size_bytes
         self._budget = budget = BodyBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
-        is_guarded = "model-repository" in self._restricted
+        is_guarded = "model-repository" in self._restricted or self._tokens.closes("model-repository")
         self._events.open()
         self._router = build_router(
             ControlEndpoints(
@@ -101,7 +108,10 @@ class HttpFrontend:
                 engines=self._engines,
             ),
         )
-        fast = FastLane(HeadReader(loop, self._find_target), FastInfer(self._service, homecoming, brevity))
+        heads = HeadReader(loop, self._find_target)
+        # Heads that were let in by the tokens of before are judged anew.
+        self._tokens.on_change(lambda: loop.call_soon_threadsafe(heads.forget))
+        fast = FastLane(heads, FastInfer(self._service, homecoming, brevity, self._tokens))
         return await self._listener.open(
             config.address,
             config.port,
@@ -116,12 +126,12 @@ class HttpFrontend:
         """Return the metrics of what is on its way; to be called once it was started, from any thread."""
         return [] if self._budget is None else self._budget.families()
 
-    def renew_tls(self, cert: str, key: str) -> None:
+    def renew_tls(self, cert: str, key: str, client_ca: str = "") -> None:
         """Use these files for connections from now on. Raises ServingFault, and changes nothing then."""
         if self._tls is None:
             return
         # Another context: in one that is in use, a handshake would meet the new certificate without its key.
-        self._tls = server_tls(cert, key)
+        self._tls = server_tls(cert, key, client_ca)
 
     def _use_newest(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
         """At the beginning of each handshake, whether the client names a server or not."""
@@ -147,10 +157,12 @@ class HttpFrontend:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             endpoint, names = self._router.find(request.method, request.raw_path)
-            refusal = self._refusal(request, endpoint.category) if self._restricted else None
-            if refusal is None and endpoint.is_order:
+            caller = self._admit(request.headers, endpoint.category, self._tokens.admit)
+            if endpoint.is_order:
                 self._order_rule.check(request)
-            return await endpoint.handler(request, names) if refusal is None else refusal
+                if caller:
+                    _LOG.info("'%s' orders: %s %s", caller, request.method, request.raw_path)
+            return await endpoint.handler(request, names)
         except NoSuchPath:
             return plain_error("Not Found", 404)
         except NoSuchMethod as error:
@@ -172,18 +184,27 @@ class HttpFrontend:
             endpoint, names = self._router.find(message.method, message.path)
         except (NoSuchPath, NoSuchMethod, InvalidRequest):
             return None
-        if not endpoint.is_infer or self._refusal(message, endpoint.category) is not None:
+        if not endpoint.is_infer:
             return None
-        return infer_target(message, size, names, self._config.header_pattern)
+        try:
+            caller = self._admit(message.headers, endpoint.category, self._tokens.name_of)
+        except EdgeServerError:
+            return None
+        return infer_target(message, size, names, self._config.header_pattern, caller)
 
-    def _refusal(self, request: web.BaseRequest | RawRequestMessage, category: str) -> web.Response | None:
+    def _admit(self, headers: MultiMapping[str], category: str, ask: Callable[[list[str], str], str]) -> str:
+        """Return the name of the token that lets a request in, "" when it needs none or shows a shared word.
+
+        `ask` names the token of Authorization headers. Raises Unauthenticated, Forbidden.
+        """
         group = self._restricted.get(category)
-        if group is None:
-            return None
-        given = request.headers.get(group.key, "")
-        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), group.value.encode()):
-            return None
-        return plain_error(f"This API is restricted, expecting header '{group.key}'", 403)
+        if group is not None and is_word(headers.getall(group.key, []), group.value):
+            return ""
+        if self._tokens.closes(category):
+            return ask(headers.getall("Authorization", []), category)
+        if group is not None:
+            raise Forbidden(f"This API is restricted, expecting header '{group.key}'")
+        return ""
 
     def _raise_if_begun(self, request: web.BaseRequest) -> None:
         """Within an exception handler: once bytes of an answer are out, only closing the connection is honest."""

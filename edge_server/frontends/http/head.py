@@ -37,6 +37,8 @@ class InferTarget:
     version: int | None
     json_size: int | None
     extra: dict[str, Parameter]
+    caller: str = ""
+    """The name of the token that lets it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Head:
 class HeadReader:
     """Reads heads; keeps a bounded number of short ones. Lives on one event loop.
 
-    `find_target` decides whether a POST with a body is a plain inference. It must depend on nothing but the message.
+    `find_target` decides whether a POST with a body is a plain inference. It must depend on nothing but the message, or
+    `forget` be called.
     """
 
     def __init__(
@@ -75,6 +78,10 @@ class HeadReader:
                 del self._kept[next(iter(self._kept))]
             self._kept[raw] = head
         return head
+
+    def forget(self) -> None:
+        """Have every head read anew, because `find_target` decides otherwise now."""
+        self._kept.clear()
 
     def _parse(self, raw: bytes) -> Head | None:
         lines = raw.count(b"\r\n")

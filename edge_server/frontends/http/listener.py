@@ -219,12 +219,21 @@ class Listener:
         await self._server.finish(grace_s)
 
 
-def server_tls(cert: str, key: str) -> ssl.SSLContext:
-    """Return a context for a certificate chain and its key, both PEM files. Raises ServingFault."""
+def server_tls(cert: str, key: str, client_ca: str = "") -> ssl.SSLContext:
+    """Return a context for a certificate chain and its key, both PEM files. Raises ServingFault.
+
+    With `client_ca`, a PEM file too, every client has to show a certificate that it signed.
+    """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         # Without a password of ours, OpenSSL would ask for that of an encrypted key on the terminal, and wait.
         context.load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as error:
         raise ServingFault(f"TLS certificate '{cert}' and key '{key}' cannot be used: {error}") from None
+    if client_ca:
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ValueError) as error:
+            raise ServingFault(f"certificates of client authorities '{client_ca}' cannot be used: {error}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
     return context

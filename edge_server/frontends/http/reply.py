@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 from aiohttp import web
 
-from edge_server.errors import EdgeServerError, ServingFault, Throttled
+from edge_server.errors import EdgeServerError, ServingFault, Throttled, Unauthenticated
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding, accepted_encoding, compress
 from edge_server.frontends.http.pace import ClosingRefusal, StalledBody
 from edge_server.frontends.status import http_status, retry_after
@@ -65,6 +65,8 @@ def error_reply(error: EdgeServerError) -> web.Response:
         reply.headers[GOVERNOR_HEADER] = error.state
     if isinstance(error, UnknownEncoding):
         reply.headers["Accept-Encoding"] = ", ".join(ENCODINGS)
+    if isinstance(error, Unauthenticated):
+        reply.headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, ClosingRefusal):
         reply.force_close()
     return reply

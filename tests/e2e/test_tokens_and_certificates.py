@@ -1,0 +1,131 @@
+"""Bearer tokens and client certificates, made with openssl and used with curl, Triton's client and a frame stream."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from edge_server.client import Frame, FrameHeader, FrameStream, StreamError
+
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
+
+
+def openssl(folder: Path, *arguments: str) -> bytes:
+    made = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, timeout=60, check=False)
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def make_certificates(folder: Path) -> None:
+    """Make ca.crt, and server.crt and camera.crt signed by it, each with its key."""
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    openssl(folder, *new, "-subj", "/CN=fleet", "-keyout", "ca.key", "-out", "ca.crt")
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name in ("server", "camera"):
+        key = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", f"/CN={name}")
+        openssl(folder, *key, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        sign = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
+        openssl(folder, *sign, "-days", "2", "-extfile", "names", "-out", f"{name}.crt")
+
+
+def make_token(folder: Path) -> tuple[str, str]:
+    """Return a token and its SHA-256."""
+    token = openssl(folder, "rand", "-hex", "32").decode().strip()
+    (folder / "token").write_text(token)
+    digest = openssl(folder, "dgst", "-sha256", "-r", "token").decode().split()[0]
+    assert digest == hashlib.sha256(token.encode()).hexdigest()
+    return token, digest
+
+
+def curl(url: str, *arguments: str) -> str:
+    """Return the status; 000 when there is no answer."""
+    command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--noproxy", "*", *arguments, url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+
+
+def test_https_asks_for_a_client_certificate(serve: Any, repository: Any, identity: Any, tmp_path: Path) -> None:
+    repository.add("one", identity())
+    make_certificates(tmp_path)
+    flags = [f"--http-tls-cert={tmp_path}/server.crt", f"--http-tls-key={tmp_path}/server.key"]
+    with serve(repository.path, *flags, f"--https-client-ca={tmp_path}/ca.crt", "--model-control-mode=none") as server:
+        url = f"https://localhost:{server.http.rpartition(':')[2]}/v2/models/one/infer"
+        ask = ("--cacert", str(tmp_path / "ca.crt"), "-d", BODY)
+        assert curl(url, *ask) == "000"
+        own = ("--cert", str(tmp_path / "camera.crt"), "--key", str(tmp_path / "camera.key"))
+        assert curl(url, *ask, *own) == "200"
+        openssl(
+            tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=stranger",
+            "-keyout", "stranger.key", "-out", "stranger.crt",
+        )  # fmt: skip
+        stranger = ("--cert", str(tmp_path / "stranger.crt"), "--key", str(tmp_path / "stranger.key"))
+        assert curl(url, *ask, *stranger) == "000"
+
+
+@pytest.fixture
+def guarded(serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path) -> Iterator[Any]:
+    repository.add("one", identity())
+    token, digest = make_token(tmp_path)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"alice {digest} inference,model-repository\n")
+    with serve(repository.path, "--model-control-mode=explicit", f"--auth-tokens-file={tokens}") as server:
+        server.tokens, server.token, server.digest = tokens, token, digest
+        yield server
+        assert server.stop() == 0
+        assert token not in server.log() + server.output()
+        assert "Traceback" not in server.log(), server.log()
+
+
+def test_a_token_opens_both_wires_and_frame_streams_until_it_is_taken_out(
+    guarded: Any, eventually: Callable[..., bool]
+) -> None:
+    url, bearer = f"http://{guarded.http}", ("-H", f"Authorization: Bearer {guarded.token}")
+    load = f"{url}/v2/repository/models/one/load"
+    assert curl(load, "-d", "") == "401"
+    assert curl(load, "-d", "", *bearer) == "200"
+    assert curl(f"{url}/v2/logging", "-d", "{}", *bearer) == "403"
+    assert curl(f"{url}/v2/models/one/infer", "-d", BODY, *bearer) == "200"
+    assert curl(f"{url}/v2/health/ready") == "200"
+    assert eventually(lambda: "'alice' orders: POST /v2/repository/models/one/load" in guarded.log())
+    page = guarded.read_metrics()
+    assert 'edge_auth_requests_total{name="alice",category="inference"} 1' in page
+
+    given = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
+    given.set_data_from_numpy(np.array([[7]], np.int32))
+    headers = {"authorization": f"Bearer {guarded.token}"}
+    with tritonclient.grpc.InferenceServerClient(guarded.grpc) as client:
+        with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):
+            client.infer("one", [given])
+        assert client.infer("one", [given], headers=headers).as_numpy("OUTPUT0")[0, 0] == 7
+        # Let in, the stream is told that the model takes no frames; without a token it is not even told that.
+        assert "Authorization: Bearer" in stream_error(guarded, [])
+        assert "does not take frames" in stream_error(guarded, list(headers.items()))
+
+        guarded.tokens.write_text(f"bob {guarded.digest[::-1]} inference\n")
+        guarded.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: curl(load, "-d", "", *bearer) == "401")
+        assert curl(f"{url}/v2/models/one/infer", "-d", BODY, *bearer) == "401"
+        with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):
+            client.infer("one", [given], headers=headers)
+        guarded.tokens.write_text("nonsense\n")
+        guarded.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: "auth.tokens_file stays as it was" in guarded.log())
+
+
+def stream_error(server: Any, metadata: list[tuple[str, str]]) -> str:
+    frame = Frame(FrameHeader(seq=1), width=1, height=1, encoding="rgb8", step=3, data=b"rgb")
+    with (
+        FrameStream(server.grpc, "one", metadata=metadata, reconnects=False) as stream,
+        pytest.raises(StreamError) as caught,
+    ):
+        list(stream.results(iter([frame])))
+    return str(caught.value)
