@@ -222,7 +222,7 @@ def test_sighup_renews_the_certificate_of_https_and_one_that_does_not_fit_change
         assert shown().split() == first[0].read_text().split()
         cert.write_bytes(second[0].read_bytes())
         server.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: "http.tls_cert, http.tls_key stays as it was" in server.log())
+        assert eventually(lambda: "http.tls_key, http.client_ca stays as it was" in server.log())
         assert shown().split() == first[0].read_text().split()
         key.write_bytes(second[1].read_bytes())
         server.process.send_signal(signal.SIGHUP)

@@ -16,6 +16,7 @@ import pytest
 
 from edge_server.frontends.http import body as bodies
 from edge_server.frontends.http.fast_infer import FastInfer
+from edge_server.frontends.http.lanes import OrdinaryHandler
 
 PATH = "/v2/models/float/infer"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -368,3 +369,44 @@ def test_a_server_that_drains_cuts_what_does_not_end(site, connect):
     asyncio.run_coroutine_threadsafe(site.frontend.stop(0.1), site.loop).result(20)
     assert all(client.is_ended() for client in clients)
     assert site.service.tickets[0].was_cancelled.wait(20)
+
+
+CHUNKED = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v2/models/float/infer", b"/v2/no/such/path"])
+def test_a_body_without_end_is_not_read_on_for_long_after_its_refusal(open_site, connect, path):
+    client = connect(open_site(max_input_size_bytes=1000))
+    client.send(CHUNKED % path)
+    mebibyte = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+    # The system's own buffers take a few.
+    with pytest.raises(ConnectionError):
+        client.send(mebibyte * 100)
+
+
+def test_a_short_rest_behind_a_refusal_is_read_and_the_answer_comes(open_site, connect):
+    client = connect(open_site(max_input_size_bytes=1000))
+    client.send(CHUNKED % b"/v2/models/float/infer" + b"200000\r\n" + bytes(2 << 20) + b"\r\n0\r\n\r\n")
+    assert client.error() == (400, "request body is larger than the limit of 1000 bytes")
+
+
+def test_early_answers_do_not_add_up_on_a_connection(site, client):
+    piece = b"100000\r\n" + bytes(1 << 20) + b"\r\n0\r\n\r\n"
+    for _ in range(20):
+        client.send(CHUNKED % b"/v2/no/such/path" + piece)
+        assert client.error() == (404, "Not Found")
+
+
+def test_small_chunks_are_parsed_a_little_in_each_turn_of_the_loop(site, connect, monkeypatch):
+    fed: list[int] = []
+    receive = OrdinaryHandler.data_received
+
+    def noting(self, data):
+        fed.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(OrdinaryHandler, "data_received", noting)
+    client = connect(site)
+    client.send(CHUNKED % b"/v2/models/float/infer" + b"1\r\nx\r\n" * 200_000)
+    assert client.error() == (400, "request body comes in more than 65536 chunks")
+    assert max(fed) <= 16 * 1024

@@ -487,16 +487,16 @@ def test_requests_without_end_wait_in_the_socket_also_where_aiohttp_would_read_t
         assert transport.is_reading
         connection.data_received(b"x")
         assert not transport.is_reading
-        connection._ordinary_answered(True)
+        connection._ordinary_answered(True, True)
         assert not transport.is_reading
         reader._messages.popleft()
         reader._reading_paused = True  # for a large body, by aiohttp, which will go on by itself
-        connection._ordinary_answered(True)
+        connection._ordinary_answered(True, True)
         assert not transport.is_reading
         reader._reading_paused = False
         connection.data_received(b"x")
         reader._messages.popleft()
-        connection._ordinary_answered(True)
+        connection._ordinary_answered(True, True)
         assert transport.is_reading
         connection._inner = None
         connection.connection_lost(None)

@@ -38,6 +38,14 @@ _HELD_BYTES = 64 * 1024
 _MOST_WAITING = 64
 """Requests that may wait behind the one under way where aiohttp has the connection; more than it lets itself."""
 
+_FED_BYTES = 16 * 1024
+"""What aiohttp is given in one turn of the loop where it has the connection: of chunks of one byte, this is 2,700."""
+
+_UNREAD_BYTES = 256 << 20
+_UNREAD_CHUNKED_BYTES = 16 << 20
+"""How much of a body is still read once its request was answered. A client that sends all before it reads would
+otherwise not see the answer; one that sends without end is cut."""
+
 _END = b"\r\n\r\n"
 
 _METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
@@ -82,6 +90,7 @@ class Connection(asyncio.Protocol):
         "_phase",
         "_taking",
         "_transport",
+        "_unread",
         "_will_stay",
         "has_moved",
     )
@@ -109,6 +118,8 @@ class Connection(asyncio.Protocol):
         self._idle_ticks = 0
         self._head_ticks = 0
         self._taking = Taking()
+        self._unread: int | None = None
+        """How many bytes of an answered request's body are still read; None: it was answered when all was there."""
         self.has_moved = False
 
     # -- asyncio.Protocol
@@ -134,6 +145,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.has_moved = True
+        if self._unread is not None and self._is_too_much(data):
+            return
         phase = self._phase
         if phase is _Phase.HEAD and not self._is_full:
             if self._held:
@@ -239,6 +252,7 @@ class Connection(asyncio.Protocol):
 
     def _end_request(self, will_stay: bool) -> None:
         self._phase = _Phase.HEAD
+        self._unread = None
         if not will_stay or self._is_closing:
             self._close()
         elif self._held:
@@ -283,13 +297,55 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         self._feed(data)
 
-    def _feed(self, data: bytes) -> None:
-        """Give bytes of a connection that was handed over to aiohttp, which before 3.14 reads requests without end."""
+    def _is_too_much(self, data: bytes) -> bool:
+        """Count further bytes behind an answer; close when they are too many."""
         assert self._inner is not None
-        self._inner.data_received(data)
-        if self._inner.waiting_count > _MOST_WAITING and self._transport is not None:
+        if self._inner.is_answering:
+            self._unread = None  # the body came to its end, and another request began
+            return False
+        assert self._unread is not None
+        self._unread -= len(data)
+        if self._unread >= 0:
+            return False
+        self._close()
+        return True
+
+    def _feed(self, data: bytes) -> None:
+        """Give bytes of a connection that was handed over to aiohttp, a piece in each turn of the loop."""
+        is_first = not self._held
+        self._hold(data)
+        if is_first:
+            self._feed_piece()
+
+    def _feed_piece(self) -> None:
+        inner = self._inner
+        if self._phase is not _Phase.HANDED or inner is None or not self._held:
+            return
+        if inner.waiting_count > _MOST_WAITING:
+            return
+        end = self._held_at + _FED_BYTES
+        piece = self._held[self._held_at : end]
+        if end < len(self._held):
+            self._held_at = end
+            self._loop.call_soon(self._feed_piece)
+        else:
+            self._held, self._held_at = b"", 0
+        inner.data_received(piece)
+        # aiohttp before 3.14 reads requests without end.
+        if inner.waiting_count > _MOST_WAITING and self._transport is not None:
             self._is_reading_paused = True
             self._transport.pause_reading()
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Take bytes from the socket again where little is held and aiohttp wants more."""
+        inner = self._inner
+        is_wanted = inner is not None and inner.waiting_count <= _MOST_WAITING and not inner.is_reading_paused
+        if self._is_reading_paused and is_wanted and len(self._held) - self._held_at < _HELD_BYTES:
+            self._is_reading_paused = False
+            if self._transport is not None:
+                self._transport.resume_reading()
 
     def _begin_ordinary(self, head: Head, data: bytes, start: int, end: int) -> None:
         self._phase = _Phase.ORDINARY
@@ -307,15 +363,17 @@ class Connection(asyncio.Protocol):
         self._inner.data_received(data[start:end])
         self._end_ordinary()
 
-    def _ordinary_answered(self, will_stay: bool) -> None:
+    def _ordinary_answered(self, will_stay: bool, is_whole: bool) -> None:
+        most = _UNREAD_BYTES if self._phase is _Phase.ORDINARY else _UNREAD_CHUNKED_BYTES
+        self._unread = None if is_whole else most
         if self._phase is _Phase.ORDINARY:
             self._answered = True
             self._will_stay = will_stay
             self._end_ordinary()
-        elif self._is_reading_paused and self._inner is not None and self._inner.waiting_count <= _MOST_WAITING:
-            self._is_reading_paused = False
-            if self._transport is not None and not self._inner.is_reading_paused:
-                self._transport.resume_reading()
+        elif self._held:
+            self._loop.call_soon(self._feed_piece)
+        else:
+            self._read_on()
 
     def _end_ordinary(self) -> None:
         # Answered before the body was there: aiohttp reads and forgets the rest, or gives up and closes.

@@ -44,8 +44,8 @@ class OrdinaryHandler(web.RequestHandler):
 
     __slots__ = ("answered", "has_begun", "is_answering")
 
-    answered: Callable[[bool], None]
-    """Takes whether the connection lives on."""
+    answered: Callable[[bool, bool], None]
+    """Takes whether the connection lives on, and whether all of the request had come."""
 
     is_answering: bool
     """Whether a request is under way."""
@@ -66,5 +66,5 @@ class OrdinaryHandler(web.RequestHandler):
     async def finish_response(self, request: Any, resp: Any, start_time: Any) -> Any:
         result = await super().finish_response(request, resp, start_time)
         self.is_answering = False
-        self.answered(bool(resp.keep_alive))
+        self.answered(bool(resp.keep_alive), request.content.is_eof())
         return result
