@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -87,6 +88,7 @@ class Server:
         if config.lifecycle.exits_on_gpu_loss:
             core.manager.on_stranded = lambda reason: self.end.give(ExitCode.GPU_LOST, reason)
         self._addresses: list[str] = []
+        self._tls: ssl.SSLContext | None = None
         self._sources: list[Source] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
@@ -182,6 +184,7 @@ class Server:
                 ("http.tls_cert", "http.tls_key", "http.client_ca"),
                 lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key, new.http.client_ca),
             )
+        self._tls = front.tls
         self._sources.append(front.families)
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
@@ -233,10 +236,11 @@ class Server:
             metrics.add_source(self._core.governor.families)
         if self._core.engines is not None:
             metrics.add_source(self._core.engines.families)
-        front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port)
+        front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port, self._tls)
         port = await front.start()
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
-        self._addresses.append(f"metrics http://{_host(self._config.metrics.address)}:{port}/metrics")
+        scheme = "http" if self._tls is None else "https"
+        self._addresses.append(f"metrics {scheme}://{_host(self._config.metrics.address)}:{port}/metrics")
 
     async def _load(self) -> bool:
         """Work off the first wish, unless told to stop meanwhile. False when that must end the process."""

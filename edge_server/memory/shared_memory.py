@@ -10,6 +10,7 @@ Standard library's multiprocessing.shared_memory is no help here: its resource t
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import resource
@@ -130,8 +131,8 @@ class SharedMemoryRegistry:
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Map `byte_size` bytes from `offset` of the segment `key` ("/frames" or "frames") under `name`.
 
-        Raises Unsupported (not allowed), InvalidRequest (key, offset, size), AlreadyExists, ServingFault (the segment
-        cannot be opened or mapped), Throttled (too many regions).
+        Raises Unsupported (not allowed), InvalidRequest (key, offset, size, no such segment), AlreadyExists,
+        ServingFault (the segment cannot be opened or mapped), Throttled (too many regions).
         """
         self._check_allowed()
         if not 0 < len(name) <= _MAX_NAME_LENGTH:
@@ -267,7 +268,9 @@ def _map(report: SharedRegion, path: bytes) -> _Region:
         # O_NONBLOCK: opening a FIFO placed there must not hang.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise ServingFault(f"Unable to open shared memory region: '{report.key}': {error.strerror}") from error
+        is_clients = error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR)
+        kind = InvalidRequest if is_clients else ServingFault
+        raise kind(f"Unable to open shared memory region: '{report.key}': {error.strerror}") from error
     try:
         return _map_descriptor(report, descriptor)
     finally:
@@ -277,7 +280,7 @@ def _map(report: SharedRegion, path: bytes) -> _Region:
 def _map_descriptor(report: SharedRegion, descriptor: int) -> _Region:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise ServingFault(f"Unable to open shared memory region: '{report.key}': not a shared memory segment")
+        raise InvalidRequest(f"Unable to open shared memory region: '{report.key}': not a shared memory segment")
     # Before mmap, which would fail with less clear words, and before any number reaches C's integer types.
     if report.offset + report.byte_size > status.st_size:
         raise _invalid_registration(

@@ -6,6 +6,7 @@ A folder is locked for as long as its process lives, so that what a killed serve
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -48,6 +49,8 @@ class WrittenModel:
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise BadModelConfig(f"model '{name}': files: one path is both a file and a folder") from error
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise BadModelConfig(f"model '{name}': files: a path is too long for the file system") from error
             raise ServingFault(f"model '{name}': its files cannot be written: {error.strerror}") from error
         found = Scanner([self._root]).find(name)
         if found is None:

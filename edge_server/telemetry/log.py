@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from edge_server.config import ConfigError, LogConfig
 from edge_server.config.slices import LOG_FORMATS, LogFormat
-from edge_server.errors import Refusal, ServingFault, Unsupported
+from edge_server.errors import InvalidRequest, Refusal, Unsupported
 from edge_server.records import dataclass
 
 SERVER_LOGGER = "edge_server"
@@ -85,7 +85,7 @@ class LogSettings:
 
         Unknown keys and None values are passed over, as Triton does.
 
-        Raises ServingFault (INTERNAL) for a value of the wrong type, Refusal (UNAVAILABLE) for an unknown format,
+        Raises InvalidRequest for a value of the wrong type, Refusal (UNAVAILABLE) for an unknown format,
         Unsupported for log_file: a client must not choose where the server writes.
         """
         if settings.get("log_file") is not None:
@@ -252,7 +252,7 @@ def _bool(settings: Mapping[str, object], key: str, now: bool) -> bool:
     if value is None:
         return now
     if not isinstance(value, bool):
-        raise ServingFault(f"{key}: expected a boolean, got {value!r:.80}")
+        raise InvalidRequest(f"{key}: expected a boolean, got {value!r:.80}")
     return value
 
 
@@ -261,7 +261,7 @@ def _level(settings: Mapping[str, object], key: str, now: int) -> int:
     if value is None:
         return now
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_VERBOSE_LEVEL:
-        raise ServingFault(f"{key}: expected an integer of 0 or more, got {value!r:.80}")
+        raise InvalidRequest(f"{key}: expected an integer of 0 or more, got {value!r:.80}")
     return value
 
 
@@ -270,7 +270,7 @@ def _format(settings: Mapping[str, object], key: str, now: LogFormat) -> LogForm
     if value is None:
         return now
     if not isinstance(value, str):
-        raise ServingFault(f"{key}: expected a string, got {value!r:.80}")
+        raise InvalidRequest(f"{key}: expected a string, got {value!r:.80}")
     for known in LOG_FORMATS:
         if value == known:
             return known

@@ -155,7 +155,7 @@ def start(
                 server.read_ahead()
                 server.http = re.search(r"HTTP https?://([^;\s]+)", addresses)[1] if "HTTP" in addresses else ""
                 server.grpc = re.search(r"gRPC ([^;\s]+)", addresses)[1] if "gRPC" in addresses else ""
-                server.metrics = re.search(r"metrics http://([^/]+)/", addresses)[1] if "metrics" in addresses else ""
+                server.metrics = re.search(r"metrics https?://([^/]+)/", addresses)[1] if "metrics" in addresses else ""
                 return server
     finally:
         limit.cancel()

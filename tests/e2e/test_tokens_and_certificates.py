@@ -63,6 +63,9 @@ def test_https_asks_for_a_client_certificate(serve: Any, repository: Any, identi
         assert curl(url, *ask) == "000"
         own = ("--cert", str(tmp_path / "camera.crt"), "--key", str(tmp_path / "camera.key"))
         assert curl(url, *ask, *own) == "200"
+        metrics = f"https://localhost:{server.metrics.rpartition(':')[2]}/metrics"
+        assert curl(metrics, *ask[:2], *own) == "200"
+        assert curl(metrics, *ask[:2]) == "000"
         openssl(
             tmp_path, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=stranger",
             "-keyout", "stranger.key", "-out", "stranger.crt",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.config import RestrictedGroup
 from edge_server.frontends.http import body as bodies
 from edge_server.frontends.http.fast_infer import FastInfer
 from edge_server.frontends.http.lanes import OrdinaryHandler
@@ -410,3 +411,35 @@ def test_small_chunks_are_parsed_a_little_in_each_turn_of_the_loop(site, connect
     client.send(CHUNKED % b"/v2/models/float/infer" + b"1\r\nx\r\n" * 200_000)
     assert client.error() == (400, "request body comes in more than 65536 chunks")
     assert max(fed) <= 16 * 1024
+
+
+def test_a_request_line_without_a_version_is_refused_in_a_version(site, client):
+    client.send(b"GET /v2/health/live\r\n\r\n")
+    status, head, body = client.answer()
+    assert (status, head.split()[0]) == (400, "HTTP/1.1")
+    assert "HTTP/1.1" in json.loads(body)["error"]
+    assert not client.receive()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /no HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        infer([1.5]),
+        infer([1.5] * 100_000),
+    ],
+)
+def test_no_answer_tells_versions_of_what_serves_it(site, client, request_bytes):
+    client.send(request_bytes)
+    _, head, _ = client.answer()
+    assert re.findall(r"(?im)^server: *(.*?)\r?$", head) == ["edge-server"]
+
+
+def test_two_headers_of_the_shared_word_are_refused(open_site, connect):
+    client = connect(open_site(restricted=(RestrictedGroup(("metadata",), "key", "secret"),)))
+    for second, expected in (("guess", 403), ("secret", 403), ("", 200)):
+        line = f"key: {second}\r\n" if second else ""
+        client.send(f"GET /v2 HTTP/1.1\r\nHost: x\r\nkey: secret\r\n{line}\r\n".encode())
+        assert client.answer()[0] == expected

@@ -23,3 +23,17 @@ def test_metrics_are_served_on_their_own_port_and_nothing_else_is():
         await frontend.stop(1)
 
     asyncio.run(scenario())
+
+
+def test_idle_connections_make_room_for_a_new_one_at_once():
+    async def scenario():
+        frontend = MetricsFrontend(lambda: (b"up 1\n", "text/plain"), "127.0.0.1", 0)
+        port = await frontend.start()
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(70)]
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as reply:
+            assert (reply.status, await reply.read()) == (200, b"up 1\n")
+        for _, writer in idle:
+            writer.close()
+        await frontend.stop(1)
+
+    asyncio.run(scenario())

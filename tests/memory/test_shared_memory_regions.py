@@ -14,7 +14,7 @@ import pytest
 import tritonclient.utils.shared_memory as client
 
 from edge_server.core.view import SharedRegion
-from edge_server.errors import AlreadyExists, ErrorCode, InvalidRequest, NotFound, ServingFault, Throttled, Unsupported
+from edge_server.errors import AlreadyExists, ErrorCode, InvalidRequest, NotFound, Throttled, Unsupported
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 
 PAGE = mmap.ALLOCATIONGRANULARITY
@@ -260,9 +260,9 @@ def test_a_region_needs_a_name_of_reasonable_length(registry, segment, name):
 
 
 def test_a_missing_segment_cannot_be_opened(registry):
-    with pytest.raises(ServingFault, match="Unable to open shared memory region: '/edge_test_none'") as caught:
+    with pytest.raises(InvalidRequest, match="Unable to open shared memory region: '/edge_test_none'") as caught:
         registry.register("r", "/edge_test_none", 0, 8)
-    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.code is ErrorCode.INVALID_ARG
 
 
 def test_links_pipes_and_folders_are_not_mapped(registry, segment, tmp_path):
@@ -274,7 +274,7 @@ def test_links_pipes_and_folders_are_not_mapped(registry, segment, tmp_path):
     folder.mkdir()
     try:
         for path in (link, pipe, folder):
-            with pytest.raises(ServingFault, match="Unable to open shared memory region"):
+            with pytest.raises(InvalidRequest, match="Unable to open shared memory region"):
                 registry.register("r", path.name, 0, 8)
     finally:
         link.unlink()

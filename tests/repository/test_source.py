@@ -168,3 +168,9 @@ def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monke
         WrittenModel("m", {"1/model.bin": b""}, CONFIG_JSON, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_name_that_is_too_long_for_the_disk_is_the_clients_mistake(source: Any, add_model: Any) -> None:
+    add_model("m", CONFIG)
+    with pytest.raises(BadModelConfig, match="too long"):
+        source.wish("m", CONFIG_JSON, {"1/" + "x" * 300: b""})

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from edge_server.config import ConfigError, LogConfig
-from edge_server.errors import ErrorCode, Refusal, ServingFault, Unsupported
+from edge_server.errors import ErrorCode, InvalidRequest, Refusal, Unsupported
 from edge_server.telemetry.log import LogSettings, setup_logging
 
 
@@ -181,12 +181,12 @@ def test_unknown_keys_and_nulls_are_passed_over():
         {"log_format": 3},
     ],
 )
-def test_a_value_of_the_wrong_type_is_internal_and_changes_nothing(bad):
+def test_a_value_of_the_wrong_type_is_the_clients_mistake_and_changes_nothing(bad):
     settings = LogSettings(LogConfig())
     before = settings.get()
-    with pytest.raises(ServingFault) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         settings.update({"log_info": False, "log_warning": False, **bad})
-    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.code is ErrorCode.INVALID_ARG
     assert settings.get() == before
 
 

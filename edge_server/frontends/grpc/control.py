@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edge_server.errors import InvalidRequest, NotFound, Refusal, ServingFault, Unsupported
+from edge_server.errors import InvalidRequest, NotFound, Refusal, Unsupported
 from edge_server.frontends.grpc.traced import wanted_settings
 from edge_server.frontends.v2 import shapes
 from edge_server.frontends.v2.version import parse_version
@@ -159,8 +159,8 @@ class ControlRpcs:
         settings = self._service.log_settings
         try:
             now = settings.update(wanted) if wanted else settings.get()
-        except (ServingFault, Refusal) as error:
-            # Over HTTP a wrong type is 500 and a wrong format 503, as Triton has it; over gRPC both are the caller's.
+        except Refusal as error:
+            # Over HTTP a wrong format is 503, as Triton has it; over gRPC it is the caller's.
             raise InvalidRequest(error.message) from None
         response = messages.LogSettingsResponse()
         for key, value in now.items():

@@ -404,8 +404,12 @@ class Connection(asyncio.Protocol):
     @property
     def idle_ticks(self) -> int:
         """For how many ticks nothing has been asked on it; 0 while anything is, or is on its way."""
-        is_between = self._phase is _Phase.HEAD and not self._held and not self._is_full
-        return self._idle_ticks if is_between and not self.has_moved else 0
+        return self._idle_ticks if self.is_idle and not self.has_moved else 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way, nor a part of one there."""
+        return self._phase is _Phase.HEAD and not self._held and not self._is_full
 
     def close_idle(self) -> None:
         """Close a connection on which nothing is under way; at once, whatever its client has not taken yet."""

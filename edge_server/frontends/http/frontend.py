@@ -126,6 +126,11 @@ class HttpFrontend:
         """Return the metrics of what is on its way; to be called once it was started, from any thread."""
         return [] if self._budget is None else self._budget.families()
 
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The context of new connections, which follows `renew_tls`; None without TLS. Known once it was started."""
+        return self._tls
+
     def renew_tls(self, cert: str, key: str, client_ca: str = "") -> None:
         """Use these files for connections from now on. Raises ServingFault, and changes nothing then."""
         if self._tls is None:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from edge_server.frontends.http.body import Body
 from edge_server.frontends.http.head import InferTarget
+from edge_server.frontends.http.wire import SERVER
 
 
 class Call(Protocol):
@@ -64,6 +65,8 @@ class OrdinaryHandler(web.RequestHandler):
         return self._reading_paused
 
     async def finish_response(self, request: Any, resp: Any, start_time: Any) -> Any:
+        if not resp.prepared:
+            resp.headers["Server"] = SERVER
         result = await super().finish_response(request, resp, start_time)
         self.is_answering = False
         self.answered(bool(resp.keep_alive), request.content.is_eof())

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_writer import HttpVersion10
 
 from edge_server.errors import ServingFault
 from edge_server.frontends.http.accept import MOST_BY_DEFAULT, Acceptor
@@ -20,6 +21,8 @@ from edge_server.frontends.http.connection import TICKS, Connection
 from edge_server.frontends.http.head import MAX_LINE_BYTES, HeadReader
 from edge_server.frontends.http.lanes import FastInference, NoFastInference, OrdinaryHandler
 from edge_server.frontends.http.pace import STALL_S
+from edge_server.frontends.http.reply import plain_error
+from edge_server.frontends.http.wire import wire_reply
 from edge_server.records import dataclass
 
 # Larger than aiohttp's 64 KiB: a camera image then comes in fewer turns of the loop.
@@ -60,6 +63,12 @@ def _noting(handler: Handler) -> Handler:
         protocol = request.protocol
         if isinstance(protocol, OrdinaryHandler):
             protocol.is_answering = protocol.has_begun = True
+        if request.version < HttpVersion10 and request.transport is not None:
+            # aiohttp would answer in the version of a request line that names none, HTTP/0.9.
+            refusal = plain_error("the request line names no HTTP version, expected HTTP/1.1", 400)
+            request.transport.write(wire_reply(refusal, will_stay=False))
+            request.transport.close()
+            return web.Response()
         try:
             return await handler(request)
         except ConnectionError:
@@ -90,6 +99,7 @@ class Connections(web.Server):
         self._serving_loop = asyncio.get_running_loop()
         self._lane = lane
         self.budget = budget
+        self.drops_any_idle = False
         self._expected: set[Connection] = set()
         self._open: dict[Connection, asyncio.Transport] = {}
         self._leaving: set[Connection] = set()
@@ -132,12 +142,19 @@ class Connections(web.Server):
             self._idle = sorted((item for item in self._open if item.idle_ticks), key=lambda item: item.idle_ticks)
         while self._idle:
             longest = self._idle.pop()
-            # At once, rather than when the loop tells that it is closed: the place is given to one new connection only.
-            if longest.idle_ticks and self._open.pop(longest, None) is not None:
-                self._leaving.add(longest)
-                longest.close_idle()
+            if longest.idle_ticks and longest in self._open:
+                self._give_up(longest)
                 return True
-        return False
+        oldest = next((item for item in self._open if item.is_idle), None) if self.drops_any_idle else None
+        if oldest is not None:
+            self._give_up(oldest)
+        return oldest is not None
+
+    def _give_up(self, connection: Connection) -> None:
+        """Close an idle connection, and free its place at once: it is for one new connection only."""
+        del self._open[connection]
+        self._leaving.add(connection)
+        connection.close_idle()
 
     def _tick(self) -> None:
         self._ticker = None
@@ -192,16 +209,20 @@ class Listener:
         fast: FastLane | None = None,
         budget: BodyBudget | None = None,
         max_connections: int = MOST_BY_DEFAULT,
+        drops_any_idle: bool = False,
     ) -> int:
         """Listen and return the bound port.
 
         `fast` None: aiohttp answers everything. `budget` bounds the bodies of plain inferences together.
+        `drops_any_idle`: at the bound, a connection that became idle just now is closed for a new one too. Each new
+        one then costs a look at all, so this is for few connections.
 
         Raises ServingFault when the address cannot be had.
         """
         self._server = server = Connections(
             self._handler, fast or _no_fast_lane(), budget or BodyBudget(LEAST_BY_DEFAULT, LEAST_BY_DEFAULT)
         )
+        server.drops_any_idle = drops_any_idle
         self._acceptor = Acceptor(server)
         try:
             return await self._acceptor.open(address, port, reuses_port=reuses_port, tls=tls, limit=max_connections)

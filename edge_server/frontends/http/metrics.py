@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 from aiohttp import web
@@ -17,10 +18,13 @@ _MOST_CONNECTIONS = 64
 class MetricsFrontend:
     """Serves what `render` returns, the text and its content type, to anyone who asks for /metrics.
 
-    `render` is called on a thread, since it may read sensors.
+    `render` is called on a thread, since it may read sensors. A new connection takes the place of the oldest idle one.
     """
 
-    def __init__(self, render: Callable[[], tuple[bytes, str]], address: str, port: int) -> None:
+    def __init__(
+        self, render: Callable[[], tuple[bytes, str]], address: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls
         self._render = render
         self._address = address
         self._port = port
@@ -28,7 +32,9 @@ class MetricsFrontend:
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
-        return await self._listener.open(self._address, self._port, max_connections=_MOST_CONNECTIONS)
+        return await self._listener.open(
+            self._address, self._port, tls=self._tls, max_connections=_MOST_CONNECTIONS, drops_any_idle=True
+        )
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""

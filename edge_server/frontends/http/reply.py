@@ -12,6 +12,7 @@ from aiohttp import web
 from edge_server.errors import EdgeServerError, ServingFault, Throttled, Unauthenticated
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding, accepted_encoding, compress
 from edge_server.frontends.http.pace import ClosingRefusal, StalledBody
+from edge_server.frontends.http.wire import SERVER
 from edge_server.frontends.status import http_status, retry_after
 from edge_server.frontends.v2.json_text import to_json
 
@@ -36,7 +37,7 @@ CLOSES_CONNECTION = "edge_server.closes_connection"
 
 def begin_reply(request: web.BaseRequest, headers: Mapping[str, str]) -> web.StreamResponse:
     """Return a 200 answer that is written piece by piece; not yet prepared."""
-    reply = web.StreamResponse(headers=headers)
+    reply = web.StreamResponse(headers={**headers, "Server": SERVER})
     if CLOSES_CONNECTION in request:
         reply.force_close()
     return reply

@@ -6,7 +6,9 @@ import time
 from email.utils import formatdate
 
 from aiohttp import web
-from aiohttp.http import SERVER_SOFTWARE
+
+SERVER = "edge-server"
+"""Value of the header Server: no versions, which would tell an attacker what to try."""
 
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b"
 _BINARY_HEAD = (
@@ -26,7 +28,7 @@ class _Clock:
         second = int(time.time())
         if second != self._second:
             self._second = second
-            text = f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER_SOFTWARE}\r\n\r\n"
+            text = f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER}\r\n\r\n"
             self._lines = text.encode("ascii")
         return self._lines
 
