@@ -296,6 +296,45 @@ def test_images_that_cannot_be_used_are_refused_by_name(site, png):
     assert "'image_...'" in none.error
 
 
+@pytest.mark.parametrize("model", ["image", "float"])
+def test_an_image_without_its_type_is_recognised(site, png, model):
+    path = f"/v2/models/{model}/infer"
+    as_form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl --data-binary says
+    for body, media_type in (
+        (png, "image/png"),
+        (b"\xff\xd8\xff\xe0\0\x10JFIF" + b"[{" * 200, "image/jpeg"),
+        (b"RIFF\x00\x01\x02\x03WEBPVP8 ", "image/webp"),
+    ):
+        for headers in ({}, as_form):
+            reply = site.post(path, body, headers)
+            assert reply.status == 400
+            assert f"send it with the header 'Content-Type: {media_type}'" in reply.error
+
+
+FORM = {"Content-Type": 'multipart/form-data; boundary="x+y"'}
+
+
+def form(*parts):
+    head = b'Content-Disposition: form-data; name="image"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n'
+    return b"".join(b"--x+y\r\n" + head + part + b"\r\n" for part in parts) + b"--x+y--\r\n"
+
+
+def test_an_image_may_come_as_the_one_file_of_a_form(site, png):
+    plain = site.post("/v2/models/image/infer", png, {"Content-Type": "image/png"})
+    reply = site.post("/v2/models/image/infer", form(png), FORM)
+    assert (reply.status, reply.json["outputs"]) == (200, plain.json["outputs"])
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"x", form(), form(b"a", b"b"), form(b"a")[:-6], b"--x+y\r\n--x+y--\r\n", b"--x+y--\r\n--x+y\r\n"]
+)
+def test_a_form_that_is_not_one_file_is_refused(site, body):
+    reply = site.post("/v2/models/image/infer", body, FORM)
+    assert (reply.status, reply.error) == (400, "a body of type multipart/form-data must have one part, an image file")
+    bare = site.post("/v2/models/image/infer", form(b"a"), {"Content-Type": "multipart/form-data"})
+    assert bare.status == 400
+
+
 def until(condition):
     end = time.monotonic() + 60
     while not condition():

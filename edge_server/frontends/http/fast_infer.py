@@ -16,6 +16,7 @@ from edge_server.frontends.http.body import Body
 from edge_server.frontends.http.compression import accepted_encoding
 from edge_server.frontends.http.head import InferTarget
 from edge_server.frontends.http.homecoming import Homecoming
+from edge_server.frontends.http.images import is_image_body
 from edge_server.frontends.http.reply import JOIN_BELOW_BYTES, WRITE_BYTES, failure_reply
 from edge_server.frontends.http.wire import infer_head, wire_reply
 from edge_server.frontends.tokens import Tokens
@@ -50,7 +51,7 @@ def infer_target(
     if "Content-Encoding" in headers or accepted_encoding(headers.get("Accept-Encoding")) is not None:
         return None
     text = headers.get(HEADER_LENGTH)
-    if text is None and headers.get("Content-Type", "").startswith("image/"):
+    if text is None and is_image_body(headers.get("Content-Type", "")):
         return None
     extra: dict[str, Parameter] = {}
     try:

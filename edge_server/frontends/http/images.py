@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from email.message import Message
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from edge_server.core.message import Parameter, Request
@@ -15,6 +18,27 @@ from edge_server.frontends.v2.regions import Pins, Regions
 
 if TYPE_CHECKING:
     from edge_server.vision.plan import ImagePlan
+
+FORM_TYPE = "multipart/form-data"
+
+
+def is_image_body(content_type: str) -> bool:
+    """Return whether a body of that type is an image file, alone or as the one part of a form."""
+    return content_type.startswith(("image/", FORM_TYPE))
+
+
+def form_file(body: Body, content_type: str) -> memoryview:
+    """Return the file that is the one part of a form, as `curl -F image=@frame.jpg` sends it. Raises InvalidRequest."""
+    message = Message()
+    message["Content-Type"] = content_type
+    boundary = re.escape(str(message.get_param("boundary", "")).encode("utf-8", "replace"))
+    view = memoryview(body)
+    marks = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
+    # A part without headers says nothing of what it is; curl and browsers send some.
+    headers = re.compile(rb"\r\n\r\n").search(view, marks[0].end()) if len(marks) == 2 and boundary else None
+    if headers is None or marks[0][1] or not marks[1][1] or headers.end() > marks[1].start():
+        raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
+    return view[headers.end() : marks[1].start()]
 
 
 class ImageBodies:

@@ -20,7 +20,7 @@ from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.fast_infer import DECOUPLED, HEADER_LENGTH, TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.generation import send_responses
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
-from edge_server.frontends.http.images import ImageBodies
+from edge_server.frontends.http.images import FORM_TYPE, ImageBodies, form_file, is_image_body
 from edge_server.frontends.http.reply import BINARY_TYPE, JSON_TYPE, json_reply, send_chunks
 from edge_server.frontends.v2.brevity import Brevity, computes_only
 from edge_server.frontends.v2.forwarding import forwarded
@@ -140,7 +140,10 @@ class InferenceEndpoints:
                 trace.stamp(_RECV_END)
             extra = self._extra(request)
             regions = self._service.shared_memory
-            if header_length is None and request.headers.get("Content-Type", "").startswith("image/"):
+            content_type = request.headers.get("Content-Type", "")
+            if header_length is None and is_image_body(content_type):
+                if content_type.startswith(FORM_TYPE):
+                    body = form_file(body, content_type)
                 decoded = await self._beside(
                     partial(self._images.decode, body, spec, regions, version=version, extra=extra)
                 )

@@ -29,6 +29,22 @@ _NOT_STRUCTURE = bytes(octet for octet in range(256) if octet not in b'[]{}",:')
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
+_IMAGES = (
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"\x89PNG\r\n"), "image/png"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+)
+_IMAGE_BEGINS = b"\xff\x89R"
+
+
+def _refuse_image(begin: bytes) -> None:
+    """Raise InvalidRequest for the beginning of an image file: curl sends one without saying that it is one."""
+    for pattern, media_type in _IMAGES:
+        if pattern.match(begin):
+            raise InvalidRequest(
+                f"the request body is an image, not JSON: send it with the header 'Content-Type: {media_type}'"
+            )
+
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
@@ -72,6 +88,8 @@ def parse_object(text: bytes | bytearray | memoryview, *, cuts: bool = False) ->
     """Return the members of a JSON object; an empty text counts as an empty object. See `parse_json`."""
     if not len(text):
         return {}
+    if text[0] in _IMAGE_BEGINS:
+        _refuse_image(bytes(text[:12]))
     value = parse_json(text, cuts=cuts)
     if not isinstance(value, dict):
         raise InvalidRequest(f"request JSON must be an object, got {json_type(value)}")
