@@ -122,7 +122,8 @@ class InferenceService:
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
         self._metadata = ServerMetadata(server_id, server_version, extensions)
         self._readiness = readiness
-        self._has_started = False
+        self.has_started = False
+        """Whether the first desired state was worked off."""
         self._is_stopping = False
         self.is_in_drain_delay = False
         """Whether the server will stop soon: it is not ready, and answers everything."""
@@ -131,8 +132,8 @@ class InferenceService:
     # -- the server --------------------------------------------------------------------------------------------------
 
     def started(self) -> None:
-        """Say that the first wish was worked off: from now on the server may be ready."""
-        self._has_started = True
+        """Say that the first desired state was worked off: from now on the server may be ready."""
+        self.has_started = True
         self.events.publish(SERVER_READY)
 
     def begin_drain_delay(self) -> None:
@@ -150,7 +151,7 @@ class InferenceService:
 
     def is_ready(self) -> bool:
         """Return whether inference is offered, and by every model that counts for `Readiness`."""
-        if self._is_stopping or self.is_in_drain_delay or not self._has_started:
+        if self._is_stopping or self.is_in_drain_delay or not self.has_started:
             return False
         return self._readiness is Readiness.ANY or not self._manager.has_unserved(
             ever_served=self._readiness is Readiness.KEEPS_SERVING
@@ -208,7 +209,7 @@ class InferenceService:
     def _unknown(self, error: UnknownModel) -> EdgeServerError:
         """Return the error as it stands once the models found at the start are loaded, or failed to load. Before that
         a model that is not known may just not be there yet: clients and balancers are to try again."""
-        return error if self._has_started else NotReady(f"the server is starting: {error.message}")
+        return error if self.has_started else NotReady(f"the server is starting: {error.message}")
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
         """Return counters of all serving versions, of one model, or of one version.

@@ -25,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -128,7 +129,7 @@ class ForestBackend(Backend):
 
     def open(self, job: OpenJob) -> ForestSession:
         merged = {**job.settings, **job.spec.parameters}
-        threads = whole_number(job.spec.name, merged, "cpu_nthread", 0) or usable_cores()
+        threads = _thread_count(job.spec.name, merged)
         engine = _one_of(job.spec.name, merged, "engine", _ENGINES)
         path = self._path(job.file, merged)
         options = (threads, engine, merged.get("model_type"), merged.get("xgboost_allow_unknown_field"))
@@ -205,6 +206,9 @@ class ForestBackend(Backend):
                 if engine == "onnxruntime":
                     raise
         predict = self._gtil.predict
+        # treelite refuses to use more threads than OpenMP grants, which fails every request.
+        granted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        threads = min(threads, int(granted)) if granted.isdecimal() and int(granted) else threads
 
         def scores(rows: Array) -> Array:
             found: Array = predict(trees, rows, nthread=threads)

@@ -12,7 +12,7 @@ from typing import TextIO
 _LONGEST_RULE = 24
 _GAP = 2
 
-_STYLES = {"READY": "green", "UNAVAILABLE": "red", "FAILED": "red", "LOADING": "yellow", "UNLOADING": "yellow"}
+_STYLES = {"READY": "green", "UNAVAILABLE": "red", "LOADING": "yellow", "UNLOADING": "yellow"}
 """State of a model -> its colour."""
 
 
