@@ -129,7 +129,7 @@ class ForestBackend(Backend):
 
     def open(self, job: OpenJob) -> ForestSession:
         merged = {**job.settings, **job.spec.parameters}
-        threads = _thread_count(job.spec.name, merged)
+        threads = whole_number(job.spec.name, merged, "cpu_nthread", 0) or usable_cores()
         engine = _one_of(job.spec.name, merged, "engine", _ENGINES)
         path = self._path(job.file, merged)
         options = (threads, engine, merged.get("model_type"), merged.get("xgboost_allow_unknown_field"))
