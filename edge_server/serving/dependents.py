@@ -29,6 +29,13 @@ class Dependents:
 
     def __init__(self, models: Mapping[str, ModelRecord]) -> None:
         self._models = models
+        self._ensembles_of: dict[str, set[str]] = {}
+        """Member -> every ensemble that had it as a member so far, so that no question goes through all models."""
+
+    def note_members(self, ensemble: str, members: Iterable[Member]) -> None:
+        """Remember what an ensemble is made of: called for each wish, and for each version that was opened."""
+        for member, _ in members:
+            self._ensembles_of.setdefault(member, set()).add(ensemble)
 
     def effective(self, stated: ModelWish) -> ModelWish:
         """Return the wish with fingerprints that change when anything does that an ensemble is made of, or that a
@@ -47,7 +54,7 @@ class Dependents:
 
     def of(self, name: str) -> list[ModelRecord]:
         """Return the ensembles that are wished for and have the model as a member."""
-        return [model for model in self._models.values() if any(member == name for member, _ in model.stated.members)]
+        return [model for model in self._ensembles(name) if any(member == name for member, _ in model.stated.members)]
 
     def awaited(self, model: ModelRecord) -> str:
         """Return the member that an ensemble should wait for before it is loaded, "" when there is none."""
@@ -57,7 +64,7 @@ class Dependents:
         """Return the living ensembles with a step that nobody would answer, were this version gone."""
         left = {*ready_versions(model.living, version), *model.resting()}
         found = []
-        for other in self._models.values():
+        for other in self._ensembles(model.name):
             for item in other.living:
                 if item.state in _USING and any(
                     name == model.name and not (left if number is None else number in left)
@@ -65,6 +72,16 @@ class Dependents:
                 ):
                     found.append((other, item))
         return found
+
+    def is_used(self, version: ServedVersion) -> bool:
+        """Return whether a living ensemble has the model as a member."""
+        return any(
+            name == version.name
+            for model in self._ensembles(version.name)
+            for item in model.living
+            if item.state in _USING
+            for name, _ in steps_of(item)
+        )
 
     def check_circle(self, name: str) -> None:
         """Raise BadModelConfig for an ensemble that is a member of itself, over other ensembles or at once."""
@@ -91,6 +108,10 @@ class Dependents:
             # What is on its way out has no reason of its own.
             reason = failure.cause.message
         return f"{which} does not serve: {reason or state or 'there is no such version'}"
+
+    def _ensembles(self, member: str) -> list[ModelRecord]:
+        """Return the models that are, or were, ensembles with this member, by name."""
+        return [self._models[name] for name in sorted(self._ensembles_of.get(member, ())) if name in self._models]
 
     def _failure(self, name: str) -> str:
         """Return why a model failed to load, so that the reason of what is made of it follows."""
@@ -139,14 +160,3 @@ def steps_of(version: ServedVersion) -> Collection[Member]:
     """Return the models and versions that an ensemble is made of; none of any other model."""
     ensemble = version.spec.ensemble
     return () if ensemble is None else [(step.model, step.version) for step in ensemble.steps]
-
-
-def is_used(version: ServedVersion, models: Iterable[ModelRecord]) -> bool:
-    """Return whether a living ensemble has the model as a member."""
-    return any(
-        name == version.name
-        for model in models
-        for item in model.living
-        if item.state in _USING
-        for name, _ in steps_of(item)
-    )

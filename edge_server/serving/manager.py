@@ -5,6 +5,7 @@ This is the half that is told what to serve, and asked what became of it; `mover
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -134,13 +135,18 @@ class Manager(GpuKeeper):
 
     def wish_for_all(self, wishes: Iterable[ModelWish], kept: Collection[str] = ()) -> None:
         """Replace the whole wish, but for that for `kept`: models that it leaves out are unloaded. Does nothing once
-        `close` was called."""
+        `close` was called.
+
+        Costs little for models whose wish is the same object as before, as the watcher gives it for unchanged files.
+        """
         by_name = {wish.name: wish for wish in wishes if wish.name not in kept}
         with self._changed:
             if self._is_closed:
                 return
-            gone = {name: ModelWish(name) for name in self._models if name not in by_name and name not in kept}
-            whole = by_name | gone
+            whole = {name: wish for name, wish in by_name.items() if not self._is_stated(wish)}
+            for name in self._models.keys() - by_name.keys() - set(kept):
+                if self._models[name].stated != ModelWish(name):
+                    whole[name] = ModelWish(name)
             order = members_first({name: [member for member, _ in wish.members] for name, wish in whole.items()})
             # Ensembles see the wishes for all their members before anything is done about them.
             self._proceeding.update(order)
@@ -171,11 +177,19 @@ class Manager(GpuKeeper):
         before that.
         """
         chosen = None if names is None else list(names)
+        left: list[ModelRecord] = []
+
+        def is_settled() -> bool:
+            # Asked after every step of every model: most often the one that was not settled before still is not.
+            if not left or not left[0].is_unsettled:
+                left[:] = self._unsettled(chosen)
+            return not left
+
         with self._changed:
-            self._changed.wait_for(lambda: self._is_settled(chosen) or self._is_closed, timeout_s)
-            is_settled = self._is_settled(chosen)
+            self._changed.wait_for(lambda: is_settled() or self._is_closed, timeout_s)
+            has_settled = is_settled()
         self._news.tell()
-        return is_settled
+        return has_settled
 
     # -- what became of it -----------------------------------------------------------------------------------------
 
@@ -258,7 +272,7 @@ class Manager(GpuKeeper):
             for model in self._models.values():
                 for failure in model.failures.values():
                     failure.forget_retry()
-            self._retire_unused()
+            self._retire_unused(self._models)
             self._changed.notify_all()
         for item in parked:
             item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
@@ -276,14 +290,20 @@ class Manager(GpuKeeper):
 
     # -- under the lock ---------------------------------------------------------------------------------------------
 
-    def _is_settled(self, names: list[str] | None) -> bool:
-        return not any(
-            model.loading or model.awaits for name, model in self._models.items() if names is None or name in names
-        )
+    def _unsettled(self, names: list[str] | None) -> list[ModelRecord]:
+        """Return the last of these models that has something left to load, if any does: loads come in their order."""
+        models = reversed(self._models.values()) if names is None else map(self._models.get, names)
+        return list(itertools.islice((model for model in models if model is not None and model.is_unsettled), 1))
+
+    def _is_stated(self, wish: ModelWish) -> bool:
+        """Return whether this wish, of a model that is no ensemble, was stated before: nothing is left to be done."""
+        model = self._models.get(wish.name)
+        return model is not None and model.stated is wish and not wish.members
 
     def _replace_wish(self, wish: ModelWish, *, retry: bool = False) -> None:
         model = self._models.setdefault(wish.name, ModelRecord(wish))
         model.stated = wish
+        self._dependents.note_members(wish.name, wish.members)
         model.wish = wish = self._dependents.effective(wish)
         if not wish.versions and not wish.reason:
             model.cold.clear()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from edge_server.core.lifecycle import Load, VersionState, next_action, retry_delay_s
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
-from edge_server.serving.dependents import Dependents, is_used, own_fingerprint, steps_of
+from edge_server.serving.dependents import Dependents, own_fingerprint, steps_of
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
@@ -71,6 +71,8 @@ class Mover:
         self._models: dict[str, ModelRecord] = {}
         self._dependents = Dependents(self._models)
         self._proceeding: set[str] = set()
+        self._lacking_memory: set[str] = set()
+        """Models of which a load failed for want of memory, and perhaps some more."""
         self._slots = LoadSlots(load_threads, timer, self._limits.hang_timeout_s or _SLOT_PATIENCE_S)
         self._threads: set[object] = set()
         """A mark for each load and drain that is under way."""
@@ -248,6 +250,7 @@ class Mover:
         model.retired.pop(version.version, None)
         model.cold.pop(version.version, None)
         model.living.append(version)
+        self._dependents.note_members(model.name, steps_of(version))
         if self._is_closed:
             self._start_retire(model, version)
         else:
@@ -264,6 +267,8 @@ class Mover:
                 failure.count += before.count
         model.cold.pop(action.version, None)
         model.failures[action.version] = failure
+        if failure.lacks_memory:
+            self._lacking_memory.add(model.name)
         delay_s: float | None = None
         if failure.can_heal and not self._is_closed:
             delay_s = retry_delay_s(failure.count)
@@ -313,16 +318,18 @@ class Mover:
             for name in {member for member, _ in steps_of(version)} & self._models.keys():
                 self._proceed(self._models[name])
             if self._is_closed:
-                self._retire_unused()
-            for other in self._models.values():
+                self._retire_unused({member for member, _ in steps_of(version)})
+            lacking, self._lacking_memory = self._lacking_memory, set()
+            for name in sorted(lacking):
+                other = self._models[name]
                 for number, failure in list(other.failures.items()):
                     if failure.lacks_memory and not failure.is_due:
                         self._retry(other, number, failure)
         self._news.tell()
 
-    def _retire_unused(self) -> None:
-        """Retire what serves and no ensemble needs any more: the end has come."""
-        for model in self._models.values():
+    def _retire_unused(self, names: Iterable[str]) -> None:
+        """Retire what of these models serves and no ensemble needs any more: the end has come."""
+        for model in [self._models[name] for name in names if name in self._models]:
             for version in [item for item in model.living if item.state is VersionState.READY]:
-                if not is_used(version, self._models.values()):
+                if not self._dependents.is_used(version):
                     self._start_retire(model, version)

@@ -116,7 +116,9 @@ class Placement:
             with self._changed:
                 if not self._unloading.is_wanted(model, action):
                     return False
-                others = [item for item in self._models.values() if item is not model and item.is_resident]
+                others = []
+                if limit and not model.living:
+                    others = [item for item in self._models.values() if item is not model and item.is_resident]
                 if not limit or model.living or len(others) < limit:
                     model.is_opening = True
                     return True

@@ -127,6 +127,11 @@ class ModelRecord:
         return bool(self.wish.versions or self.living or self.failures or self.retired)
 
     @property
+    def is_unsettled(self) -> bool:
+        """Whether something is left to load."""
+        return self.loading is not None or bool(self.awaits)
+
+    @property
     def is_resident(self) -> bool:
         """Whether it takes a place in memory, or is about to."""
         return self.is_opening or any(item.spec.ensemble is None for item in self.living)

@@ -52,6 +52,8 @@ class Variants:
         self.choice: VariantChoice | None = None
         self._table = table
         self._judged: dict[str, tuple[ModelSpec, ModelSpec, str]] = {}
+        self._named: set[str] = set()
+        """Models that were loaded and name a variant, some of them perhaps no more."""
 
     def choose(self, choice: VariantChoice | None) -> None:
         """Let `choice` decide from now on; None: nothing stands in for anything, and requests need not ask."""
@@ -106,8 +108,11 @@ class Variants:
         """Say in the log what keeps a variant from standing in, now that one of the two was loaded."""
         if event.kind != MODEL_READY:
             return
-        name = event.fields["model"]
-        for heavy in self._table.serving_names():
+        name = str(event.fields["model"])
+        loaded = self._spec(name)
+        if loaded is not None and variant_of(loaded) is not None:
+            self._named.add(name)
+        for heavy in sorted(self._named):
             spec = self._spec(heavy)
             lighter = None if spec is None else variant_of(spec)
             if lighter is None or name not in (heavy, lighter) or self._spec(lighter) is None:
