@@ -39,7 +39,7 @@ class Trace:
     of the files and folders, 0 when there are none, and `young` are the files whose own lies within YOUNG_S of the
     look. `upload` names the youngest file of an unfinished upload, ""
     when there is none, and `upload_ns` is its change time. `stray` is the first link that leads out of the
-    repository, and where to, "" when there is none.
+    repository, and where to, "" when there is none. `has_links`: changes elsewhere may be changes here.
     """
 
     fingerprint: str = ""
@@ -49,6 +49,7 @@ class Trace:
     upload_ns: int = 0
     stray: str = ""
     young: tuple[str, ...] = field(default=(), compare=False)
+    has_links: bool = field(default=False, compare=False)
 
 
 class TooManyFiles(OSError):
@@ -143,6 +144,7 @@ class _Walk:
     upload_ns: int = 0
     stray: str = ""
     young: list[str] = field(default_factory=list)
+    has_links: bool = False
     now_ns: int = field(default_factory=time.time_ns)
 
     def trace(self) -> Trace:
@@ -154,6 +156,7 @@ class _Walk:
             upload_ns=self.upload_ns,
             stray=self.stray,
             young=tuple(self.young),
+            has_links=self.has_links,
         )
 
     def see(self, found: os.stat_result) -> None:
@@ -167,8 +170,9 @@ class _Walk:
             return
         if len(self.lines) >= MAX_FILES:
             raise TooManyFiles(f"more than {MAX_FILES} files")
-        if not self.stray and entry.is_symlink():
-            self.stray = self.fence.stray(entry.path)
+        if entry.is_symlink():
+            self.has_links = True
+            self.stray = self.stray or self.fence.stray(entry.path)
         try:
             found = entry.stat()
         except OSError:

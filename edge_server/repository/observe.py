@@ -35,6 +35,9 @@ POLL_S = 1.0
 _CLOSE_S = 3.0
 """How long the end of what observes is waited for."""
 
+_MOST_TOUCHED = 256
+"""Paths that changed since the last look; of more, some may have been lost, as the kernel's queue overflows."""
+
 _TELLS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
 _SILENT = frozenset({"opened", "closed_no_write"})
 """What does not change anything: a model that is loaded is opened and read."""
@@ -59,6 +62,8 @@ class Observation:
         self._lock = threading.Lock()
         self._writers = Writers(tells_attributes=_TELLS_ATTRIBUTES)
         self._published: set[str] = set()
+        self._touched: set[str] | None = None
+        """Paths of which something was heard since they were asked for last; None when it may have been anything."""
         self._inotify: BaseObserver | None = None
         self._polling: BaseObserver | None = None
         self._watches: dict[Folder, tuple[BaseObserver, ObservedWatch, tuple[int, int]]] = {}
@@ -110,6 +115,21 @@ class Observation:
             published, self._published = frozenset(self._published), set()
         return published
 
+    def take_touched(self) -> frozenset[str] | None:
+        """Return, once, the real paths that changed, or whose folders did; None when anything may have changed.
+
+        None as well where the kernel does not tell of all changes.
+        """
+        with self._lock:
+            touched, self._touched = self._touched, set()
+        return None if touched is None or any(self._is_polled.values()) else frozenset(touched)
+
+    def doubt(self) -> None:
+        """Wake, and let the next `take_touched` say that anything may have changed."""
+        with self._lock:
+            self._touched = None
+        self.wake.set()
+
     def follow(self, folders: Mapping[Folder, bool]) -> None:
         """Hear of these folders and no others; each maps to whether it is to be polled. Those not there are left out.
 
@@ -154,7 +174,7 @@ class Observation:
                 log.debug("'%s' is not watched: %s", folder.path, error)
             return
         self._watches[folder] = (observer, watch, identity)
-        self.wake.set()
+        self.doubt()
 
     def _start_inotify(self) -> None:
         """Start the inotify observer, which says also what was renamed into a folder from elsewhere."""
@@ -186,11 +206,16 @@ class Observation:
 
     def heard(self, event: FileSystemEvent, *, is_inotify: bool) -> None:
         """Take note of an event. Only inotify's tell who writes."""
-        if is_inotify:
-            with self._lock:
+        with self._lock:
+            if is_inotify:
                 self._note(event, time.monotonic())
-        if event.event_type not in _SILENT:
-            self.wake.set()
+            if event.event_type in _SILENT:
+                return
+            if self._touched is not None:
+                self._touched.update(os.fsdecode(path) for path in (event.src_path, event.dest_path) if path)
+                if not is_inotify or len(self._touched) > _MOST_TOUCHED:
+                    self._touched = None
+        self.wake.set()
 
     def _note(self, event: FileSystemEvent, now_s: float) -> None:
         path, target = os.fsdecode(event.src_path), os.fsdecode(event.dest_path)

@@ -6,10 +6,11 @@ Looking costs one directory walk; a config.pbtxt is opened only when it changed,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -65,6 +66,11 @@ class ModelOnDisk:
     members: tuple[Member, ...] = field(default=(), compare=False)
     trace: Trace = field(default=Trace(), compare=False)
 
+    @property
+    def has_links(self) -> bool:
+        """Whether it may change by what happens outside its directory."""
+        return self.trace.has_links or any(version.trace.has_links for version in self.versions)
+
     def fingerprint_of(self, version: int) -> str:
         """Return a text that changes when anything does that this version is made from. KeyError when not there."""
         for found in self.versions:
@@ -83,6 +89,8 @@ class Snapshot:
     models: dict[str, ModelOnDisk] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     absent: Mapping[Path, str] = field(default_factory=dict)
+    warnings_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Those of `warnings` that are about one model, by its name."""
 
 
 def is_model_name(name: str) -> bool:
@@ -163,10 +171,15 @@ class Scanner:
             raise ServingFault(reason)
         return snapshot
 
-    def look(self) -> Snapshot:
-        """Return what is there now, and which roots cannot be read."""
+    def look(self, before: Snapshot | None = None, unchanged: Container[str] = ()) -> Snapshot:
+        """Return what is there now, and which roots cannot be read.
+
+        Models named in `unchanged` are taken from `before`, an earlier look, if they are there still: listing them
+        costs little beside looking into each.
+        """
         models: dict[str, ModelOnDisk] = {}
         warnings: list[str] = []
+        warnings_of: dict[str, tuple[str, ...]] = {}
         absent: dict[Path, str] = {}
         fence = self._fence()
         for root in self.roots:
@@ -177,14 +190,21 @@ class Scanner:
                 continue
             warnings += passed_over.values()
             for path in paths:
-                found = self._look(path, fence, warnings)
+                name = path.name
+                if before is not None and name in before.models and name in unchanged:
+                    models[name], warnings_of[name] = before.models[name], before.warnings_of.get(name, ())
+                    continue
+                own: list[str] = []
+                found = self._look(path, fence, own)
+                warnings_of[name] = (*warnings_of.get(name, ()), *own)
                 if found is None:
                     continue
-                first = models.get(found.name)
-                models[found.name] = found if first is None else _duplicate(first, path)
+                first = models.get(name)
+                models[name] = found if first is None else _duplicate(first, path)
+        warnings += itertools.chain.from_iterable(warnings_of.values())
         used = {model.config_path for model in models.values()}
         self._policies = {path: known for path, known in list(self._policies.items()) if path in used}
-        return Snapshot(models, tuple(warnings), absent)
+        return Snapshot(models, tuple(warnings), absent, warnings_of)
 
     def check_roots(self) -> None:
         """Raise ServingFault when a root cannot be read."""
@@ -248,6 +268,8 @@ class Scanner:
         except OSError as error:
             reason = error.strerror or str(error)
             return replace(model, problem=f"model '{path.name}': '{error.filename or path}' cannot be read: {reason}")
+        if path.is_symlink():
+            model = replace(model, trace=replace(model.trace, has_links=True))
         traces = (model.trace, *(version.trace for version in model.versions))
         stray = next((found.stray for found in traces if found.stray), "")
         if stray:
@@ -319,6 +341,8 @@ def _version(number: int, entry: os.DirEntry[str], fence: Fence) -> list[Version
         found = folder_trace(Path(entry.path), fence)
     except FileNotFoundError:  # deleted since it was listed
         return []
+    if entry.is_symlink():
+        found = replace(found, has_links=True)
     return [VersionOnDisk(number, found.fingerprint, found)]
 
 

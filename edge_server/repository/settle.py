@@ -22,7 +22,7 @@ so a slow upload takes nothing away.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TypeAlias
@@ -62,7 +62,7 @@ class Look:
     `at_s` is monotonic, `wall_ns` the clock of change times, which has run without a jump for `steady_s`. `written`
     are real paths of files that are open for writing, `published` those of directories that were renamed into place.
     `busy` are parts, each with its model, that somebody was found to be writing. `real_paths` maps the paths of models
-    and of versions that are links to where they lead.
+    and of versions that are links to where they lead. `unchanged` are models that had settled, and are as they were.
     """
 
     at_s: float
@@ -74,6 +74,7 @@ class Look:
     published: Collection[str] = ()
     busy: Collection[tuple[str, PartKey]] = ()
     real_paths: Mapping[str, str] = field(default_factory=dict)
+    unchanged: Container[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,14 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The outcome of a look. `next_look_s` is when a further one is due (monotonic), None when everything settled."""
+    """The outcome of a look. `next_look_s` is when a further one is due (monotonic), None when everything settled.
+
+    `unsettled` are the models that it is due for.
+    """
 
     known: Mapping[str, Known]
     next_look_s: float | None
+    unsettled: frozenset[str] = frozenset()
 
     def models(self) -> dict[str, ModelOnDisk]:
         """Return the models as they count, by name."""
@@ -110,9 +115,11 @@ NOTHING = Settled({}, None)
 
 def changes(before: Settled, after: Settled) -> Iterator[tuple[str, PartKey, Trace]]:
     """Return the parts, each with its model, that count otherwise in `after`, or for the first time; none that went."""
-    counted = before.models()
-    for name, model in after.models().items():
-        last = counted.get(name)
+    for name, known in sorted(after.known.items()):
+        model, earlier_known = known.counts, before.known.get(name)
+        last = None if earlier_known is None else earlier_known.counts
+        if model is None or model is last:
+            continue
         earlier = _traces(last)
         for key, trace in _traces(model).items():
             if last is None or key not in earlier or earlier[key].fingerprint != trace.fingerprint:
@@ -123,23 +130,26 @@ def settle(before: Mapping[str, Known], look: Look) -> Settled:
     """Return what counts after a look, given what was known before it."""
     after: dict[str, Known] = {}
     due: list[float] = []
+    unsettled: set[str] = set()
     for name in sorted({*before, *look.models}):
         model = look.models.get(name)
         known = before.get(name)
         root_path = model.path.parent if model is not None else before[name].root
         root = look.roots[root_path]
-        if root.is_away:
+        if root.is_away or (name in look.unchanged and known is not None and model is not None):
             if known is not None:
                 after[name] = known
             continue
         parts = _parts(known, model, look, root)
         waits = {key: wait for key, part in parts.items() if (wait := _wait_s(key, part, model, look, root)) > 0}
         due += [look.at_s + wait for wait in waits.values()]
+        if waits:
+            unsettled.add(name)
         counts = _what_counts(known.counts if known is not None else None, model, parts, waits)
         there = {key: part for key, part in parts.items() if part.stir is not None or key in waits}
         if there or counts is not None:
             after[name] = Known(root_path, counts, there)
-    return Settled(after, min(due, default=None))
+    return Settled(after, min(due, default=None), frozenset(unsettled))
 
 
 def _parts(known: Known | None, model: ModelOnDisk | None, look: Look, root: Root) -> dict[PartKey, Part]:

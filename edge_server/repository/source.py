@@ -61,6 +61,8 @@ class RepositorySource:
         self._lock = threading.Lock()
         self._written: dict[str, WrittenModel] = {}
         self._counting: Mapping[str, ModelOnDisk] | None = None
+        self._wishes: dict[str, tuple[ModelOnDisk, ResolveOptions, ModelWish]] = {}
+        """Of `wishes_for`: the wish for each model, and what it was made from."""
         delete_abandoned(scratch)
 
     def use_trust(self, trust: TrustPolicy) -> None:
@@ -84,10 +86,19 @@ class RepositorySource:
         """Return the wish for the models that count: what of the disk has come to rest, as whoever follows it sees it.
 
         From then on every other wish is for these models too, until the next call: an order given while somebody
-        copies a version must not load half of it.
+        copies a version must not load half of it. For a model that is the same object as in the last call the wish is,
+        too, unless its pin changed.
         """
         self._counting = models
-        return {name: self._wish_for_model(model) for name, model in models.items()}
+        options, before, now = self._options, self._wishes, {}
+        for name, model in models.items():
+            known = before.get(name)
+            is_same = known is not None and known[0] is model and known[1] is options
+            if known is None or not is_same or known[2].pin != self._pins.get(name):
+                known = model, options, self._wish_for_model(model)
+            now[name] = known
+        self._wishes = now
+        return {name: wish for name, (_, _, wish) in now.items()}
 
     def with_pins(self, wishes: Mapping[str, ModelWish]) -> dict[str, ModelWish]:
         """Return wishes of an earlier scan as they would be with the pins that hold now.

@@ -1,7 +1,9 @@
 """Mode `poll`: follow the repositories. Hearing of a change shortens the wait; what a full look finds is the truth.
 
 `observe` hears of changes, `scan` looks, `settle` says what counts of what was found, and the wish for that is stated
-anew when it differs from the last one. So a change that nobody told of is found too, `fallback_s` later at the most.
+anew when it differs from the last one. Between full looks, `fallback_s` apart, only those models are looked at that
+something was heard of, that have not settled, or that hold links. So a change that nobody told of is found too,
+`fallback_s` later at the most.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +69,13 @@ class Watcher:
         self._pace = pace
         self._observation = observation or Observation(source.scanner.roots)
         self._settled = NOTHING
+        self._snapshot = Snapshot()
+        self._has_failed = True
+        """Whether the last look came to no end: what was heard before it is lost, and the next one must be full."""
+        self._looked_at_all_s = -float("inf")
+        """When the last full look began, monotonic."""
+        self._places: dict[str, tuple[ModelOnDisk, dict[str, str]]] = {}
+        """Of each model, as it was looked at, the real paths that its own do not tell; see `_real_paths`."""
         self._stated: Mapping[str, ModelWish] = {}
         self._devices: dict[Path, int] = {}
         self._away: frozenset[Path] = frozenset()
@@ -98,8 +107,8 @@ class Watcher:
         self._thread.start()
 
     def look_soon(self) -> None:
-        """Have the thread look now, as if something had told of a change."""
-        self._observation.wake.set()
+        """Have the thread look at everything now, as if something had told of a change."""
+        self._observation.doubt()
 
     def close(self) -> None:
         """Stop looking. May be called without `start`, and again.
@@ -115,14 +124,21 @@ class Watcher:
                 return
         self._observation.close()
 
-    def look(self) -> dict[str, ModelWish]:
-        """Look once; return the wish for everything that counts now."""
+    def look(self, *, is_full: bool = True) -> dict[str, ModelWish]:
+        """Look once; return the wish for everything that counts now. `is_full` False: look into those models alone of
+        which there is reason to think that they changed."""
+        is_full, self._has_failed = is_full or self._has_failed, True
         self._follow_roots()
-        # Taken before the look: what is renamed into place while it lasts counts for the next one.
+        # Taken before the look: what changes, or is renamed into place, while it lasts counts for the next one.
         published = self._observation.take_published()
-        snapshot = self._scanner.look()
+        touched = self._observation.take_touched()
+        unchanged = frozenset() if is_full or touched is None else self._unchanged(touched)
+        if not unchanged:
+            self._looked_at_all_s = time.monotonic()
+        snapshot = self._snapshot = self._scanner.look(self._snapshot, unchanged)
         roots = self._judge_roots(snapshot)
-        self._observation.follow(self._folders(snapshot))
+        real_paths = self._real_paths(snapshot)
+        self._observation.follow(self._folders(snapshot, real_paths))
         at_s, wall_ns, steady_s = self._clock.read()
         look = Look(
             at_s=at_s,
@@ -132,7 +148,8 @@ class Watcher:
             steady_s=steady_s,
             written=self._observation.writing(),
             published=published,
-            real_paths=_real_paths(snapshot),
+            real_paths=real_paths,
+            unchanged=unchanged,
         )
         settled = settle(self._settled.known, look)
         busy = self._written_parts(settled)
@@ -140,7 +157,35 @@ class Watcher:
         self._warn(snapshot.warnings)
         models = self._settled.models()
         self._tell_problems(models)
-        return self._source.wishes_for(models)
+        wishes = self._source.wishes_for(models)
+        self._has_failed = False
+        return wishes
+
+    def _unchanged(self, touched: Collection[str]) -> frozenset[str]:
+        """Return the models that are as they were, if those paths are all that changed; none where that is not sure."""
+        roots = [os.path.realpath(root) + os.sep for root in self._scanner.roots]
+        changed = set(self._settled.unsettled)
+        for path in touched:
+            # A root itself is listed by every look.
+            if path + os.sep in roots:
+                continue
+            root = next((root for root in roots if path.startswith(root)), None)
+            if root is None:
+                return frozenset()
+            changed.add(path.removeprefix(root).partition(os.sep)[0])
+        return frozenset(
+            name
+            for name, model in self._snapshot.models.items()
+            if name not in changed and not model.has_links and not model.problem
+        )
+
+    def _real_paths(self, snapshot: Snapshot) -> dict[str, str]:
+        """Return where models, and versions that are links, really are, for those whose paths do not say so."""
+        known, self._places = self._places, {}
+        for name, model in snapshot.models.items():
+            place = known.get(name)
+            self._places[name] = (model, _real_paths(model)) if place is None or place[0] is not model else place
+        return {path: target for _, places in self._places.values() for path, target in places.items()}
 
     def _written_parts(self, settled: Settled) -> list[tuple[str, PartKey]]:
         """Return which parts that came to count must not yet: events alone do not tell of all who write.
@@ -165,15 +210,15 @@ class Watcher:
             self._observation.wake.clear()
 
     def _wait_s(self) -> float:
-        due_s = self._settled.next_look_s
-        if due_s is None:
-            return self._fallback_s
-        return min(max(due_s - time.monotonic(), 0.0), self._fallback_s)
+        due_s = self._looked_at_all_s + self._fallback_s
+        if self._settled.next_look_s is not None:
+            due_s = min(due_s, self._settled.next_look_s)
+        return max(due_s - time.monotonic(), 0.0)
 
     def _state(self) -> None:
         before, self._problem = self._problem, ""
         try:
-            wishes = self.look()
+            wishes = self.look(is_full=time.monotonic() - self._looked_at_all_s >= self._fallback_s)
             if wishes != self._stated:
                 self._wish_for_all(wishes)
                 self._stated = wishes
@@ -229,9 +274,9 @@ class Watcher:
     def _follow_roots(self) -> None:
         """Hear of the roots before the first look at them, so that nothing happens between the two unheard."""
         if self._settled is NOTHING:
-            self._observation.follow(self._folders(Snapshot()))
+            self._observation.follow(self._folders(Snapshot(), {}))
 
-    def _folders(self, snapshot: Snapshot) -> dict[Folder, bool]:
+    def _folders(self, snapshot: Snapshot, real_paths: Mapping[str, str]) -> dict[Folder, bool]:
         """Return the folders to hear of, each with: is it to be polled?
 
         They are the roots, what links to models and versions lead to outside of them, and of roots that are links, or
@@ -244,7 +289,7 @@ class Watcher:
             if root.is_symlink() or not root.exists():
                 above.setdefault(os.path.realpath(root.parent), set()).add(root.name)
         covered = [folder.path for folder in folders]
-        for path, target in sorted(_real_paths(snapshot).items()):
+        for path, target in sorted(real_paths.items()):
             if os.path.isdir(target) and not any(target == top or target.startswith(top + "/") for top in covered):
                 root = next(root for root in self._scanner.roots if Path(path).is_relative_to(root))
                 folders[Folder(target)] = self._observation.is_polled(root)
@@ -284,16 +329,13 @@ class _Clock:
         return at_s, wall_ns, at_s - self._jumped_s
 
 
-def _real_paths(snapshot: Snapshot) -> dict[str, str]:
-    """Return where models, and versions that are links, really are, for those whose paths do not say so."""
+def _real_paths(model: ModelOnDisk) -> dict[str, str]:
     found: dict[str, str] = {}
-    for model in snapshot.models.values():
-        paths = [model.path, *(model.path / str(version.number) for version in model.versions)]
-        for path in paths:
-            if path is model.path or path.is_symlink():
-                target = os.path.realpath(path)
-                if target != str(path):
-                    found[str(path)] = target
+    for path in (model.path, *(model.path / str(version.number) for version in model.versions)):
+        if path is model.path or path.is_symlink():
+            target = os.path.realpath(path)
+            if target != str(path):
+                found[str(path)] = target
     return found
 
 

@@ -550,3 +550,49 @@ def test_a_model_file_that_becomes_readable_is_loaded_anew_and_other_changes_of_
         file.chmod(mode)
         prints.append(Scanner([root]).scan().models["m"].fingerprint_of(1))
     assert prints[0] == prints[1] == prints[3] != prints[2]
+
+
+def test_a_change_to_one_model_has_no_other_looked_into(
+    root: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = add_model("m", "", files={"1/weights": b"one"})
+    for number in range(5):
+        add_model(f"other{number}", files={"1/weights": b"1"})
+    looked: list[str] = []
+    look = Scanner._look
+    monkeypatch.setattr(
+        Scanner, "_look", lambda self, where, *rest: looked.append(where.name) or look(self, where, *rest)
+    )
+    followed = follow()
+    assert set(looked) == {"m", *(f"other{number}" for number in range(5))}
+    for weights in (b"three", b"fifth"):
+        # Of the first change the looks after the start are full.
+        looked.clear()
+        before = followed.prints["m", 1]
+        (path / "1" / "weights").write_bytes(weights)
+        assert followed.wait(lambda: followed.prints["m", 1] != before)  # noqa: B023
+    assert set(looked) == {"m"}
+
+
+def test_what_was_heard_before_a_look_that_failed_is_not_lost(
+    root: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = add_model("m", "", files={"1/weights": b"one"})
+    followed = follow()
+    before = followed.prints["m", 1]
+    has_failed = threading.Event()
+    take = Observation.take_touched
+
+    def fail_once(self: Observation) -> frozenset[str] | None:
+        touched = take(self)
+        if touched and not has_failed.is_set():
+            has_failed.set()
+            raise ServingFault("the disk does not answer")
+        return touched
+
+    monkeypatch.setattr(Observation, "take_touched", fail_once)
+    (path / "1" / "weights").write_bytes(b"three")
+    assert has_failed.wait(20)
+    # Something else is heard of, and nothing more of the model.
+    add_model("other", files={"1/weights": b"1"})
+    assert followed.wait(lambda: followed.prints["m", 1] != before)
