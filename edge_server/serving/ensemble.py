@@ -54,7 +54,7 @@ class EnsembleVersion:
         generation: int,
         fingerprint: str,
         members: Members,
-        timer: Timer | None = None,
+        timer: Timer,
         cache: ResponseCache | None = None,
     ) -> None:
         self.spec = resolved.spec
@@ -76,6 +76,7 @@ class EnsembleVersion:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._in_flight: set[EnsembleRun] = set()
+        self._on_idle: Callable[[], None] | None = None
         self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{self.name}' is not ready yet")
         self._load_s = 0.0
         self._graph: StepGraph
@@ -123,7 +124,7 @@ class EnsembleVersion:
         from edge_server.serving.cache.key import RequestKeys, identity
         from edge_server.serving.cache.recall import NO_CACHE, Recall
 
-        if self._cache is None or self._timer is None:
+        if self._cache is None:
             self.spec = dataclasses.replace(self.spec, notes=(*self.spec.notes, NO_CACHE))
             return
         generation = 0 if self._cache.is_remote else self.generation
@@ -198,8 +199,7 @@ class EnsembleVersion:
         self._counters.last_used_ns = time.monotonic_ns()
         with self._lock:
             self._in_flight.discard(run)
-            if not self._in_flight:
-                self._idle.notify_all()
+            self._tell_if_idle()
 
     def look_again(self) -> None:
         """Do nothing: what the gate holds back waits with the members."""
@@ -217,6 +217,20 @@ class EnsembleVersion:
         """Wait, after `stop_taking`, for the last request."""
         with self._lock:
             self._idle.wait_for(lambda: not self._in_flight)
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+        with self._lock:
+            self._on_idle = call
+            self._tell_if_idle()
+
+    def _tell_if_idle(self) -> None:
+        if self._in_flight:
+            return
+        self._idle.notify_all()
+        if self._on_idle is not None:
+            self._timer.call_at(0, self._on_idle)
+            self._on_idle = None
 
     def abandon_waiting(self) -> int:
         """Fail all requests on their way: each waits for a step, here or there. Return how many that were."""

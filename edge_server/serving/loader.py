@@ -1,4 +1,4 @@
-"""Bringing one version up: which runtime opens it, how often it is tried, and how many load at the same time."""
+"""Loading one version: which runtime opens it, how often it is tried, and how many load at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from edge_server.backends.base import ServerCalls
@@ -132,6 +133,45 @@ class Loader:
             resolved = self.resolve(wish, passed_over)
 
 
+class LoaderThreads:
+    """Threads that load, or close, models: one for each job that holds a slot, and one that waits for the next slot.
+
+    `start` runs a function on a thread of its own. Thread-safe.
+    """
+
+    def __init__(self, slots: LoadSlots, start: Callable[[Callable[[], None]], None]) -> None:
+        self._slots = slots
+        self._start = start
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[LoadSlot], None]] = deque()
+        self._has_waiting_thread = False
+
+    def run(self, job: Callable[[LoadSlot], None]) -> None:
+        """Have a job run on a thread that holds a slot meanwhile, after those given before. Returns at once."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._has_waiting_thread:
+                return
+            self._has_waiting_thread = True
+        self._start(self._live)
+
+    def _live(self) -> None:
+        is_needed = True
+        while is_needed:
+            with self._slots.taken() as slot:
+                with self._lock:
+                    job = self._jobs.popleft()
+                    self._has_waiting_thread = bool(self._jobs)
+                    needs_next = self._has_waiting_thread
+                if needs_next:
+                    self._start(self._live)
+                job(slot)
+                del job
+            with self._lock:
+                is_needed = bool(self._jobs) and not self._has_waiting_thread
+                self._has_waiting_thread |= is_needed
+
+
 class LoadSlots:
     """How many models load at the same time. A load that takes longer than `patience_s` no longer counts: two that
     hang in their runtimes must not keep all others from loading."""
@@ -172,6 +212,7 @@ class LoadSlot:
         self._alarm = self._timer.call_at(when_ns, lambda: self._give_back(hold))
 
     def leave(self) -> None:
+        """Let others load; nothing happens when the slot was given back before."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._give_back(self._hold)

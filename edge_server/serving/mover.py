@@ -1,4 +1,4 @@
-"""Carrying out what the rule decided: loads and drains, each on a thread of its own.
+"""Carrying out what the rule decided: loads and drains, on a few threads that come and go.
 
 This is the half of the manager that acts; `manager` is the half that is told what to serve. `placement` makes way for a
 load, `router` takes requests to what serves.
@@ -19,7 +19,7 @@ from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.load_log import log_failure, log_ready
-from edge_server.serving.loader import Loader, LoadSlots
+from edge_server.serving.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
 from edge_server.serving.news import Announce, News
 from edge_server.serving.placement import AskRoom, PendingLoad, Placement, Unloading
 from edge_server.serving.record import ColdVersion, Failure, ModelRecord, Retired
@@ -46,10 +46,15 @@ _THREAD_AGAIN_NS = 1_000_000_000
 _SLOT_PATIENCE_S = 60.0
 """A load that takes longer does not keep others from loading any more."""
 
+_CLOSE_COUNT = 8
+_CLOSE_PATIENCE_S = 1.0
+"""How many versions are closed at a time, and after how long one does not keep others from being closed any more."""
+
 
 class Mover:
-    """Each load and each drain has a thread of its own, for either may take long, or hang; of the loads `load_threads`
-    run at a time. One lock guards all records; it is never held while something is opened, drained or announced."""
+    """Of the loads `load_threads` run at a time, of the closings a few; one that takes long, or hangs, does not count.
+    A version that drains has no thread. One lock guards all records; it is never held while something is opened, closed
+    or announced."""
 
     def __init__(
         self,
@@ -74,6 +79,10 @@ class Mover:
         self._lacking_memory: set[str] = set()
         """Models of which a load failed for want of memory, and perhaps some more."""
         self._slots = LoadSlots(load_threads, timer, self._limits.hang_timeout_s or _SLOT_PATIENCE_S)
+        self._loads = LoaderThreads(self._slots, lambda work: self._start("edge-load", work))
+        self._closings = LoaderThreads(
+            LoadSlots(_CLOSE_COUNT, timer, _CLOSE_PATIENCE_S), lambda work: self._start("edge-drain", work)
+        )
         self._threads: set[object] = set()
         """A mark for each load and drain that is under way."""
         self._is_closed = False
@@ -127,7 +136,8 @@ class Mover:
 
     def _start_load(self, model: ModelRecord, action: Load) -> None:
         model.generation += 1
-        self._start_thread("edge-load", self._load, model, action, model.generation)
+        generation, mark = model.generation, self._begin()
+        self._loads.run(lambda slot: self._carry_through(mark, lambda: self._load(model, action, generation, slot)))
         model.begin_load(action)
 
     def _start_retire(self, model: ModelRecord, version: ServedVersion) -> None:
@@ -135,23 +145,26 @@ class Mover:
         self._router.publish(model, without=version)
         version.stop_taking()
         self._news.add(MODEL_DRAINING, model=model.name, version=version.version, generation=version.generation)
-        self._start_thread("edge-drain", self._retire, model, version)
+        mark = self._begin()
+        if version.in_flight:
+            self._closings.run(lambda slot: self._news.tell())
+        version.when_drained(
+            lambda: self._closings.run(lambda slot: self._carry_through(mark, lambda: self._retire(model, version)))
+        )
 
-    def _start_thread(self, name: str, work: Callable[..., None], *arguments: object) -> None:
-        """Run `work` on a daemon thread, which cannot get at the lock, and thus not end, before this caller let go.
-        `close` waits for it."""
+    def _begin(self) -> object:
+        """Return the mark of something that `close` waits for; `_carry_through` takes it back."""
         mark = object()
-
-        def live() -> None:
-            try:
-                work(*arguments)
-            finally:
-                with self._changed:
-                    self._threads.discard(mark)
-                    self._changed.notify_all()
-
         self._threads.add(mark)
-        self._start(name, live)
+        return mark
+
+    def _carry_through(self, mark: object, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._changed:
+                self._threads.discard(mark)
+                self._changed.notify_all()
 
     def _start(self, name: str, work: Callable[[], None], refused_count: int = 0) -> None:
         """Run `work` on a daemon thread: once the system grants one, for who asks has nobody to do the work instead."""
@@ -186,10 +199,11 @@ class Mover:
         wish = model.wish.versions.get(action.version)
         return not self._is_closed and wish is not None and wish.fingerprint == action.fingerprint
 
-    # -- loading, on a thread of its own ----------------------------------------------------------------------------
+    # -- loading, on a loader thread --------------------------------------------------------------------------------
 
-    def _load(self, model: ModelRecord, action: Load, generation: int) -> None:
-        version, cause = self._try_load(model, action, generation)
+    def _load(self, model: ModelRecord, action: Load, generation: int, slot: LoadSlot) -> None:
+        version, cause = self._try_load(model, action, generation, slot)
+        slot.leave()
         with self._changed:
             if version is not None:
                 self._take_in(model, version)
@@ -205,42 +219,41 @@ class Mover:
         self._news.tell()
 
     def _try_load(
-        self, model: ModelRecord, action: Load, generation: int
+        self, model: ModelRecord, action: Load, generation: int, slot: LoadSlot
     ) -> tuple[ServedVersion | None, EdgeServerError | None]:
         """Return the open version, or why there is none: nothing when it is not wished for now, or must rest."""
         name = model.name
         cause: EdgeServerError
-        with self._slots.taken() as slot:
-            with self._changed:
-                # In one look: what is not wished for any more is not there any more.
-                if not self._is_wanted(model, action):
-                    return None, None
-                wish = model.wish.versions[action.version]
-            self._news.add(MODEL_LOADING, model=name, version=action.version, generation=generation)
-            try:
-                self._news.tell()
-                if model.stated.members:
-                    with self._changed:
-                        self._dependents.check_circle(name)
-                resolved = self._loader.resolve(wish, {})
-                if not self._placement.make_way(PendingLoad(model, action, generation, slot), resolved):
-                    return None, None
-                version = self._loader.open(wish, resolved, generation)
-            except ChangedWhileLoading as error:
-                if not self._is_wanted(model, action):
-                    # The new wish for the changed files is there already: nothing failed.
-                    return None, None
-                cause = error.detached()
-            except EdgeServerError as error:
-                cause = error.detached()
-            except BaseException as error:
-                # Whatever a runtime does while it loads costs only this version: sys.exit(), too, must not end the
-                # thread, for the model would be loading for ever.
-                log.exception("model '%s' version %d failed to load", name, action.version)
-                cause = LoadError(f"{type(error).__name__}: {error}")
-            else:
-                log_ready(version)
-                return version, None
+        with self._changed:
+            # In one look: what is not wished for any more is not there any more.
+            if not self._is_wanted(model, action):
+                return None, None
+            wish = model.wish.versions[action.version]
+        self._news.add(MODEL_LOADING, model=name, version=action.version, generation=generation)
+        try:
+            self._news.tell()
+            if model.stated.members:
+                with self._changed:
+                    self._dependents.check_circle(name)
+            resolved = self._loader.resolve(wish, {})
+            if not self._placement.make_way(PendingLoad(model, action, generation, slot), resolved):
+                return None, None
+            version = self._loader.open(wish, resolved, generation)
+        except ChangedWhileLoading as error:
+            if not self._is_wanted(model, action):
+                # The new wish for the changed files is there already: nothing failed.
+                return None, None
+            cause = error.detached()
+        except EdgeServerError as error:
+            cause = error.detached()
+        except BaseException as error:
+            # Whatever a runtime does while it loads costs only this version: sys.exit(), too, must not end the
+            # thread, for the model would be loading for ever.
+            log.exception("model '%s' version %d failed to load", name, action.version)
+            cause = LoadError(f"{type(error).__name__}: {error}")
+        else:
+            log_ready(version)
+            return version, None
         return None, cause
 
     def _take_in(self, model: ModelRecord, version: ServedVersion) -> None:
@@ -301,11 +314,10 @@ class Mover:
                 failure.is_due = True
                 self._proceed(model)
 
-    # -- unloading, on a thread of its own --------------------------------------------------------------------------
+    # -- unloading, on a loader thread ------------------------------------------------------------------------------
 
     def _retire(self, model: ModelRecord, version: ServedVersion) -> None:
         self._news.tell()
-        version.drain()
         version.close()
         log.info("model '%s' version %d is unloaded", version.name, version.version)
         with self._changed:

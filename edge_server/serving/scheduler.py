@@ -81,6 +81,7 @@ class Scheduler:
         self._is_held = False
         """Whether the gate did not allow everything when it was looked at last."""
         self._is_abandoned = False
+        self._on_idle: Callable[[], None] | None = None
         self._passes_lone = spec.sequence is None and limiter is None and self._rule.passes_lone
         """Whether a request that meets an empty queue and a free instance need not go through the queue."""
         keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
@@ -211,6 +212,12 @@ class Scheduler:
         """Wait, after `close`, until nothing is in flight and no thread is in an instance; False on time-out."""
         with self._lock:
             return self._idle.wait_for(self._is_idle, timeout_s)
+
+    def call_when_idle(self, call: Callable[[], None]) -> None:
+        """Have the timer call once, after `close`, nothing is in flight and no thread is in an instance."""
+        with self._lock:
+            self._on_idle = call
+            self._tell_if_idle()
 
     def abandon_waiting(self, error: EdgeServerError | None = None) -> int:
         """Fail everything that still waits, and return how many that were: the time to drain is over."""
@@ -357,6 +364,9 @@ class Scheduler:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._idle.notify_all()
+            if self._on_idle is not None:
+                self._timer.call_at(0, self._on_idle)
+                self._on_idle = None
 
     def _set_alarm(self, *, may_start: bool) -> None:
         """Ask to be woken when the queue may decide otherwise. While no instance may start only deadlines matter.

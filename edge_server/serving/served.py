@@ -44,6 +44,9 @@ class ServedVersion(Protocol):
     def drain(self) -> None:
         """Wait, after `stop_taking`, for the last request."""
 
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+
     def abandon_waiting(self) -> int:
         """Fail what still waits, and return how many that were."""
 

@@ -235,6 +235,10 @@ class ModelVersion:
         """Wait, after `stop_taking`, for the last request."""
         self._scheduler.wait_idle(None)
 
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+        self._scheduler.call_when_idle(call)
+
     def abandon_waiting(self) -> int:
         """Fail what still waits, and return how many that were; what runs goes on."""
         return self._scheduler.abandon_waiting()

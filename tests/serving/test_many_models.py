@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.lifecycle import ModelWish, VersionState
+from edge_server.telemetry.events import MODEL_DRAINING
 
 PATIENCE_S = 20.0
 
@@ -60,3 +62,39 @@ def test_the_end_of_a_model_asks_next_to_nothing_of_the_others(new_house: Callab
 
     few, many = calls_of_a_removal(10), calls_of_a_removal(110)
     assert (many - few) / 100 < 10, (few, many)
+
+
+def threads_named(start: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(start)]
+
+
+def test_loads_that_wait_for_their_turn_have_no_threads(house: Any, new_gate: Any) -> None:
+    gate = new_gate()
+    house.script.on_open = lambda job: gate.stop()
+    house.manager.wish_for_all(wishes_of(house, 30).values())
+    gate.wait_entered()
+    gate.wait_entered()
+    assert len(threads_named("edge-load")) <= 3, "two load, and one waits for the next turn"
+    gate.let_go(30)
+    assert house.manager.wait_settled(timeout_s=PATIENCE_S)
+    assert len(house.script.opened) == 30
+
+
+def test_models_that_drain_have_no_threads(house: Any, gate: Any, eventually: Any) -> None:
+    wishes = wishes_of(house, 20)
+    house.manager.wish_for_all(wishes.values())
+    assert house.manager.wait_settled(timeout_s=PATIENCE_S)
+    answers = [house.submit(model=name)[1] for name in wishes]
+    for _ in wishes:
+        gate.wait_entered()
+    house.manager.wish_for_all([])
+    assert all(version.state is VersionState.DRAINING for version in house.manager.living())
+    eventually(lambda: not threads_named("edge-drain"))
+    assert len(house.manager.living()) == 20
+    told = [kind for kind, _ in house.events].count(MODEL_DRAINING)
+    assert told == 20, "though none is drained yet"
+    gate.let_go(20)
+    for answer in answers:
+        assert answer.final().error is None
+    eventually(lambda: not house.manager.living())
+    assert len(house.script.closed) == 20
