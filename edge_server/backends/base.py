@@ -7,6 +7,7 @@ library is imported inside its backend file only, and only when a model first ne
 Rules that every backend keeps:
 
 - `Session.run` is called by one thread at a time, not always the same one. It releases the GIL while it computes.
+- A session says whether it is bound to a thread, see `SessionInfo.is_bound`.
 - It must not keep references to its inputs after it returned, nor write into them (they may be read-only views).
 - Whatever the library raises leaves as BackendError (in `run`) or LoadError (in `inspect`, `open`), with the model's
   name, the runtime's words, and nothing that pins a tensor.
@@ -67,8 +68,12 @@ class SessionInfo:
 
     `runtime`: "onnxruntime 1.23.2". `device`: "CPU", "GPU:0". `precision`: the arithmetic in use: "f32", "bf16",
     "f16", "int8" ...; "int" for a model without floating point, "mixed", or "as the model says" where a device chooses
-    by itself and does not tell. `options`: runtime options set, as text. `keeps_thread`: once open, it is run on its
-    instance's own thread alone, as code expects that keeps something for each thread.
+    by itself and does not tell. `options`: runtime options set, as text.
+
+    `is_bound`: the session is bound to a thread, as what holds a CUDA context or a user's Python code is. It is opened,
+    warmed and closed on one thread, its instance's own, and may still be run on others. One that is not bound has no
+    thread: any thread may open, run and close it, and a pool of threads runs it. `keeps_thread`: once open, it is run
+    on its instance's own thread alone, as code expects that keeps something for each thread.
     """
 
     runtime: str
@@ -76,6 +81,7 @@ class SessionInfo:
     precision: str
     options: Mapping[str, str] = field(default_factory=dict)
     keeps_thread: bool = False
+    is_bound: bool = True
 
 
 class Session(abc.ABC):

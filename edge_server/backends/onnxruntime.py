@@ -106,7 +106,9 @@ class OnnxRuntimeBackend(Backend):
         else:
             device = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
             in_force = {**options.as_text(), "providers": ",".join(session.get_providers())}
-            info = SessionInfo(f"onnxruntime {self._ort.__version__}", device, precision, in_force)
+            info = SessionInfo(
+                f"onnxruntime {self._ort.__version__}", device, precision, in_force, is_bound=alone != ""
+            )
             library, give_back = Library(self._ort, self._failures), partial(self._shared.give_back, key)
             return OnnxSession(library, job.spec.name, info, session, run_options, bound, give_back)
         self._shared.give_back(key)

@@ -104,7 +104,9 @@ class PyTorchBackend(Backend):
             self._torch.set_num_threads(threads)
         in_force = {"intra_op_thread_count": str(self._torch.get_num_threads()), "format": module.format}
         shown = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
-        info = SessionInfo(f"pytorch {self._torch.__version__}", shown, precision_of_tensors(spec), in_force)
+        info = SessionInfo(
+            f"pytorch {self._torch.__version__}", shown, precision_of_tensors(spec), in_force, is_bound=shown != "CPU"
+        )
         return PyTorchSession(self, info, spec, module, calls, device, modes, lambda: self._shared.give_back(key))
 
     def _modes(self, model: str, merged: Mapping[str, str]) -> Callable[[], Any]:

@@ -53,7 +53,9 @@ class StubBackend(Backend):
         return None
 
     def open(self, job: OpenJob) -> Session | RequestSession:
-        info = SessionInfo(f"built-in {self.name}", "CPU", precision_of_tensors(job.spec), dict(job.spec.parameters))
+        info = SessionInfo(
+            f"built-in {self.name}", "CPU", precision_of_tensors(job.spec), dict(job.spec.parameters), is_bound=False
+        )
         if self.name == "identity":
             return IdentitySession(job, info)
         if self.name == "repeat":

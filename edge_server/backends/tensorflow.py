@@ -83,7 +83,7 @@ class TensorFlowBackend(Backend):
         chosen = (merged.get("TF_GRAPH_TAG"), merged.get("TF_SIGNATURE_DEF"))
         key = (fingerprint(existing_file(job.file, _GRAPH)), *chosen)
         function = self._shared.take(key, lambda: self._load(job.file, merged))
-        info = SessionInfo(f"tensorflow {self._tf.__version__}", "CPU", precision_of_tensors(job.spec))
+        info = SessionInfo(f"tensorflow {self._tf.__version__}", "CPU", precision_of_tensors(job.spec), is_bound=False)
         return TensorFlowSession(self, job.spec.name, info, function, lambda: self._shared.give_back(key))
 
     def _load(self, file: ModelFile, parameters: Mapping[str, str]) -> _Function:

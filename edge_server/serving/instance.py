@@ -1,4 +1,4 @@
-"""An instance: one session of a runtime, and a thread of its own around it from open to close."""
+"""An instance: one session of a runtime, and the thread around it from open to close, where it is bound to one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
 from edge_server.memory.allocator import trim_own_end
 from edge_server.serving.limiter import ResourceKey
 from edge_server.serving.passing import as_passing
+from edge_server.serving.run_pool import RunPool
 from edge_server.serving.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -29,15 +30,17 @@ class Executor(Protocol):
 
 
 class Server(Protocol):
-    """Where an instance's thread brings a batch that was posted: runs it, and what waits after it."""
+    """Where a thread brings a batch that was posted: runs it, and what waits after it."""
 
     def __call__(self, instance: Instance, batch: list[Ticket]) -> None: ...
 
 
 class Instance:
-    """The session is opened, warmed and closed on the instance's thread, and its last reference is dropped there, so
-    that freeing a model's memory never stalls a front end. Between, one thread at a time runs it: its own, or a
-    caller's that was given the instance by the scheduler."""
+    """A session that is bound to a thread is opened, warmed and closed on the instance's own thread, and its last
+    reference is dropped there. Any other is opened on a thread that ends then; warmed and closed on the threads that
+    call for it, which load and unload models; and run on threads of the pool. So freeing a model's memory never stalls
+    a front end. One thread at a time runs a session: these, or a caller's that was given the instance by the
+    scheduler."""
 
     def __init__(
         self,
@@ -60,6 +63,8 @@ class Instance:
         self._check = check
         self._execute = execute
         self._session: AnySession | None = None
+        self._is_bound = True
+        self._pool: RunPool | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._opened: concurrent.futures.Future[SessionInfo] = concurrent.futures.Future()
         self._serve: Server | None = None
@@ -72,7 +77,9 @@ class Instance:
             self._thread.start()
         except RuntimeError as error:
             raise OutOfMemory(f"the system grants no thread for instance {self.name}: {error}") from None
-        return self._opened.result()
+        info = self._opened.result()
+        self._is_bound = info.is_bound
+        return info
 
     def warm(self) -> None:
         """Run the warm-up and wait for it. Raises WarmupFailed."""
@@ -92,9 +99,15 @@ class Instance:
         session = self._session
         return not isinstance(session, RequestSession) or not session.has_health_check or session.is_healthy()
 
-    def attach(self, serve: Server) -> None:
-        """Name who is called on the instance's thread with each posted batch."""
+    def attach(self, serve: Server, pool: RunPool) -> None:
+        """Name who is called with each posted batch: on the instance's own thread, or on one of the pool."""
         self._serve = serve
+        self._pool = pool
+
+    @property
+    def must_yield(self) -> bool:
+        """Whether the thread that runs it should go on with others after each batch: they wait for one of the pool."""
+        return not self._is_bound and self._pool is not None and self._pool.has_waiting
 
     def run(self, batch: list[Ticket]) -> None:
         """Run a batch on the calling thread, which must have been given the instance. Never raises.
@@ -110,16 +123,27 @@ class Instance:
         batch.clear()
 
     def post(self, batch: list[Ticket]) -> None:
-        """Have the instance's own thread run the batch. Returns at once."""
-        if self._serve is None:
+        """Have the instance's own thread, or one of the pool, run the batch. Returns at once."""
+        if self._serve is None or self._pool is None:
             raise AssertionError(f"instance {self.name} was posted to before it was attached")
-        self._jobs.put(functools.partial(self._serve, self, batch))
+        job = functools.partial(self._serve, self, batch)
+        if self._is_bound:
+            self._jobs.put(job)
+        else:
+            self._pool.post(job)
 
     def close(self) -> None:
-        """Close the session once posted work is done, and wait for it. May be called more than once."""
-        self._jobs.put(None)
-        if self._thread.ident is not None:
-            self._thread.join()
+        """Close the session once posted work is done, and wait for it. May be called more than once.
+
+        Of a session that is bound to no thread nothing may be posted or under way any more.
+        """
+        if self._is_bound:
+            self._jobs.put(None)
+            if self._thread.ident is not None:
+                self._thread.join()
+        elif self._session is not None:
+            self._close()
+            trim_own_end()
 
     def _live(self) -> None:
         try:
@@ -128,16 +152,18 @@ class Instance:
             self._opened.set_exception(self._as_load_error(error))
             return
         trim_own_end()
+        is_bound = self._session.info.is_bound
         self._opened.set_result(self._session.info)
-        while True:
+        while is_bound:
             job = self._jobs.get()
             if job is None:
                 break
             job()
             # Not to hold the last batch, and what it borrowed, while waiting for the next.
             del job
-        self._close()
-        trim_own_end()
+        if is_bound:
+            self._close()
+            trim_own_end()
 
     def _close(self) -> None:
         session, self._session = self._session, None
@@ -150,7 +176,10 @@ class Instance:
 
     def _try(self, work: Callable[[AnySession], None]) -> None:
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._jobs.put(functools.partial(self._try_once, work, done))
+        if self._is_bound:
+            self._jobs.put(functools.partial(self._try_once, work, done))
+        else:
+            self._try_once(work, done)
         done.result()
 
     def _try_once(self, work: Callable[[AnySession], None], done: concurrent.futures.Future[None]) -> None:

@@ -20,6 +20,7 @@ from edge_server.serving.gpus import Gpus
 from edge_server.serving.limiter import RateLimiter
 from edge_server.serving.limits import Limits
 from edge_server.serving.passing import HEALS, as_passing
+from edge_server.serving.run_pool import RunPool
 from edge_server.serving.served import ServedVersion
 from edge_server.serving.timer import Alarm, Timer
 
@@ -43,6 +44,8 @@ class Loader:
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
+        self.pool = RunPool(timer)
+        """The threads that run sessions which are bound to none."""
         self._cache = cache
         self._gate = gate
         self._limiter = limiter
@@ -114,6 +117,7 @@ class Loader:
                 self._limiter,
                 self.server,
                 self._cache,
+                pool=self.pool,
             )
             version.gpus, version.on_gpu_fault = self.gpus, self.on_gpu_fault
             try:

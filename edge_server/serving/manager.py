@@ -281,6 +281,7 @@ class Manager(GpuKeeper):
         failed_count = sum(version.abandon_waiting() for version in self.living())
         self._join(time.monotonic() + _GRACE_S)
         failed_count += sum(version.abandon_running() for version in self.living())
+        self._loader.pool.close()
         return failed_count == 0
 
     def _join(self, deadline: float) -> None:

@@ -158,10 +158,14 @@ class Scheduler:
         """End a sequence whose client is gone; nothing happens where there are none."""
 
     def serve(self, instance: Instance, batch: list[Ticket]) -> None:
-        """Run a batch on the instance's own thread, and then whatever waits, until nothing does."""
+        """Run a batch on a thread that it was posted to, and then whatever waits, until nothing does, or until other
+        models wait for the thread."""
         while batch:
             instance.run(batch)
             batch = self._next_batch(instance)
+            if batch and instance.must_yield:
+                instance.post(batch)
+                return
 
     def cancel(self, ticket: Ticket) -> None:
         """Answer CANCELLED unless the ticket is closed. One that waits gives up its place; one that runs runs out."""

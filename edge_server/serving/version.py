@@ -27,6 +27,7 @@ from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.gpus import Gpus, gpus_of
 from edge_server.serving.instance import Instance
 from edge_server.serving.limiter import RateLimiter, needs_of
+from edge_server.serving.run_pool import RunPool
 from edge_server.serving.sequence_scheduler import SequenceScheduler, schedule
 from edge_server.serving.served import ServedVersion
 from edge_server.serving.ticket import Ticket
@@ -63,6 +64,8 @@ class ModelVersion:
         limiter: RateLimiter | None = None,
         server: ServerCalls | None = None,
         cache: ResponseCache | None = None,
+        *,
+        pool: RunPool,
     ) -> None:
         self.spec = resolved.spec
         self.name = resolved.spec.name
@@ -85,6 +88,7 @@ class ModelVersion:
         self._scheduler, self._execute, self._states = schedule(
             self.spec, self._plan, self._counters, timer, gate, limiter
         )
+        self._pool = pool
         self._timer = timer
         self._cache = cache
         self._lane: CacheLane | None = None
@@ -397,7 +401,7 @@ class ModelVersion:
             needs_of(group.resources, device_id) if self._has_limiter else None,
             group.rate_priority,
         )
-        instance.attach(self._scheduler.serve)
+        instance.attach(self._scheduler.serve, self._pool)
         return instance
 
     def _open_session(self, name: str, device_id: int | None) -> Session | RequestSession:

@@ -346,3 +346,27 @@ def test_memory_stays_flat_over_a_hundred_loads(open_add_sub: Open) -> None:
     cycle(100)
     # Losing the 4 MB of weights even every tenth time would show.
     assert resident_bytes() - before < 32_000_000
+
+
+BOUND = {"tensorrt_rtx"}
+"""Backends of sessions that are bound to a thread: it holds a CUDA context."""
+
+
+def test_a_session_says_whether_it_is_bound_to_a_thread(open_add_sub: Open, backend: Backend) -> None:
+    session = open_add_sub()
+    session.close()
+    assert session.info.is_bound == (backend.name in BOUND)
+    if session.info.is_bound:
+        return
+
+    def on_another_thread(work: Callable[[], object]) -> object:
+        # A thread of its own each time, that ends with the call.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).result()
+
+    session = on_another_thread(open_add_sub)
+    assert isinstance(session, Session)
+    for count in (1, 3):
+        inputs = rows(count)
+        check(inputs, dict(on_another_thread(lambda: session.run(inputs, BOTH))))  # type: ignore[call-overload]  # noqa: B023
+    on_another_thread(session.close)

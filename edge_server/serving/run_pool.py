@@ -1,0 +1,162 @@
+"""Pool of threads that run the batches of sessions which are bound to no thread.
+
+At most `size` threads run at a time, so a thousand models need no thousand threads. A run that takes long, or hangs,
+does not count: while a job waits, every thread whose job began before that wait is replaced by another one. So a hung
+run costs a thread, as it costs its model (see `hang`), and nobody else; the same keeps a model that waits for another
+one's answer from taking the thread that would give it. A thread too many ends after its job.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from edge_server.serving.timer import Timer
+
+log = logging.getLogger(__name__)
+
+POOL_SIZE = 24
+"""Several times the cores of the machines that this server is made for: runs that only wait do not keep others back."""
+
+_LONG_RUN_S = 0.25
+"""How long a job waits before the threads that are still at work on what they began earlier are replaced."""
+
+Job: TypeAlias = Callable[[], None]
+
+
+class RunPool:
+    """Thread-safe. Jobs are begun in the order in which they come. A job must not raise."""
+
+    def __init__(self, timer: Timer, size: int = POOL_SIZE, long_run_s: float = _LONG_RUN_S) -> None:
+        self._timer = timer
+        self._size = size
+        self._long_run_ns = int(long_run_s * 1e9)
+        self._lock = threading.Lock()
+        self._jobs: deque[Job] = deque()
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+        self._thread_count = 0
+        self._replaced_count = 0
+        self._waiting_since_ns = 0
+        """Since when the timer watches jobs that wait; 0: it does not."""
+        self._is_closed = False
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether jobs wait for a thread: one that has more to do should post it as another job. Takes no lock."""
+        return bool(self._jobs)
+
+    @property
+    def thread_count(self) -> int:
+        return self._thread_count
+
+    def post(self, job: Job) -> None:
+        """Have a thread run the job. Returns at once."""
+        with self._lock:
+            if self._idle:
+                # The thread that became idle last comes first: its caches are warm.
+                worker = self._idle.pop()
+                worker.job = job
+                self._begin(worker)
+                needs_thread = False
+            else:
+                worker = None
+                self._jobs.append(job)
+                needs_thread = self._thread_count - self._replaced_count < self._size
+                self._thread_count += needs_thread
+                if not needs_thread:
+                    self._watch()
+        if worker is not None:
+            worker.wake.release()
+        elif needs_thread:
+            self._start_thread()
+
+    def close(self) -> None:
+        """End the threads that are idle, and each of the others after its job. Jobs that wait are still run."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            self._thread_count -= len(idle)
+        for worker in idle:
+            worker.wake.release()
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._live, name="edge-run", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._thread_count -= 1
+                self._watch()
+            log.error("the system grants no thread to run models, it is asked again: %s", error)
+
+    def _live(self) -> None:
+        worker = _Worker()
+        while (job := self._next_job(worker)) is not None:
+            job()
+            # Not to hold the last batch, and what it borrowed, while waiting for the next.
+            del job
+
+    def _next_job(self, worker: _Worker) -> Job | None:
+        """Return what the thread is to do next, waiting for it; None: it is to end."""
+        with self._lock:
+            self._busy.discard(worker)
+            if worker.is_replaced:
+                worker.is_replaced = False
+                self._replaced_count -= 1
+            is_surplus = self._thread_count - self._replaced_count > self._size
+            if is_surplus or (self._is_closed and not self._jobs):
+                self._thread_count -= 1
+                return None
+            if self._jobs:
+                self._begin(worker)
+                return self._jobs.popleft()
+            self._idle.append(worker)
+        worker.wake.acquire()
+        job, worker.job = worker.job, None
+        return job
+
+    # -- under the lock ---------------------------------------------------------------------------------------------
+
+    def _begin(self, worker: _Worker) -> None:
+        worker.began_ns = time.monotonic_ns()
+        self._busy.add(worker)
+
+    def _watch(self) -> None:
+        if not self._waiting_since_ns:
+            now_ns = self._waiting_since_ns = time.monotonic_ns()
+            self._timer.call_at(now_ns + self._long_run_ns, self._replace)
+
+    # -- on the timer's thread --------------------------------------------------------------------------------------
+
+    def _replace(self) -> None:
+        """Start threads for jobs that waited in vain."""
+        with self._lock:
+            since_ns, self._waiting_since_ns = self._waiting_since_ns, 0
+            if not self._jobs:
+                return
+            for worker in self._busy:
+                if worker.began_ns <= since_ns and not worker.is_replaced:
+                    worker.is_replaced = True
+                    self._replaced_count += 1
+            count = max(0, min(len(self._jobs), self._size - self._thread_count + self._replaced_count))
+            self._thread_count += count
+            self._watch()
+        for _ in range(count):
+            self._start_thread()
+
+
+class _Worker:
+    """A thread of the pool: the job that it is woken for, and when it began the one at hand."""
+
+    __slots__ = ("began_ns", "is_replaced", "job", "wake")
+
+    def __init__(self) -> None:
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.job: Job | None = None
+        self.began_ns = 0
+        self.is_replaced = False
