@@ -79,6 +79,8 @@ class Instance:
             raise OutOfMemory(f"the system grants no thread for instance {self.name}: {error}") from None
         info = self._opened.result()
         self._is_bound = info.is_bound
+        if not info.is_bound:
+            self._thread.join()
         return info
 
     def warm(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from edge_server.core.lifecycle import ModelWish, VersionState
 from edge_server.telemetry.events import MODEL_DRAINING
@@ -98,3 +101,34 @@ def test_models_that_drain_have_no_threads(house: Any, gate: Any, eventually: An
         assert answer.final().error is None
     eventually(lambda: not house.manager.living())
     assert len(house.script.closed) == 20
+
+
+@pytest.mark.soak
+def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads(house: Any, new_mailbox: Any) -> None:
+    specs = [house.spec(f"m{number}", backend="identity") for number in range(1000)]
+    wishes = [ModelWish(spec.name, {1: house.version_wish(spec)}) for spec in specs]
+    most, is_over = [0], threading.Event()
+
+    def count_threads() -> None:
+        while not is_over.wait(0.005):
+            most[0] = max(most[0], len(os.listdir("/proc/self/task")))
+
+    counter = threading.Thread(target=count_threads)
+    counter.start()
+    try:
+        house.manager.wish_for_all(wishes)
+        assert house.manager.wait_settled(timeout_s=300)
+        mailboxes = []
+        for spec in specs * 3:
+            # None waits for the one before: all are in flight at the same time.
+            mailboxes.append(new_mailbox())
+            house.service.submit(house.request(1.0, model=spec.name), mailboxes[-1])
+        assert all(mailbox.final().error is None for mailbox in mailboxes)
+        house.manager.wish_for_all([])
+        with house.manager._changed:
+            assert house.manager._changed.wait_for(lambda: not house.manager._threads, 300)
+        assert house.manager.living() == []
+    finally:
+        is_over.set()
+        counter.join()
+    assert most[0] <= 64
