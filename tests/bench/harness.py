@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,6 +133,8 @@ def server(
             if found is None:
                 log.seek(0)
                 raise SystemExit(f"the server did not start:\n{log.read()}")
+            # One line for each model follows: a pipe that nobody reads would stop the server.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
             yield Server(found[1], found[2], process.pid, time.monotonic() - started)
 
 

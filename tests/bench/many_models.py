@@ -9,10 +9,11 @@ measures the source tree in a folder, such as that of an earlier commit.
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
 import statistics
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,26 +86,17 @@ def remove_all(server: harness.Server, repository: Path) -> tuple[float, float, 
         for model in list(repository.iterdir()):
             model.rename(aside / model.name)
 
-    took = until(server, remove, lambda: server.memory_mb() is not None and not in_memory(server))
-    shutil.rmtree(aside)
-    return took
+    return until(server, remove, lambda: not ready_count(server), pause_s=0.2)
 
 
-def in_memory(server: harness.Server) -> bool:
-    return any(entry.get("state") != "UNAVAILABLE" for entry in index(server))
-
-
-def index(server: harness.Server) -> list[dict[str, str]]:
-    import json
-    import urllib.request
-
-    request = urllib.request.Request(f"http://{server.http}/v2/repository/index", b"{}", method="POST")
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return list(json.loads(reply.read()))
+def ready_count(server: harness.Server) -> int:
+    request = urllib.request.Request(f"http://{server.http}/v2/repository/index", b'{"ready": true}', method="POST")
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+        return len(json.loads(reply.read()))
 
 
 def until(
-    server: harness.Server, change: Callable[[], object], is_done: Callable[[], bool]
+    server: harness.Server, change: Callable[[], object], is_done: Callable[[], bool], pause_s: float = 0.02
 ) -> tuple[float, float, int]:
     """Make a change; return the seconds until it is done, the server's CPU seconds for it, and its most threads."""
     cpu_s, began, most_threads = server.cpu_s(), time.monotonic(), 0
@@ -113,7 +105,7 @@ def until(
         most_threads = max(most_threads, thread_count(server))
         if time.monotonic() - began > PATIENCE_S:
             raise SystemExit(f"the change was not done after {PATIENCE_S:g} s")
-        time.sleep(0.02)
+        time.sleep(pause_s)
     return time.monotonic() - began, server.cpu_s() - cpu_s, most_threads
 
 
