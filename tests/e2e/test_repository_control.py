@@ -16,14 +16,30 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 
-@pytest.fixture
-def explicit(serve: Any, repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    repository.add("one", identity())
-    repository.add("two", identity())
-    repository.add_sub("add_sub", 'backend: "onnxruntime"')
-    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
-    with serve(repository.path, "--model-control-mode=explicit", "--load-model=one") as server:
+@pytest.fixture(scope="module")
+def explicit(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+    """One server for all tests. `at_start`: its index, before any of them loads something."""
+    module_repository.add("named_at_start", identity())
+    module_repository.add("two", identity())
+    module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
+    (module_repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
+    with serve(module_repository.path, "--model-control-mode=explicit", "--load-model=named_at_start") as server:
+        server.at_start = index(server), index(server, {"ready": True})
         yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.log(), server.log()
+
+
+@pytest.fixture
+def one(
+    explicit: Any, module_repository: Any, identity: Callable[..., str], request: pytest.FixtureRequest
+) -> Iterator[str]:
+    """The name of a loaded model that no other test uses."""
+    name = f"of_{request.node.originalname}"
+    module_repository.add(name, identity())
+    assert load(explicit, name)[0] == 200
+    yield name
+    assert unload(explicit, name)[0] == 200
 
 
 def index(server: Any, body: dict[str, Any] | None = None) -> dict[str, dict[str, str]]:
@@ -45,9 +61,10 @@ def body(rows: int = 1) -> dict[str, Any]:
 
 
 def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(explicit: Any) -> None:
-    assert index(explicit)["one"] == {"name": "one", "version": "1", "state": "READY"}
-    assert index(explicit)["two"] == {"name": "two"}
-    assert set(index(explicit, {"ready": True})) == {"one"}
+    listed, ready = explicit.at_start
+    assert listed["named_at_start"] == {"name": "named_at_start", "version": "1", "state": "READY"}
+    assert listed["two"] == {"name": "two"}
+    assert set(ready) == {"named_at_start"}
     assert explicit.get("/v2/health/ready")[0] == 200
 
 
@@ -88,102 +105,105 @@ def test_loading_an_absent_model_says_that_the_repository_has_none(explicit: Any
     assert "nobody" not in index(explicit)
 
 
-def test_a_model_that_fails_to_load_says_why_and_costs_only_itself(explicit: Any) -> None:
+def test_a_model_that_fails_to_load_says_why_and_costs_only_itself(explicit: Any, one: str) -> None:
     status, answer = load(explicit, "broken")
     assert status == 400
     assert "load failed for model 'broken'" in answer["error"]
     entry = index(explicit)["broken"]
     assert entry["state"] == "UNAVAILABLE"
     assert entry["reason"]
-    assert explicit.infer("one", body())[0] == 200
+    assert explicit.infer(one, body())[0] == 200
 
 
-def test_a_failed_reload_keeps_the_old_version_serving(explicit: Any, repository: Any) -> None:
-    assert load(explicit, "add_sub")[0] == 200
-    (repository.path / "add_sub" / "1" / "model.onnx").write_bytes(b"damaged")
-    assert load(explicit, "add_sub")[0] == 400
+def test_a_failed_reload_keeps_the_old_version_serving(explicit: Any, module_repository: Any) -> None:
+    folder = module_repository.add_sub("spoiled", 'backend: "onnxruntime"')
+    assert load(explicit, "spoiled")[0] == 200
+    (folder / "1" / "model.onnx").write_bytes(b"damaged")
+    assert load(explicit, "spoiled")[0] == 400
     tensor = {"datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
     inputs = [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]
-    assert explicit.infer("add_sub", {"inputs": inputs})[0] == 200
+    assert explicit.infer("spoiled", {"inputs": inputs})[0] == 200
 
 
-def test_loading_a_loaded_unchanged_model_changes_nothing(explicit: Any) -> None:
-    explicit.infer("one", body())
-    assert load(explicit, "one")[0] == 200
+def test_loading_a_loaded_unchanged_model_changes_nothing(explicit: Any, one: str) -> None:
+    explicit.infer(one, body())
+    assert load(explicit, one)[0] == 200
     # The statistics of a reloaded model begin anew; these did not.
-    assert explicit.statistics("one")["inference_count"] == 1
+    assert explicit.statistics(one)["inference_count"] == 1
 
 
-def test_a_config_sent_with_the_load_stands_in_for_the_one_on_disk(explicit: Any) -> None:
+def test_a_config_sent_with_the_load_stands_in_for_the_one_on_disk(explicit: Any, one: str) -> None:
     config = {
         "backend": "identity",
         "max_batch_size": 2,
         "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
         "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
     }
-    assert load(explicit, "one", config=json.dumps(config)) == (200, None)
-    assert explicit.ask("/v2/models/one/config")[1]["max_batch_size"] == 2
-    status, answer = explicit.infer("one", body(rows=3))
+    assert load(explicit, one, config=json.dumps(config)) == (200, None)
+    assert explicit.ask(f"/v2/models/{one}/config")[1]["max_batch_size"] == 2
+    status, answer = explicit.infer(one, body(rows=3))
     assert status == 400
-    assert "batch-size must be <= 2 for 'one'" in answer["error"]
-    assert load(explicit, "one") == (200, None)
-    assert explicit.ask("/v2/models/one/config")[1]["max_batch_size"] == 8
-    assert explicit.infer("one", body(rows=3))[0] == 200
+    assert f"batch-size must be <= 2 for '{one}'" in answer["error"]
+    assert load(explicit, one) == (200, None)
+    assert explicit.ask(f"/v2/models/{one}/config")[1]["max_batch_size"] == 8
+    assert explicit.infer(one, body(rows=3))[0] == 200
 
 
-def test_a_wrong_config_is_refused_and_the_model_goes_on(explicit: Any) -> None:
+def test_a_wrong_config_is_refused_and_the_model_goes_on(explicit: Any, one: str) -> None:
     for config in ("not json", '{"no_such_field": 1}', '{"max_batch_size": -1}', "[]"):
-        status, answer = load(explicit, "one", config=config)
+        status, answer = load(explicit, one, config=config)
         assert 400 <= status < 600, config
         assert answer["error"], config
-        assert explicit.infer("one", body())[0] == 200
+        assert explicit.infer(one, body())[0] == 200
 
 
-def test_files_sent_with_the_load_stand_in_for_those_on_disk(explicit: Any, repository: Any) -> None:
-    model = (repository.path / "add_sub" / "1" / "model.onnx").read_bytes()
+def test_files_sent_with_the_load_stand_in_for_those_on_disk(explicit: Any, module_repository: Any) -> None:
+    model = (module_repository.path / "add_sub" / "1" / "model.onnx").read_bytes()
     with tritonclient.http.InferenceServerClient(explicit.http) as client:
         client.load_model("sent", config='{"backend":"onnxruntime"}', files={"file:1/model.onnx": model})
         assert client.is_model_ready("sent", "1")
-    assert not (repository.path / "sent").exists()
+    assert not (module_repository.path / "sent").exists()
     with tritonclient.grpc.InferenceServerClient(explicit.grpc) as client:
         client.load_model("sent2", config='{"backend":"onnxruntime"}', files={"file:3/model.onnx": model})
         assert client.is_model_ready("sent2", "3")
 
 
 @pytest.mark.parametrize("path", ["../escape", "/etc/escape", "1/../../escape", "", "1/"])
-def test_a_file_that_would_leave_the_model_is_refused(explicit: Any, repository: Any, path: str) -> None:
+def test_a_file_that_would_leave_the_model_is_refused(
+    explicit: Any, one: str, module_repository: Any, path: str
+) -> None:
     content = base64.b64encode(b"x").decode()
-    status, answer = load(explicit, "one", **{"config": '{"backend":"identity"}', f"file:{path}": content})
+    status, answer = load(explicit, one, **{"config": '{"backend":"identity"}', f"file:{path}": content})
     assert 400 <= status < 600
     assert answer["error"]
-    assert not list(repository.path.parent.rglob("escape"))
-    assert explicit.infer("one", body())[0] == 200
+    assert not list(module_repository.path.parent.rglob("escape"))
+    assert explicit.infer(one, body())[0] == 200
 
 
-def test_files_without_a_config_are_refused(explicit: Any) -> None:
-    status, answer = load(explicit, "one", **{"file:1/model.onnx": base64.b64encode(b"x").decode()})
+def test_files_without_a_config_are_refused(explicit: Any, one: str) -> None:
+    status, answer = load(explicit, one, **{"file:1/model.onnx": base64.b64encode(b"x").decode()})
     assert 400 <= status < 600
     assert "config" in answer["error"]
 
 
-def test_a_model_name_that_would_leave_the_repository_is_refused(explicit: Any) -> None:
+def test_a_model_name_that_would_leave_the_repository_is_refused(explicit: Any, one: str) -> None:
     for name in ("..%2F..%2Fetc", "%2Fetc", "..", "%2e%2e"):
         assert load(explicit, name)[0] >= 400
-        assert explicit.infer("one", body())[0] == 200
+        assert explicit.infer(one, body())[0] == 200
 
 
 def test_unloading_what_is_not_loaded_is_no_error(explicit: Any) -> None:
     assert unload(explicit, "two")[0] == 200
 
 
-def test_a_named_repository_is_unsupported(explicit: Any) -> None:
-    for path in ("index", "models/one/load", "models/one/unload"):
+def test_a_named_repository_is_unsupported(explicit: Any, one: str) -> None:
+    for path in ("index", f"models/{one}/load", f"models/{one}/unload"):
         status, answer = explicit.ask(f"/v2/repository/mine/{path}", {})
         assert status == 501, path
         assert "repository_name" in answer["error"]
 
 
-def test_requests_are_answered_without_a_gap_while_the_model_is_reloaded(explicit: Any) -> None:
+def test_requests_are_answered_without_a_gap_while_the_model_is_reloaded(explicit: Any, one: str) -> None:
     def reload(number: int) -> int:
         config = {
             "backend": "identity",
@@ -191,13 +211,13 @@ def test_requests_are_answered_without_a_gap_while_the_model_is_reloaded(explici
             "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
             "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
         }
-        return load(explicit, "one", config=json.dumps(config))[0]
+        return load(explicit, one, config=json.dumps(config))[0]
 
     with ThreadPoolExecutor(5) as pool:
         reloads = pool.submit(lambda: [reload(number) for number in range(10)])
         asked = []
         while not reloads.done():
-            asked += list(pool.map(lambda _: explicit.infer("one", body()), range(20)))
+            asked += list(pool.map(lambda _: explicit.infer(one, body()), range(20)))
         assert reloads.result() == [200] * 10
     assert [answer for answer in asked if answer[0] != 200] == []
 
@@ -256,8 +276,8 @@ def test_several_repositories_are_served_together(
         assert {name: item["state"] for name, item in index(server).items()} == {"here": "READY", "there": "READY"}
 
 
-def test_labels_follow_the_repository_into_classification(explicit: Any, repository: Any) -> None:
-    folder = repository.add(
+def test_labels_follow_the_repository_into_classification(explicit: Any, module_repository: Any) -> None:
+    folder = module_repository.add(
         "named",
         'backend: "identity"\ninput { name: "INPUT0" data_type: TYPE_FP32 dims: [2] }\n'
         'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] label_filename: "names.txt" }',
