@@ -153,12 +153,13 @@ def test_pins_from_many_threads_are_all_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"pins": 1}', '{"pins": {"m": true}}', '{"pins": {"m": -1}}', '{"pins": {"a/b": 1}}',
-     '{"pins": {"m": 9223372036854775808}}', "[" * 100_000, "\0"],
+     '{"pins": {"m": 9223372036854775808}}', '{"pins": {"m": "1"}}', '{"pins": {"../m": 1}}', "[" * 100_000, "\0",
+     "\xff" * 50],
 )  # fmt: skip
 def test_a_damaged_file_counts_as_none_with_a_warning(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / FILE_NAME).write_text(text)
+    (tmp_path / FILE_NAME).write_text(text, encoding="latin-1")
     with caplog.at_level(logging.WARNING):
         pins = Pins(tmp_path)
     assert pins.all() == {}
