@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -98,11 +99,41 @@ def start(
         context.__exit__(None, None, None)
 
 
-@pytest.fixture
-def box(start: Callable[..., Box]) -> Box:
-    cool = start()
-    cool.until(lambda report: report["temperature_c"] is not None)
-    return cool
+@pytest.fixture(scope="module")
+def start_shared(
+    serve: Any, boards: Any, module_repository: Any, identity: Callable[..., str], eventually: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., Box]]:  # fmt: skip
+    """As `start`, for boxes that several tests use: those leave the temperature as they find it."""
+    module_repository.add("slow", identity("FP32", "4", more=SLOW))
+    with contextlib.ExitStack() as stack:
+
+        def begin(*flags: str) -> Box:
+            board = boards.Board("orin_nano_jp6", tmp_path_factory.mktemp("board") / "files")
+            stack.callback(board.close)
+            flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=100", *flags)
+            made = Box(stack.enter_context(serve(module_repository.path, *flags)), board, eventually)
+            made.until(lambda report: report["temperature_c"] is not None)
+            return made
+
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def cool_box(start_shared: Callable[..., Box]) -> Box:
+    return start_shared()
+
+
+@pytest.fixture(scope="module")
+def hot_box(start_shared: Callable[..., Box]) -> Box:
+    hot = start_shared()
+    hot.heat()
+    return hot
+
+
+@pytest.fixture(scope="module")
+def limited_box(start_shared: Callable[..., Box]) -> Box:
+    return start_shared("--allow-gpu-metrics=false", "--temperature-limit=60")
 
 
 def status_of(server: Any) -> str:
@@ -112,8 +143,8 @@ def status_of(server: Any) -> str:
     return done.stdout
 
 
-def test_a_cool_box_tells_what_it_is_and_what_it_feels(box: Box) -> None:
-    report = box.report()
+def test_a_cool_box_tells_what_it_is_and_what_it_feels(cool_box: Box) -> None:
+    report = cool_box.report()
     assert (report["state"], report["share"], report["steers_by"]) == ("NORMAL", 1.0, "tj")
     assert report["box"]["board"].startswith("NVIDIA Jetson Orin Nano")
     assert report["box"]["power_mode"]["name"] == "25W"
@@ -124,32 +155,31 @@ def test_a_cool_box_tells_what_it_is_and_what_it_feels(box: Box) -> None:
     assert "nvml" in report["box"]["missing"]
 
 
-def test_heat_is_seen_on_every_surface(box: Box) -> None:
-    hot = box.heat()
+def test_heat_is_seen_on_every_surface(hot_box: Box) -> None:
+    hot = hot_box.report()
     assert hot["state"] == "HOT"
     assert "to be kept at 95 °C" in hot["detail"]
-    text = status_of(box.server)
+    text = status_of(hot_box.server)
     assert "governor: HOT" in text
     assert "of 95 °C" in text
     assert "Orin Nano" in text
     # The share moves on while it is read: the heat came in one step, and its slope is forgotten little by little.
-    before = box.report()["share"]
-    metrics = box.metrics()
-    after = box.report()["share"]
+    before = hot_box.report()["share"]
+    metrics = hot_box.metrics()
+    after = hot_box.report()["share"]
     assert metrics["edge_governor_level"] == 2
     assert min(before, after) - 0.01 <= metrics["edge_governor_share"] <= max(before, after) + 0.01
     assert metrics["edge_governor_share"] < 0.5
     assert metrics['edge_temperature_celsius{zone="tj"}'] == 98.5
-    assert [event["level"] for event in box.events("governor.state")][-1] == "HOT"
-    assert "the box is HOT" in box.server.log()
+    assert [event["level"] for event in hot_box.events("governor.state")][-1] == "HOT"
+    assert "the box is HOT" in hot_box.server.log()
 
 
-def test_a_hot_box_refuses_with_429_a_time_and_plain_words_and_stays_ready(box: Box) -> None:
-    box.heat()
-    statuses = [box.infer() for _ in range(60)]
+def test_a_hot_box_refuses_with_429_a_time_and_plain_words_and_stays_ready(hot_box: Box) -> None:
+    statuses = [hot_box.infer() for _ in range(60)]
     assert set(statuses) == {200, 429}
-    assert box.eventually(lambda: box.infer() == 429)
-    line = box.server.connection()
+    assert hot_box.eventually(lambda: hot_box.infer() == 429)
+    line = hot_box.server.connection()
     # Refused in a row: the store is empty now, and another one is as well.
     for _ in range(50):
         line.request("POST", "/v2/models/slow/infer", json.dumps(BULK))
@@ -168,14 +198,13 @@ def test_a_hot_box_refuses_with_429_a_time_and_plain_words_and_stays_ready(box: 
         assert reply.status == 200
     assert reply.headers["Edge-Governor"] == "HOT"
     line.close()
-    shed = {(item["class"], item["reason"]): item["count"] for item in box.report()["shed"]}
+    shed = {(item["class"], item["reason"]): item["count"] for item in hot_box.report()["shed"]}
     assert shed["bulk", "heat"] >= statuses.count(429)
-    assert box.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
+    assert hot_box.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
 
 
-def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(box: Box) -> None:
-    box.heat()
-    channel = grpc.insecure_channel(box.server.grpc)
+def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(hot_box: Box) -> None:
+    channel = grpc.insecure_channel(hot_box.server.grpc)
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     message = triton_grpc.service_pb2.ModelInferRequest(model_name="slow")
     tensor = message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
@@ -190,7 +219,7 @@ def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(bo
             refusals.append(error)
         return bool(refusals)
 
-    assert box.eventually(is_refused)
+    assert hot_box.eventually(is_refused)
     assert refusals[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     trailers = dict(refusals[0].trailing_metadata())
     assert trailers["edge-governor"] == "HOT"
@@ -199,24 +228,26 @@ def test_grpc_refuses_with_resource_exhausted_and_says_the_state_in_a_trailer(bo
 
 
 @pytest.mark.full
-def test_a_sensor_pulled_out_is_missed_within_five_seconds_and_found_again(box: Box) -> None:
-    path = f"{box.board.zone('tj-thermal')}/temp"
-    box.board.remove(path)
+def test_a_sensor_pulled_out_is_missed_within_five_seconds_and_found_again(cool_box: Box) -> None:
+    path = f"{cool_box.board.zone('tj-thermal')}/temp"
+    cool_box.board.remove(path)
     # The bound is the promise.
-    lost = box.until(lambda report: "sensor_lost" in report["causes"], 5.0)
+    lost = cool_box.until(lambda report: "sensor_lost" in report["causes"], 5.0)
     assert lost["sensors_lost"] == ["zone tj"]
     assert lost["state"] != "NORMAL"
-    assert box.until(lambda report: report["share"] == 0.5)["limited_by"] == "sensor_lost"
-    assert [event["sensor"] for event in box.events("governor.sensor_lost")] == ["zone tj"]
-    assert box.metrics()['edge_throttle_state{cause="sensor_lost"}'] == 1
-    assert "SENSOR LOST" in box.server.log()
-    box.board.restore(path)
-    box.until(lambda report: not report["sensors_lost"])
-    assert [event["sensor"] for event in box.events("governor.sensor_back")] == ["zone tj"]
-    box.until(lambda report: report["share"] == 1.0, 40.0)
+    assert cool_box.until(lambda report: report["share"] == 0.5)["limited_by"] == "sensor_lost"
+    assert [event["sensor"] for event in cool_box.events("governor.sensor_lost")] == ["zone tj"]
+    assert cool_box.metrics()['edge_throttle_state{cause="sensor_lost"}'] == 1
+    assert "SENSOR LOST" in cool_box.server.log()
+    cool_box.board.restore(path)
+    cool_box.until(lambda report: not report["sensors_lost"])
+    assert [event["sensor"] for event in cool_box.events("governor.sensor_back")] == ["zone tj"]
+    cool_box.until(lambda report: report["share"] == 1.0, 40.0)
 
 
-def test_a_box_that_loses_everything_serves_on(box: Box) -> None:
+def test_a_box_that_loses_everything_serves_on(start: Callable[..., Box]) -> None:
+    box = start()
+    box.until(lambda report: report["temperature_c"] is not None)
     box.board.remove("/sys")
     box.until(lambda report: report["temperature_c"] is None and report["share"] <= 0.5)
     assert box.server.get("/v2/health/ready")[0] == 200
@@ -243,9 +274,9 @@ def test_a_frame_stream_tells_the_state_with_each_result_and_each_drop(
     assert shed["bulk", "heat"] == dropped
 
 
-def test_triton_names_its_metrics_on_a_jetson_too(box: Box) -> None:
-    box.until(lambda report: report["energy_j"] is not None)
-    metrics = box.metrics()
+def test_triton_names_its_metrics_on_a_jetson_too(cool_box: Box) -> None:
+    cool_box.until(lambda report: report["energy_j"] is not None)
+    metrics = cool_box.metrics()
     label = '{gpu_uuid="igpu"}'
     for name in (
         "nv_gpu_utilization",
@@ -259,10 +290,8 @@ def test_triton_names_its_metrics_on_a_jetson_too(box: Box) -> None:
     assert metrics[f"nv_gpu_power_limit{label}"] == 25.0
 
 
-def test_gpu_metrics_are_left_out_when_asked(start: Callable[..., Box]) -> None:
-    box = start("orin_nano_jp6", "--allow-gpu-metrics=false")
-    box.until(lambda report: report["temperature_c"] is not None)
-    names = box.server.read_metrics()
+def test_gpu_metrics_are_left_out_when_asked(limited_box: Box) -> None:
+    names = limited_box.server.read_metrics()
     assert "nv_gpu" not in names
     assert "edge_temperature_celsius" in names
 
@@ -277,13 +306,12 @@ def test_a_power_budget_holds(start: Callable[..., Box]) -> None:
     assert box.metrics()["edge_power_budget_watts"] == 12.0
 
 
-def test_a_temperature_limit_holds(start: Callable[..., Box]) -> None:
-    box = start("orin_nano_jp6", "--temperature-limit=60")
-    box.board.set_temperature("tj-thermal", 63.0)
-    assert box.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
+def test_a_temperature_limit_holds(limited_box: Box) -> None:
+    limited_box.board.set_temperature("tj-thermal", 63.0)
+    assert limited_box.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
 
 
-def test_a_load_waits_for_a_hot_box_and_then_goes_on_and_says_so(
+def test_a_load_waits_for_a_hot_box_and_then_goes_on_and_is_refused_by_one_about_to_switch_itself_off(
     start: Callable[..., Box], repository: Any, identity: Callable[..., str]
 ) -> None:
     box = start(
@@ -293,16 +321,10 @@ def test_a_load_waits_for_a_hot_box_and_then_goes_on_and_says_so(
     repository.add("late", identity("FP32", "4"))
     assert box.server.ask("/v2/repository/models/late/load", {})[0] == 200
     assert "is loaded although the box is HOT" in box.server.log()
-
-
-def test_a_load_is_refused_by_a_box_about_to_switch_itself_off(
-    start: Callable[..., Box], repository: Any, identity: Callable[..., str]
-) -> None:
-    box = start("orin_nano_jp6", "--model-control-mode=explicit", "--load-model=slow")
     box.board.set_temperature("tj-thermal", 103.0)
     box.until(lambda report: report["state"] == "CRITICAL")
-    repository.add("late", identity("FP32", "4"))
-    status, answer = box.server.ask("/v2/repository/models/late/load", {})
+    repository.add("later", identity("FP32", "4"))
+    status, answer = box.server.ask("/v2/repository/models/later/load", {})
     assert status == 400
     assert "the box is CRITICAL" in answer["error"]
 
@@ -385,9 +407,9 @@ ONLY_AT_TIMES = {"edge_variant_in_force", "edge_joules_per_inference", "edge_gov
 """Families that have samples only once something happened; those of the frame streams, too."""
 
 
-def test_every_metric_of_the_operators_files_is_on_the_page(box: Box) -> None:
-    box.infer()
-    known = set(re.findall(r"^# TYPE (\w+)", box.server.read_metrics(), re.MULTILINE)) | ONLY_AT_TIMES | {"up"}
+def test_every_metric_of_the_operators_files_is_on_the_page(cool_box: Box) -> None:
+    cool_box.infer()
+    known = set(re.findall(r"^# TYPE (\w+)", cool_box.server.read_metrics(), re.MULTILINE)) | ONLY_AT_TIMES | {"up"}
     unknown = {}
     for place, expression in expressions():
         bare = re.sub(r"\{[^}]*\}|\"[^\"]*\"|\[[^\]]*\]|\b(by|without)\s*\([^)]*\)", " ", expression)
@@ -428,12 +450,12 @@ def test_panels_lie_side_by_side_and_not_on_each_other() -> None:
     not any((Path(folder) / "promtool").exists() for folder in os.get_exec_path()),
     reason="needs promtool, of Debian's package prometheus",
 )
-def test_promtool_takes_the_rules_and_the_page(box: Box) -> None:
-    box.infer()
+def test_promtool_takes_the_rules_and_the_page(cool_box: Box) -> None:
+    cool_box.infer()
     rules = OPERATORS / "alert-rules.yml"
     done = subprocess.run(["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    page = box.server.read_metrics()
+    page = cool_box.server.read_metrics()
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
     # Warnings about Triton's own names (counters without _total) end it with 3; a page that does not parse with 1.
     assert done.returncode in (0, 3), done.stdout + done.stderr
