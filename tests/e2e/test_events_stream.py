@@ -63,6 +63,31 @@ def explicit(serve: Any, repository: Any, identity: Callable[..., str]) -> Itera
         yield server
 
 
+@pytest.fixture(scope="module")
+def shared(
+    serve: Any, module_repository: Any, identity: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """One server for the tests that do not end it, with models for each of them."""
+    repository, other = module_repository, type(module_repository)(tmp_path_factory.mktemp("other"))
+    repository.add("counted", identity())
+    for name in ("slow", "slow_again"):
+        repository.add(name, STUB + SLOW)
+    for name in ("counted_broken", "broken"):
+        (repository.add(name, 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
+    for name in ("never", "serving", "gone", "twice"):
+        repository.add(name, identity())
+    other.add("twice", identity())
+    repository.add("unreadable", "this is no configuration")
+    (repository.path / "empty").mkdir()
+    for version in (1, 2):
+        repository.add("pinned", identity(), version)
+    flags = (f"--model-repository={other.path}", "--model-control-mode=explicit", "--load-model=serving")
+    with serve(repository.path, *flags) as server:
+        yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.log(), server.log()
+
+
 def order(server: Any, name: str, what: str) -> tuple[int, Any]:
     return server.ask(f"/v2/repository/models/{name}/{what}", {})
 
@@ -114,34 +139,32 @@ def test_a_client_goes_on_where_it_was_cut_off(explicit: Any) -> None:
         item.join()
 
 
-def test_loads_and_failures_are_counted_exactly_and_outlive_the_model(
-    explicit: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_loads_and_failures_are_counted_exactly_and_outlive_the_model(shared: Any) -> None:
     for _ in range(3):
-        assert order(explicit, "broken", "load")[0] == 400
-    for _ in range(2):
-        assert order(explicit, "one", "unload")[0] == 200
-        assert order(explicit, "one", "load")[0] == 200
-    one, broken = explicit.read_counters("one"), explicit.read_counters("broken")
+        assert order(shared, "counted_broken", "load")[0] == 400
+    for _ in range(3):
+        assert order(shared, "counted", "unload")[0] == 200
+        assert order(shared, "counted", "load")[0] == 200
+    one, broken = shared.read_counters("counted"), shared.read_counters("counted_broken")
     assert (one["edge_model_loads_total"], one["edge_model_load_failures_total"]) == (3, 0)
     assert one["edge_model_generation"] == 3
     assert (broken["edge_model_loads_total"], broken["edge_model_load_failures_total"]) == (0, 3)
     assert "edge_model_generation" not in broken
     # A load of an unchanged model is no load.
-    assert order(explicit, "one", "load")[0] == 200
-    assert explicit.read_counters("one")["edge_model_loads_total"] == 3
-    assert order(explicit, "one", "unload")[0] == 200
-    gone = explicit.read_counters("one")
+    assert order(shared, "counted", "load")[0] == 200
+    assert shared.read_counters("counted")["edge_model_loads_total"] == 3
+    assert order(shared, "counted", "unload")[0] == 200
+    gone = shared.read_counters("counted")
     assert gone["edge_model_loads_total"] == 3
     assert "edge_model_generation" not in gone
 
 
-def test_the_index_is_true_at_every_moment_of_a_slow_load_over_both_protocols(explicit: Any) -> None:
+def test_the_index_is_true_at_every_moment_of_a_slow_load_over_both_protocols(shared: Any) -> None:
     request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-    with tritonclient.grpc.InferenceServerClient(explicit.grpc) as client:
+    with tritonclient.grpc.InferenceServerClient(shared.grpc) as client:
 
         def over_http() -> str:
-            _, entries = explicit.ask("/v2/repository/index", {})
+            _, entries = shared.ask("/v2/repository/index", {})
             return next(entry.get("state", "") for entry in entries if entry["name"] == "slow")
 
         def over_grpc() -> str:
@@ -149,14 +172,14 @@ def test_the_index_is_true_at_every_moment_of_a_slow_load_over_both_protocols(ex
 
         assert (over_http(), over_grpc()) == ("", "")
         done: list[tuple[int, Any]] = []
-        loading = threading.Thread(target=lambda: done.append(order(explicit, "slow", "load")))
+        loading = threading.Thread(target=lambda: done.append(order(shared, "slow", "load")))
         loading.start()
         seen: list[str] = []
         while not done:
             # Each state is between two looks of the other protocol: a step back would be a contradiction.
             seen += [over_http(), over_grpc()]
             is_ready = client.is_model_ready("slow")
-            status = explicit.infer("slow", request)[0]
+            status = shared.infer("slow", request)[0]
             if seen[-1] == "READY":
                 assert (is_ready, status) == (True, 200)
             elif is_ready or status == 200:
@@ -170,63 +193,48 @@ def test_the_index_is_true_at_every_moment_of_a_slow_load_over_both_protocols(ex
     assert "LOADING" in seen
 
 
-def test_the_index_tells_every_kind_of_state_apart(
-    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Any
-) -> None:
-    other = type(repository)(tmp_path / "other")
-    repository.add("never", identity())
-    repository.add("serving", identity())
-    repository.add("gone", identity())
-    repository.add("twice", identity())
-    other.add("twice", identity())
-    repository.add("unreadable", "this is no configuration")
-    (repository.path / "empty").mkdir()
-    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
-    for version in (1, 2):
-        repository.add("pinned", identity(), version)
-    flags = (f"--model-repository={other.path}", "--model-control-mode=explicit", "--load-model=serving")
-    with serve(repository.path, *flags) as server:
-        for name in ("gone", "pinned"):
-            assert order(server, name, "load")[0] == 200
-        assert order(server, "gone", "unload")[0] == 200
-        for name in ("broken", "twice", "unreadable", "empty"):
-            assert order(server, name, "load")[0] >= 400
-        assert server.ask("/edge/v1/models/pinned/rollback", {})[0] == 200
-        _, entries = server.ask("/v2/repository/index", {})
-        told = {(item["name"], item.get("version")): (item.get("state"), item.get("reason", "")) for item in entries}
-        assert told["never", None] == (None, "")
-        assert told["serving", "1"] == ("READY", "")
-        assert told["gone", "1"] == ("UNAVAILABLE", "unloaded")
-        assert told["broken", "1"][0] == "UNAVAILABLE"
-        assert told["broken", "1"][1]
-        assert told["twice", None][0] == "UNAVAILABLE"
-        assert "more than one repository" in told["twice", None][1]
-        assert "line 1" in told["unreadable", None][1]
-        assert "no version directories" in told["empty", None][1]
-        assert told["pinned", "1"] == ("READY", "pinned to version 1")
-        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-            models = client.get_model_repository_index().models
-        assert {(item.name, item.version or None): (item.state or None, item.reason) for item in models} == told
+def test_the_index_tells_every_kind_of_state_apart(shared: Any) -> None:
+    for name in ("gone", "pinned"):
+        assert order(shared, name, "load")[0] == 200
+    assert order(shared, "gone", "unload")[0] == 200
+    for name in ("broken", "twice", "unreadable", "empty"):
+        assert order(shared, name, "load")[0] >= 400
+    assert shared.ask("/edge/v1/models/pinned/rollback", {})[0] == 200
+    _, entries = shared.ask("/v2/repository/index", {})
+    told = {(item["name"], item.get("version")): (item.get("state"), item.get("reason", "")) for item in entries}
+    assert told["never", None] == (None, "")
+    assert told["serving", "1"] == ("READY", "")
+    assert told["gone", "1"] == ("UNAVAILABLE", "unloaded")
+    assert told["broken", "1"][0] == "UNAVAILABLE"
+    assert told["broken", "1"][1]
+    assert told["twice", None][0] == "UNAVAILABLE"
+    assert "more than one repository" in told["twice", None][1]
+    assert "line 1" in told["unreadable", None][1]
+    assert "no version directories" in told["empty", None][1]
+    assert told["pinned", "1"] == ("READY", "pinned to version 1")
+    with tritonclient.grpc.InferenceServerClient(shared.grpc) as client:
+        models = client.get_model_repository_index().models
+    assert {(item.name, item.version or None): (item.state or None, item.reason) for item in models} == told
 
 
-def test_a_model_stays_ready_in_the_index_while_its_successor_loads_slowly(explicit: Any, repository: Any) -> None:
+def test_a_model_stays_ready_in_the_index_while_its_successor_loads_slowly(shared: Any, module_repository: Any) -> None:
     request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-    assert order(explicit, "slow", "load")[0] == 200
-    config = repository.path / "slow" / "config.pbtxt"
+    assert order(shared, "slow_again", "load")[0] == 200
+    config = module_repository.path / "slow_again" / "config.pbtxt"
     config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
     done: list[tuple[int, Any]] = []
-    loading = threading.Thread(target=lambda: done.append(order(explicit, "slow", "load")))
+    loading = threading.Thread(target=lambda: done.append(order(shared, "slow_again", "load")))
     loading.start()
     together = False
     while not done:
-        _, entries = explicit.ask("/v2/repository/index", {})
-        assert [entry["state"] for entry in entries if entry["name"] == "slow"] == ["READY"]
-        assert explicit.infer("slow", request)[0] == 200
-        versions = explicit.ask("/edge/v1/versions?model=slow")[1]["versions"]
+        _, entries = shared.ask("/v2/repository/index", {})
+        assert [entry["state"] for entry in entries if entry["name"] == "slow_again"] == ["READY"]
+        assert shared.infer("slow_again", request)[0] == 200
+        versions = shared.ask("/edge/v1/versions?model=slow_again")[1]["versions"]
         states = [(item["state"], item["generation"]) for item in versions]
         assert ("READY", 1) in states or ("READY", 2) in states
         together = together or states == [("READY", 1), ("LOADING", 2)]
     loading.join()
     assert done[0][0] == 200
     assert together, "the versions tell of both generations while there are both"
-    assert explicit.ask("/v2/models/slow/config")[1]["max_batch_size"] == 4
+    assert shared.ask("/v2/models/slow_again/config")[1]["max_batch_size"] == 4
