@@ -115,6 +115,9 @@ def server(
     module_repository.add("same", identity("INT32", "1", batch=0))
     module_repository.add("stream", STREAM)
     module_repository.add("camera", CAMERA)
+    module_repository.add(
+        "wrong", chain().replace('key: "OUTPUT1" value: "difference"', 'key: "OUTPUT9" value: "difference"')
+    )
     (module_repository.path / "efficientnet_lite0").symlink_to(bundled_repository / "efficientnet_lite0")
     with serve(module_repository.path, "--allow-external-links") as running:
         yield running
@@ -273,14 +276,11 @@ def test_members_reloaded_under_load_lose_no_request(repository: Any, serve: Any
         assert server.stop() == 0
 
 
-def test_what_does_not_fit_is_not_served_and_says_which_step(repository: Any, serve: Any) -> None:
-    write_members(repository)
-    repository.add("wrong", chain().replace('key: "OUTPUT1" value: "difference"', 'key: "OUTPUT9" value: "difference"'))
-    with serve(repository.path) as server:
-        _, index = server.ask("/v2/repository/index", {})
-        entry = next(item for item in index if item["name"] == "wrong")
-        assert entry["state"] == "UNAVAILABLE"
-        assert "step 1 (model 'first'): output_map" in entry["reason"]
+def test_what_does_not_fit_is_not_served_and_says_which_step(server: Any) -> None:
+    _, index = server.ask("/v2/repository/index", {})
+    entry = next(item for item in index if item["name"] == "wrong")
+    assert entry["state"] == "UNAVAILABLE"
+    assert "step 1 (model 'first'): output_map" in entry["reason"]
 
 
 def test_one_call_of_an_ensemble_answers_what_its_steps_called_one_by_one_do_and_what_each_takes_is_measured(

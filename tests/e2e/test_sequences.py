@@ -171,6 +171,11 @@ def server(module_repository: Any, serve: Any) -> Iterator[Any]:
     module_repository.add("both", ENSEMBLE)
     for name, strategy in (("watch_direct", "direct { }"), ("watch_oldest", oldest)):
         module_repository.add(name, CAMERA.replace("STRATEGY", strategy), model=watcher())
+    folder = module_repository.add(
+        "broken", config("onnxruntime", "direct { }", initial='data_file: "state"'), model=accumulator(["batch"])
+    )
+    (folder / "initial_state").mkdir()
+    (folder / "initial_state" / "state").write_bytes(b"12")
     with serve(module_repository.path) as process:
         yield process
 
@@ -385,19 +390,12 @@ def test_what_the_server_says_of_itself_and_of_its_models(server: Any, client: A
     assert [int(after[key]) - int(before.get(key, 0)) for key in counts] == [1, 1]
 
 
-def test_a_broken_initial_state_keeps_only_its_own_model_from_loading(repository: Any, serve: Any) -> None:
-    folder = repository.add(
-        "broken", config("onnxruntime", "direct { }", initial='data_file: "state"'), model=accumulator(["batch"])
-    )
-    (folder / "initial_state").mkdir()
-    (folder / "initial_state" / "state").write_bytes(b"12")
-    repository.add("good", config("onnxruntime", "direct { }"), model=accumulator(["batch"]))
-    with serve(repository.path, "--exit-on-error=false") as server:
-        status, answer = server.ask("/v2/repository/index", {})
-        assert status == 200
-        reasons = {one["name"]: one.get("reason", "") for one in answer}
-        assert "initial_state of 'SUM': expected 4 bytes for FP32 [1], given 2" in reasons["broken"]
-        assert not reasons["good"]
+def test_a_broken_initial_state_keeps_only_its_own_model_from_loading(server: Any) -> None:
+    status, answer = server.ask("/v2/repository/index", {})
+    assert status == 200
+    reasons = {one["name"]: one.get("reason", "") for one in answer}
+    assert "initial_state of 'SUM': expected 4 bytes for FP32 [1], given 2" in reasons.pop("broken")
+    assert set(reasons.values()) == {""}
 
 
 def picture(value: int) -> np.ndarray:
