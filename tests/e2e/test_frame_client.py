@@ -20,8 +20,8 @@ def is_espresso(result: FrameResult) -> bool:
     return not result.error and result.classes[0].label == "espresso" and result.classes[0].score > 0.5
 
 
-def test_pictures_of_coffee_are_espresso(serve: Serve, bundled_repository: Path, coffee: Path) -> None:
-    with serve(bundled_repository) as server:
+def test_pictures_of_coffee_are_espresso(shared_server: Serve, bundled_repository: Path, coffee: Path) -> None:
+    with shared_server(bundled_repository) as server:
         options: dict[str, Any] = {"returns": Returns(top_k=3), "keeps_all": True}
         with FrameStream(server.grpc, MODEL, **options) as stream:
             results = list(stream.results([coffee.read_bytes()] * 10))
@@ -85,8 +85,8 @@ def test_the_asyncio_stream_goes_on_after_the_server_was_restarted(
     assert asyncio.run(go(*free_ports(1))) == 2
 
 
-def test_an_unknown_model_is_said_to_be_unknown(serve: Serve, bundled_repository: Path, coffee: Path) -> None:
-    with serve(bundled_repository) as server, FrameStream(server.grpc, "nope") as stream:
+def test_an_unknown_model_is_said_to_be_unknown(zoo: Any, coffee: Path) -> None:
+    with FrameStream(zoo.grpc, "nope") as stream:
         stream.send(coffee.read_bytes())
         with pytest.raises(StreamError, match="nope") as told:
             next(stream.results())

@@ -31,11 +31,11 @@ def ask(address: str, name: str, count: int) -> list[FrameResult]:
 
 
 def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_answer(
-    serve: Any, repository: Any, bundled_repository: Path
+    shared_server: Any, repository: Any, bundled_repository: Path
 ) -> None:
     shutil.copytree(bundled_repository / CLASSIFIER, repository.path / CLASSIFIER)
     answers: dict[str, list[FrameResult]] = {}
-    with serve(repository.path) as server:
+    with shared_server(repository.path) as server:
         alone = {name: ask(server.grpc, name, 1)[0] for name in SHOWN}
         threads = [
             threading.Thread(target=lambda name=name: answers.update({name: ask(server.grpc, name, COUNT)}))
@@ -45,7 +45,6 @@ def test_frames_of_several_cameras_run_together_and_each_camera_gets_its_own_ans
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert server.stop() == 0
     assert len({result.classes[0].index for result in alone.values()}) == len(SHOWN)
     for name, expected in alone.items():
         assert expected.batch_size == 1

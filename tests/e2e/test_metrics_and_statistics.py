@@ -23,7 +23,7 @@ REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def server(shared_server: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
     repository = module_repository
     for name in ("quiet", "counted", "mixed", "other_wire"):
         repository.add(name, identity("FP32", more='metric_tags { key: "site" value: "hall 3" }'))
@@ -36,7 +36,7 @@ def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> 
         + 'parameters { key: "stub_fail" value { string_value: "true" } }'
         + 'parameters { key: "warmup_probe" value { string_value: "false" } }',
     )
-    with serve(repository.path) as server:
+    with shared_server(repository.path) as server:
         yield server
 
 

@@ -362,16 +362,15 @@ def test_where_models_are_not_loaded_by_order_a_model_is_told_so(server: Any, ki
 
 
 @pytest.fixture(scope="module")
-def server_of_brief_models(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server_of_brief_models(shared_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     on_callers = 'parameters { key: "execution_thread" value { string_value: "caller" } }'
     repository = tmp_path_factory.mktemp("brief")
     for name, config in (("place", ONE_TO_ONE), ("place_of_callers", ONE_TO_ONE + on_callers)):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1/model.py").write_text(PLACE)
         (repository / name / "config.pbtxt").write_text(config)
-    with serve(repository) as running:
+    with shared_server(repository) as running:
         yield running
-        assert running.stop() == 0
 
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])

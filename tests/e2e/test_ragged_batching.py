@@ -69,13 +69,12 @@ def segment_sums() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any) -> Iterator[Any]:
+def server(shared_server: Any, module_repository: Any) -> Iterator[Any]:
     for backend in ("onnxruntime", "openvino"):
         module_repository.add(f"sums_{backend}", CONFIG.format(backend=backend), model=segment_sums())
     module_repository.add("same", SAME)
-    with serve(module_repository.path) as server:
+    with shared_server(module_repository.path) as server:
         yield server
-        assert "Traceback" not in server.log(), server.log()
 
 
 def values(number: int) -> np.ndarray:

@@ -145,12 +145,11 @@ def ros(tmp_path: Path, free_ports: Any) -> Iterator[Ros]:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
+def server(shared_server: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
     for model in (DETECTOR, CLASSIFIER):
         shutil.copytree(bundled_repository / model, module_repository.path / model)
-    with serve(module_repository.path) as server:
+    with shared_server(module_repository.path) as server:
         yield server
-        assert "Traceback" not in server.log(), server.log()
 
 
 @pytest.fixture(scope="module")

@@ -32,8 +32,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]:
-    with serve(bundled_repository) as running:
+def server(shared_server: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]:
+    with shared_server(bundled_repository) as running:
         yield running
 
 

@@ -139,7 +139,7 @@ def expected(microphones: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
+def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterator[Any]:
     path = module_repository.path
     shutil.copytree(PIPELINE, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name, has_controls in (("voice_direct", True), ("voice_oldest", False)):
@@ -156,10 +156,8 @@ def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
     ):
         shutil.copytree(path / "voice_python", path / f"voice_python_{name}")
         (path / f"voice_python_{name}" / "config.pbtxt").write_text(other)
-    with serve(path) as running:
+    with shared_server(path) as running:
         yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
 
 
 def frame_input(library: Any, frame: np.ndarray) -> list[Any]:
