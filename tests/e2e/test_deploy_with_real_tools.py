@@ -242,49 +242,55 @@ def test_a_link_swapped_to_another_release_deploys_it(shared: Site, swap: str, w
         shared.deploys_without_a_failure(name, mark)
 
 
-@pytest.mark.parametrize("swap", SWAPS)
-def test_a_whole_repository_that_is_a_link_may_be_swapped(
-    serve: Any, tmp_path: Path, eventually: Any, swap: str
-) -> None:
-    for mark in (41, 42):
-        write(tmp_path / f"release-{mark}" / "stays", mark)
-        write(tmp_path / f"release-{mark}" / f"only_{mark}", mark)
-    current = tmp_path / "current"
-    current.symlink_to("release-41")
-    with serve(current, DEAF) as server:
-        site = Site(server, current, eventually)
-        assert (site.answer("stays"), site.answer("only_41")) == ((41, "1"), (41, "1"))
-        sh(SWAPS[swap], "release-42", current)
-        site.deploys_without_a_failure("stays", 42)
-        assert site.serves("only_42", 42)
-        assert site.serves("only_41", None)
-        write(tmp_path / "release-42" / "later", 7)
-        assert site.serves("later", 7)
+def test_a_whole_repository_that_is_a_link_may_be_swapped(serve: Any, tmp_path: Path, eventually: Any) -> None:
+    """Each way of swapping has a repository of its own, all served by one server."""
+    links = {}
+    for swap in SWAPS:
+        tool = swap[:2]
+        for mark in (41, 42):
+            write(tmp_path / tool / f"release-{mark}" / f"{tool}_stays", mark)
+            write(tmp_path / tool / f"release-{mark}" / f"{tool}_only_{mark}", mark)
+        links[swap] = tmp_path / tool / "current"
+        links[swap].symlink_to("release-41")
+    first, *others = links.values()
+    with serve(first, *(f"--model-repository={other}" for other in others), DEAF) as server:
+        for swap, current in links.items():
+            tool = swap[:2]
+            site = Site(server, current, eventually)
+            assert (site.answer(f"{tool}_stays"), site.answer(f"{tool}_only_41")) == ((41, "1"), (41, "1"))
+            sh(SWAPS[swap], "release-42", current)
+            site.deploys_without_a_failure(f"{tool}_stays", 42)
+            assert site.serves(f"{tool}_only_42", 42)
+            assert site.serves(f"{tool}_only_41", None)
+            write(tmp_path / tool / "release-42" / f"{tool}_later", 7)
+            assert site.serves(f"{tool}_later", 7)
 
 
-@pytest.mark.parametrize("below", ["", "models"])
-def test_another_branch_checked_out_is_what_is_served(serve: Any, tmp_path: Path, eventually: Any, below: str) -> None:
-    work = tmp_path / "work"
-    root = work / below
+def test_another_branch_checked_out_is_what_is_served(serve: Any, tmp_path: Path, eventually: Any) -> None:
+    """The repository of models is a work tree of git, or a folder in one; one server serves both."""
     git = 'git -C "$1" -c user.name=n -c user.email=e@x '
-    sh('git init -q -b one "$1"', work)
-    write(root / "both", 1)
-    write(root / "first", 1)
-    sh(git + 'add . && git -C "$1" -c user.name=n -c user.email=e@x commit -q -m one', work)
-    sh(git + "checkout -q -b two", work)
-    write(root / "both", 2)
-    shutil.rmtree(root / "first")
-    write(root / "second", 2)
-    sh(git + 'add -A . && git -C "$1" -c user.name=n -c user.email=e@x commit -q -m two', work)
-    sh(git + "checkout -q one", work)
-    with serve(root, DEAF) as server:
-        site = Site(server, root, eventually)
-        assert (site.answer("both"), site.answer("first")) == ((1, "1"), (1, "1"))
-        for branch, mark, here, gone in (("two", 2, "second", "first"), ("one", 1, "first", "second")):
-            sh(git + f"checkout -q {branch}", work)
-            site.deploys_without_a_failure("both", mark)
-            assert site.serves(here, mark)
-            assert site.serves(gone, None)
+    roots = {"top": tmp_path / "top", "below": tmp_path / "below" / "models"}
+    for name, root in roots.items():
+        work = tmp_path / name
+        sh('git init -q -b one "$1"', work)
+        write(root / f"{name}_both", 1)
+        write(root / f"{name}_first", 1)
+        sh(git + 'add . && git -C "$1" -c user.name=n -c user.email=e@x commit -q -m one', work)
+        sh(git + "checkout -q -b two", work)
+        write(root / f"{name}_both", 2)
+        shutil.rmtree(root / f"{name}_first")
+        write(root / f"{name}_second", 2)
+        sh(git + 'add -A . && git -C "$1" -c user.name=n -c user.email=e@x commit -q -m two', work)
+        sh(git + "checkout -q one", work)
+    with serve(roots["top"], f"--model-repository={roots['below']}", DEAF) as server:
+        for name, root in roots.items():
+            site = Site(server, root, eventually)
+            assert (site.answer(f"{name}_both"), site.answer(f"{name}_first")) == ((1, "1"), (1, "1"))
+            for branch, mark, here, gone in (("two", 2, "second", "first"), ("one", 1, "first", "second")):
+                sh(git + f"checkout -q {branch}", tmp_path / name)
+                site.deploys_without_a_failure(f"{name}_both", mark)
+                assert site.serves(f"{name}_{here}", mark)
+                assert site.serves(f"{name}_{gone}", None)
 
 
 def test_a_link_out_of_the_repository_is_refused_with_a_reason_and_served_when_allowed(
