@@ -1,14 +1,18 @@
-"""The installed server, for tests of commands that write what it serves."""
+"""The installed server, for tests of commands that write what it serves; and commands run in this process."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from edge_server.cli.main import main
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 
@@ -33,3 +37,21 @@ def serve() -> Iterator[Callable[..., str]]:
     for process in running:
         process.terminate()
         process.communicate(timeout=30)
+
+
+@pytest.fixture
+def edge_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a command in this process, where only words and exit codes matter."""
+    for name in [name for name in os.environ if name.startswith("EDGE_SERVER_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        try:
+            code: Any = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return run

@@ -20,6 +20,7 @@ from edge_server.cli.events import _in_words
 from edge_server.cli.table import render
 
 COMMAND = Path(sys.executable).parent / "edge-server"
+Edge = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
 IDENTITY = """
 backend: "identity"
@@ -110,9 +111,9 @@ def test_ctrl_c_while_a_server_is_silent_is_one_line_and_the_code_of_the_signal(
 )
 @pytest.mark.parametrize("command", ["status", "models"])
 def test_what_answers_and_is_no_edge_server_is_told_in_a_line(
-    answering: Callable[[bytes], str], command: str, answer: bytes, words: str
+    answering: Callable[[bytes], str], edge_here: Edge, command: str, answer: bytes, words: str
 ) -> None:
-    done = edge(command, "--url", answering(answer))
+    done = edge_here(command, "--url", answering(answer))
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert words in done.stderr
@@ -137,8 +138,8 @@ def test_output_that_a_full_disk_does_not_take_is_told_in_a_line(command: tuple[
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])
-def test_a_time_limit_that_is_none_is_refused(value: str) -> None:
-    done = edge("status", f"--timeout={value}")
+def test_a_time_limit_that_is_none_is_refused(edge_here: Edge, value: str) -> None:
+    done = edge_here("status", f"--timeout={value}")
     assert done.returncode == 2
     assert f"got '{value}'" in done.stderr
 
