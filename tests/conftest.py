@@ -67,6 +67,51 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark `full` what a test marked `sample` leaves out of the fast part, before pytest selects by marks."""
+    tables: dict[Any, list[Any]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sample") is not None:
+            tables.setdefault((item.parent, item.originalname), []).append(item)
+    for table in tables.values():
+        kept = _sample(table, *table[0].get_closest_marker("sample").args)
+        for item in table:
+            if item not in kept:
+                item.add_marker("full")
+
+
+def _sample(table: list[Any], count: int = 0) -> list[Any]:
+    """Choose `count` items, spread evenly; or, of a product of parameters, so many that each value of each occurs."""
+    if count:
+        return table[:: -(-len(table) // count)]
+    kept, seen = [], set()
+    # In an order of chance, the same each time: in the order of the table a value would always meet the same others.
+    for item in random.Random(len(table)).sample(table, len(table)):
+        values = {(name, id(value)) for name, value in item.callspec.params.items()}
+        if not values <= seen:
+            kept.append(item)
+            seen |= values
+    return kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """Import a test module in one pytest process at a time: the first to come compiles it for the others.
+
+    To rewrite the assertions of all modules takes most of the time of collecting, which is several processes' to spend
+    at once in a fresh clone.
+    """
+    if sys.dont_write_bytecode or not isinstance(collector, pytest.Module):
+        return (yield)
+    module = os.open(collector.path, os.O_RDONLY)
+    try:
+        fcntl.flock(module, fcntl.LOCK_EX)
+        return (yield)
+    finally:
+        os.close(module)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
     """Run a test marked `serial` while no other pytest process on this checkout runs one.

@@ -187,6 +187,7 @@ FINAL = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("status", FINAL)
 def test_a_refusal_that_cannot_heal_is_raised_at_once(
     scripted: Connect, connect: Connect, status: grpc.StatusCode
@@ -481,6 +482,7 @@ PICTURES = {
 }  # fmt: skip
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("what", PICTURES)
 def test_pictures_of_every_kind_arrive(scripted: Connect, connect: Connect, what: str) -> None:
     arrived: list[Frame] = []

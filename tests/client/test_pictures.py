@@ -22,6 +22,7 @@ def test_a_stamp_is_seconds_or_seconds_and_nanoseconds(stamp: Any, expected: tup
     assert (header.sec, header.nanosec, header.frame_id, header.seq) == (*expected, "front", 4)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "cut", [np.s_[:, :, :], np.s_[1:4, 2:5, :], np.s_[::-1, ::-1, :], np.s_[:, :, ::-1], np.s_[::2, ::2, :]]
 )

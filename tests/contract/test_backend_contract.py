@@ -308,6 +308,7 @@ def damage(kind: str, path: Path, good: Path) -> None:
 DAMAGE = ("missing", "empty", "truncated", "garbage", "huge garbage", "directory without a model")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_a_load_error_in_one_line_and_nothing_is_printed(
     kind: str, runtime: Backend, add_sub_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

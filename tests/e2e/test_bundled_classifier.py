@@ -48,6 +48,7 @@ def run_directly(runtime: str, model: bytes, name: str, array: np.ndarray) -> np
     return compiled({name: array})[0]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("wire", ["http", "grpc"])

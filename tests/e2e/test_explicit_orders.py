@@ -120,6 +120,7 @@ def test_files_take_the_place_of_the_disk_until_the_next_plain_load(
     assert not client.is_model_ready("add_sub")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "path",
     [

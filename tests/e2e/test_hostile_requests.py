@@ -98,6 +98,7 @@ WRONG_INFERENCES = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", WRONG_INFERENCES)
 def test_a_wrong_request_is_refused_with_words_that_name_the_fault(zoo: Any, case: str) -> None:
     body, words = WRONG_INFERENCES[case]
@@ -174,6 +175,7 @@ def test_binary_data_of_the_wrong_size_is_refused(zoo: Any, size: int, tail: byt
     assert words in answer["error"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("length", ["-1", "9999999", "many", "", "1e3", "0x10", "1.0", "9" * 4000])
 def test_a_bad_header_length_is_refused(zoo: Any, length: str) -> None:
     status, answer = post_binary(zoo, "same_INT32", binary_head(8), b"12345678", length)
@@ -189,6 +191,7 @@ def test_strings_that_claim_more_than_the_body_holds_are_refused(zoo: Any) -> No
         assert "inference input 'INPUT0' for model 'same_BYTES'" in answer["error"], data
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -203,6 +206,7 @@ def test_what_is_not_a_json_object_is_refused(zoo: Any, text: bytes) -> None:
     assert json.loads(body)["error"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -340,6 +344,7 @@ def test_good_requests_among_bad_ones_are_all_answered(zoo: Any) -> None:
         assert all(pool.map(ask, range(80)))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "body",
     [
@@ -420,6 +425,7 @@ WRONG_MESSAGES = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", WRONG_MESSAGES)
 def test_a_wrong_message_is_refused_with_words_that_name_the_fault(channel: grpc.Channel, case: str) -> None:
     request, code, words = WRONG_MESSAGES[case]
@@ -428,6 +434,7 @@ def test_a_wrong_message_is_refused_with_words_that_name_the_fault(channel: grpc
     assert words in error.details()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "data",
     [

@@ -41,6 +41,7 @@ def nested(values: list[object], rng: random.Random, *widths: int) -> list[objec
     return values
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("widths", [(), (7,), (3, 50), (1,), (20_000,)])
 @pytest.mark.parametrize("indent", [None, 1])
 def test_any_nesting_and_white_space_comes_to_the_same_tensor(make_spec, small_pieces, widths, indent):

@@ -18,6 +18,7 @@ def parse(dtype, shape, data):
     return tensor_from_raw("x", dtype, shape, data, model="m")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_numbers_are_read_only_views_and_go_back_without_a_copy(dtype):
     data = bytes(range(6 * dtype.itemsize))
@@ -33,6 +34,7 @@ def test_numbers_are_read_only_views_and_go_back_without_a_copy(dtype):
     assert raw_size(tensor) == len(data)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [dtype for dtype in NUMBERS if dtype.itemsize > 1])
 def test_an_odd_offset_is_copied_into_an_aligned_array(dtype):
     data = memoryview(b"?" + bytes(range(4 * dtype.itemsize)))[1:]
@@ -59,6 +61,7 @@ def test_a_wrong_byte_count_is_refused_in_tritons_words():
     assert caught.value.message == "input byte size mismatch for input 'x' for model 'm'. Expected 64, got 128"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "shape",
     [[-1], [2, -3], [2**63], [2**32, 2**32], [0, 2**62, 4], [10**400], [1] * 33, [2**62, 0], [2**40, 2**20, 0]],
@@ -69,6 +72,7 @@ def test_impossible_shapes_are_refused_before_anything_is_allocated(shape, dtype
         parse(dtype, shape, b"")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DType)
 def test_empty_tensors_keep_their_shape(dtype):
     tensor = parse(dtype, [3, 0, 2], b"")

@@ -150,6 +150,7 @@ def foreign_curve(files: Pair, make_pair: Callable[..., Pair]) -> str:
     return "server.key' for gRPC cannot be used: they fit each other, but gRPC's TLS library does not take them"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("spoil", [mixed, cut_off, empty, missing, encrypted, foreign_curve])
 def test_files_that_cannot_be_used_are_named_and_the_old_ones_stay(
     open_door: Any, files: Pair, make_pair: Callable[..., Pair], spoil: Callable[..., str]

@@ -40,6 +40,7 @@ def sensors(box: Any) -> BoxSensors:
     return BoxSensors(box.root, nvml=NoNvml())
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("content", ["", "-1", "not a number", "9" * 30, "\0\0", None])
 def test_any_file_may_say_anything_or_vanish_at_any_moment(name: str, content: str | None, board: Any) -> None:

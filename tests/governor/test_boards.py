@@ -69,6 +69,7 @@ def test_a_file_that_is_replaced_is_never_seen_empty_or_half(make_board: Any) ->
     assert seen <= {"43750\n", "40000\n", "41000\n"}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_new_numbers_for_folders_keep_what_is_in_them(name: str, seed: int, make_board: Callable[[str], Any]) -> None:

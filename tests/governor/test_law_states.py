@@ -56,6 +56,7 @@ def test_a_worse_state_holds_at_once_and_a_better_one_after_a_rest() -> None:
     assert cooling == sorted(cooling, reverse=True)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("edge_c", [91.0, 93.0, 94.5, 101.5])
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_at_the_edge_of_a_state_does_not_make_it_flicker(edge_c: float, seed: int) -> None:

@@ -56,6 +56,7 @@ def test_pressure_of_the_last_ten_seconds(text: str, some: float | None, full: f
     assert memory.total_bytes == KNOWN["orin_nano_jp6"].total_bytes
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EACCES, errno.ENOENT, errno.EIO, errno.EAGAIN])
 @pytest.mark.parametrize(("path", "metric"), [(MEMINFO, "memory"), (PRESSURE, "memory_pressure")])
 def test_one_of_the_two_that_fails_is_missing_by_name(

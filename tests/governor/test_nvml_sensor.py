@@ -85,6 +85,7 @@ def test_a_value_that_changes_is_seen_by_the_next_read(nvidia: Any, sensor: Nvml
     assert (gpu.temperature_c, gpu.power_mw) == (88.0, 70_000)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_metric_that_is_not_supported_is_none_for_a_reason_and_hurts_no_other(
     nvidia: Any, sensor: NvmlSensor, metric: str
@@ -97,6 +98,7 @@ def test_a_metric_that_is_not_supported_is_none_for_a_reason_and_hurts_no_other(
     assert known == [name for name in METRICS if name != metric]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_metric_that_comes_later_is_not_missed(nvidia: Any, sensor: NvmlSensor, metric: str) -> None:
     nvidia.add_gpu()

@@ -63,6 +63,7 @@ def test_in_the_long_run_no_more_is_worked_than_granted(
     assert sum(worked.values()) >= 0.9 * share * capacity * seconds - 2 * cost_s
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("share", [0.1, 0.15, 0.3, 0.6])
 @pytest.mark.parametrize("floor", [0.1, 0.2, 0.5])
 def test_control_never_gets_less_than_its_floor_however_much_the_others_ask(share: float, floor: float) -> None:
@@ -86,6 +87,7 @@ def test_bulk_goes_without_before_normal_and_normal_before_control() -> None:
     assert parts[1.0][BULK] > 0.99
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("share", [0.1, 0.37, 0.8])
 @pytest.mark.parametrize("priority", PriorityClass)
 def test_who_waits_as_long_as_told_is_let_in_if_nobody_else_came(share: float, priority: PriorityClass) -> None:

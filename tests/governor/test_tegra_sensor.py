@@ -77,6 +77,7 @@ def broken(board: Any, path: str, way: str) -> None:
         {"removed": board.remove, "a folder": board.block, "switched off": board.switch_off}[way](path)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", JETSONS)
 @pytest.mark.parametrize("way", ["removed", "a folder", "switched off", "garbage", "empty"])
 def test_a_file_that_fails_takes_nothing_with_it_but_its_own(name: str, way: str, make_board: Any) -> None:
@@ -97,6 +98,7 @@ def test_a_file_that_fails_takes_nothing_with_it_but_its_own(name: str, way: str
         assert values(sensor.read(now_s)) == {metric: value for metric, (value, _) in known.items()}, path
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", JETSONS)
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV, errno.ETIMEDOUT, errno.ENODATA])
 def test_a_box_on_which_every_file_fails_tells_nothing_and_says_why(
@@ -131,6 +133,7 @@ def test_drivers_that_come_up_after_the_server_are_found(name: str, make_board: 
     assert values(sensor.read(now_s)) == known
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", JETSONS)
 @pytest.mark.parametrize("seed", range(6))
 def test_new_numbers_between_two_readings_change_nothing(name: str, seed: int, make_board: Any) -> None:

@@ -102,6 +102,7 @@ def test_a_stream_may_fail_after_some_responses(house: Any, hands: Hands) -> Non
     assert (told.fail.count, told.failures["BACKEND"], told.responses[1].fail.count) == (1, 1, 1)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("first", ["send", "finish", "fail"])
 @pytest.mark.parametrize("second", ["send", "late", "finish", "fail"])
 def test_whatever_comes_after_the_close_is_dropped_and_not_counted(

@@ -195,6 +195,7 @@ def test_what_came_with_the_request_goes_to_every_step(adding: Any) -> None:
         assert {name: getattr(request, name) for name in more} == more
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("failing", ["a", "b", "c"])
 @pytest.mark.parametrize("error", [BackendError("broken"), ValueError("broken"), InvalidRequest("broken")])
 def test_an_error_at_any_step_is_the_answer_and_names_the_step(

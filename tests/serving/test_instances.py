@@ -114,6 +114,7 @@ def test_warm_up_strings_that_are_cut_short_fail_the_load(house: Any, tmp_path: 
     assert "does not hold 2 length-prefixed strings" in reason(house, spec, tmp_path)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("source", ["zero", "random"])
 def test_warm_up_data_can_be_made_for_every_type(house: Any, dtype: DType, source: str) -> None:

@@ -262,6 +262,7 @@ def test_more_requests_of_one_sequence_than_may_wait_are_refused_and_the_sequenc
     assert answer(step(house, 1, 1, "-")[1]) == 5
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("key", ["max_waiting_sequences", "max_waiting_per_sequence"])
 @pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "\u0663", "1000001", "9" * 5000])
 def test_a_limit_of_what_may_wait_that_is_no_such_number_fails_the_load(house: Any, key: str, text: str) -> None:

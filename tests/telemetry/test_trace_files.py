@@ -295,6 +295,7 @@ def _held(work: Any, hold: threading.Event) -> Any:
     return wait
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("dtype", "array", "text"),
     [

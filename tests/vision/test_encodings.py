@@ -38,6 +38,7 @@ def test_the_lists_here_name_every_encoding() -> None:
     assert [name for name in ENCODINGS if is_depth(name)] == list(DEPTH)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 1, 2, 7, 64])
 @pytest.mark.parametrize("is_bigendian", [False, True])
 @pytest.mark.parametrize("encoding", [*IN_PIXELS, *SIXTEEN, *GRAY])
@@ -58,6 +59,7 @@ def test_sixteen_bits_are_kept_until_eight_are_asked_for(expose, noise, encoding
     assert not np.array_equal(picture.pixels & 255, picture.eight_bits())
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 1, 6, 16])
 @pytest.mark.parametrize("is_bigendian", [False, True])
 @pytest.mark.parametrize("encoding", DEPTH)
@@ -91,6 +93,7 @@ def smooth(height: int, width: int) -> np.ndarray:
     return np.rint(np.dstack(channels)).astype(np.uint8)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 2, 5, 64])
 @pytest.mark.parametrize("encoding", YUV)
 def test_yuv_comes_back_as_the_colours_it_was_made_of(expose, encoding, padding) -> None:
@@ -124,6 +127,7 @@ def test_any_yuv_agrees_with_the_inverse_of_bt_601_in_limited_range(encoding) ->
     assert np.abs(found - expected)[usual].max() <= 2
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 1, 2, 30])
 @pytest.mark.parametrize("is_bigendian", [False, True])
 @pytest.mark.parametrize("encoding", BAYER)
@@ -137,6 +141,7 @@ def test_a_mosaic_of_each_pattern_becomes_the_colours_that_lay_under_it(
     assert np.abs(found - rgb).max() <= 8
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("encoding", BAYER[::2])
 @pytest.mark.parametrize("size", [(3, 3), (5, 8), (8, 5), (31, 33)])
 def test_a_mosaic_may_have_odd_sides(expose, encoding, size) -> None:
@@ -144,6 +149,7 @@ def test_a_mosaic_may_have_odd_sides(expose, encoding, size) -> None:
     np.testing.assert_array_equal(rgb_of(expose(rgb, encoding)), rgb)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 4])
 @pytest.mark.parametrize("encoding", ["rgb8", "bgr8", "8UC3", "mono8", "mono16", "rgb16", "16UC1", "32FC1"])
 def test_pixels_that_lie_right_already_are_views_of_the_frame(encoding, padding) -> None:

@@ -81,6 +81,7 @@ def test_the_lists_here_name_every_encoding_of_pictures() -> None:
     assert sorted([*BOUNDS, *GRAY]) == sorted(name for name in ENCODINGS if not is_depth(name))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("padding", [0, 10])
 @pytest.mark.parametrize("encoding", BOUNDS)
 def test_raw_padded_and_interpolated_frames_agree(plan, expose, scene, encoding, padding) -> None:
@@ -90,6 +91,7 @@ def test_raw_padded_and_interpolated_frames_agree(plan, expose, scene, encoding,
     check_agreement(found, expected, fit, BOUNDS[encoding])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("encoding", [*BOUNDS, *GRAY])
 def test_the_mark_is_found_where_it_was(plan, expose, scene, encoding) -> None:
     row, fit = through(plan, expose(scene, encoding, padding=6))
@@ -97,6 +99,7 @@ def test_the_mark_is_found_where_it_was(plan, expose, scene, encoding) -> None:
     np.testing.assert_allclose(found_mark(row, fit), MARK, atol=1.01 / min(fit.scale_x, fit.scale_y))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("encoding", [name for name in [*BOUNDS, *GRAY] if "16" in name])
 def test_both_byte_orders_agree(plan, expose, scene, encoding) -> None:
     little, fit = through(plan, expose(scene, encoding))
@@ -112,6 +115,7 @@ def test_gray_frames_agree_whatever_their_depth(plan, expose, scene, encoding) -
     )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("form", "options", "text", "bounds"),
     [
@@ -130,6 +134,7 @@ def test_files_agree_with_raw_frames(plan, expose, encode, scene, form, options,
     np.testing.assert_allclose(found_mark(found, fit), MARK, atol=1.01 / min(fit.scale_x, fit.scale_y))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("encoding", ["rgb8", "bayer_gbrg8", "nv12", "JPEG"])
 def test_a_shared_memory_region_gives_what_the_message_gives(plan, expose, encode, scene, encoding) -> None:
     if encoding == "JPEG":
@@ -151,6 +156,7 @@ def test_a_shared_memory_region_gives_what_the_message_gives(plan, expose, encod
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("encoding", [*BOUNDS, *GRAY])
 def test_a_picture_of_any_encoding_looks_as_the_scene_did(make_plan, expose, scene, encoding) -> None:
     plan = make_plan({"image_fit": "stretch"}, dims=(3, 160, 160))

@@ -33,6 +33,7 @@ def declared_for(dtype: DType) -> dict[str, str]:
     return UNCHANGED if dtype in (DType.UINT8, DType.UINT16) else {**NORMALISED, "image_stddev": "0.01,0.02,0.03"}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("color", ["rgb", "bgr"])
 @pytest.mark.parametrize("given", [Color.RGB, Color.BGR, Color.GRAY])
 @pytest.mark.parametrize("layout", ["FORMAT_NCHW", "FORMAT_NHWC"])
@@ -56,6 +57,7 @@ def test_every_written_bit_is_that_of_the_table(make_plan, noise, dtype, layout,
     assert (batch[[0, 2]] == 77).all()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", [(20, 30), (10, 30), (20, 10), (40, 60), (3, 500), (500, 3)])
 @pytest.mark.parametrize("layout", ["FORMAT_NCHW", "FORMAT_NHWC"])
 @pytest.mark.parametrize("fit", ["stretch", "letterbox", "crop"])
@@ -126,6 +128,7 @@ def written(plan: ImagePlan, frame: Frame) -> np.ndarray:
     return row
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dims", [(1, 4, 5), (4, 5, 1), (4, 5)])
 @pytest.mark.parametrize(
     ("encoding", "dtype"), [("16UC1", "<u2"), ("16SC1", "<i2"), ("32FC1", "<f4"), ("64FC1", "<f8")]
@@ -301,6 +304,7 @@ def test_bytes_of_a_region_are_copied_before_a_file_among_them_is_decoded(make_p
     np.testing.assert_array_equal(picture.bgr(), noise(8, 8)[:, :, ::-1])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", [(480, 640), (481, 643), (242, 646), (720, 1280), (224, 300), (960, 40)])
 @pytest.mark.parametrize("fit", ["stretch", "letterbox", "crop"])
 def test_fast_decoding_keeps_the_place_and_nearly_the_numbers(make_plan, encode, fit, size) -> None:

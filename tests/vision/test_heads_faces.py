@@ -104,6 +104,7 @@ def test_the_short_range_network_has_896_anchors(make_model: Any) -> None:
     assert made is not None
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, 1.0])
 @pytest.mark.parametrize(("head", "shapes"), [("yunet", YUNET), ("blazeface", BLAZE)])
 def test_one_number_everywhere_gives_sound_faces_or_none(make_model, make_fit, head, shapes, value) -> None:

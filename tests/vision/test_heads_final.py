@@ -169,6 +169,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, 1.0, 2.0**32])
 @pytest.mark.parametrize("head", HOSTILE)
 def test_one_number_everywhere_gives_sound_boxes_or_none(plan, make_fit, head, value) -> None:

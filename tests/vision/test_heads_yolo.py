@@ -170,6 +170,7 @@ def test_each_way_to_write_a_box_means_the_same_box(plan, make_fit, format_) -> 
 SHAPES = {"yolov5": (30, 7), "yolov8": (7, 30), "yolo11": (7, 30), "yolov10": (30, 6), "yolox": (len(GRID), 7)}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38, -3.4e38, 0.0, 1.0])
 @pytest.mark.parametrize("head", SHAPES)
 def test_one_number_everywhere_gives_few_and_sound_boxes(plan, make_fit, head, value) -> None:

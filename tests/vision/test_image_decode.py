@@ -48,6 +48,7 @@ def test_transparency_is_dropped_and_sixteen_bits_lose_the_lower_byte(encode, no
     assert (decode(encode(deep, "PNG"), as_gray=True) == 0x12).all()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("as_gray", [False, True])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_picture_is_turned_upright_as_its_exif_orientation_says(encode, orientation, as_gray) -> None:

@@ -101,6 +101,7 @@ def test_the_corners_of_the_picture_are_the_corners_of_its_place(mode, w, h, to_
     assert corner == pytest.approx((w, h))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("interpolation", Interpolation)
 @pytest.mark.parametrize("mode", FitMode)
 @pytest.mark.parametrize("size", [(480, 640), (300, 200), (96, 96), (40, 64)])
@@ -191,6 +192,7 @@ def test_a_strip_that_would_grow_out_of_bounds_is_refused(size) -> None:
         fitted(strip, FitRule(FitMode.CROP, 1024, 1024))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("mode", [FitMode.STRETCH, FitMode.LETTERBOX])
 @pytest.mark.parametrize("interpolation", Interpolation)
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (1, 1)])
@@ -201,6 +203,7 @@ def test_a_strip_or_a_dot_fits_where_nothing_is_cut(mode, size, interpolation) -
     assert max(found.shape) == 64
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("interpolation", Interpolation)
 @pytest.mark.parametrize("size", [(1, 270), (270, 1)])
 def test_a_strip_that_grows_very_long_is_cut_right(size, interpolation) -> None:

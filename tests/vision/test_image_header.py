@@ -54,12 +54,14 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("form", "mode", "options"), CASES)
 def test_the_size_is_read_without_decoding(encode, form, mode, options) -> None:
     found = read(encode(gradient(mode), form, **options))
     assert (found.format.value.upper(), found.width, found.height) == (form, 37, 19)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("form", "mode", "options"), CASES)
 def test_no_proper_beginning_of_a_file_passes_for_a_file(encode, form, mode, options) -> None:
     whole = encode(gradient(mode), form, **options)
@@ -109,6 +111,7 @@ def test_a_bitmap_must_hold_the_pixels_it_claims() -> None:
         read(bmp_of(60000, -60000))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("make", [jpeg_of, png_of, bmp_of])
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
 def test_an_image_without_pixels_is_refused(make, size) -> None:

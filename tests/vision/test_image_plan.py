@@ -24,6 +24,7 @@ def values_of(array: np.ndarray, dtype: DType) -> np.ndarray:
     return array.view(ml_dtypes.bfloat16).astype(float) if dtype is DType.BF16 else array.astype(float)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("max_batch_size", [0, 8])
 @pytest.mark.parametrize("color", COLORS)
 @pytest.mark.parametrize("layout", ["FORMAT_NCHW", "FORMAT_NHWC", "FORMAT_NONE"])

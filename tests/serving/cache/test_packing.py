@@ -90,6 +90,7 @@ def one(**more: object) -> dict:
     return {"parameters": {}, "outputs": [output]}
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     "data",
     [
