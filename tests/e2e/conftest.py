@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -16,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -445,9 +446,46 @@ def coffee() -> Path:
     return COFFEE
 
 
-@pytest.fixture(scope="session", params=sorted(DTYPES))
+SAMPLED_DTYPES = ("BF16", "BYTES", "UINT64")
+"""No JSON form; elements of any length; numbers beyond what a float holds. The codecs are tested with all types."""
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(name, marks=[] if name in SAMPLED_DTYPES else pytest.mark.full) for name in sorted(DTYPES)],
+)
 def datatype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+class Looped:
+    """A client of coroutines as plain tests use a client: each call runs until it is answered.
+
+    `make` is called with `address` on the running loop. `aio` is the client itself; `run` runs what uses it.
+    """
+
+    def __init__(self, make: Callable[[str], Any], address: str) -> None:
+        async def connect() -> Any:
+            return make(address)
+
+        self._loop = asyncio.new_event_loop()
+        self.aio = self.run(connect())
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.aio, name)
+        return lambda *arguments, **more: self.run(method(*arguments, **more))
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(work)
+
+    def close(self) -> None:
+        self.run(self.aio.close())
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def looped() -> type[Looped]:
+    return Looped
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,17 @@
-"""tritonclient.grpc and bare gRPC calls against the server as a process of its own."""
+"""tritonclient.grpc, its asyncio twin and bare gRPC calls against the server as a process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -22,6 +24,18 @@ Sample = Callable[[str], np.ndarray]
 def client(zoo: Any) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(zoo.grpc) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def looped_client(looped: Any, zoo: Any) -> Iterator[Any]:
+    twin = looped(triton_aio.InferenceServerClient, zoo.grpc)
+    yield twin
+    twin.close()
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def any_client(request: pytest.FixtureRequest, client: Any, looped_client: Any) -> Any:
+    return client if request.param == "threads" else looped_client
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +88,9 @@ class Stream:
         return self.answers.get(timeout=30)
 
 
-def test_every_data_type_goes_there_and_back_raw(client: Any, datatype: str, sample: Sample) -> None:
+def test_every_data_type_goes_there_and_back_raw(any_client: Any, datatype: str, sample: Sample) -> None:
     array = sample(datatype)
-    answer = client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
+    answer = any_client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
     assert answer.get_output("OUTPUT0").datatype == datatype
 
@@ -88,6 +102,7 @@ TYPED = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("typed", sorted(TYPED))
 def test_every_data_type_with_typed_contents_is_taken_and_answered_raw(
     channel: grpc.Channel, typed: str, sample: Sample
@@ -102,6 +117,7 @@ def test_every_data_type_with_typed_contents_is_taken_and_answered_raw(
     np.testing.assert_array_equal(triton.InferResult(answer).as_numpy("OUTPUT0"), array)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("model", ["add_sub_onnxruntime", "add_sub_openvino"])
 def test_real_runtimes_answer_every_batch_size(client: Any, model: str, rows: int) -> None:
@@ -133,10 +149,10 @@ def test_only_the_requested_outputs_come_back(client: Any) -> None:
     assert [item.name for item in answer.get_response().outputs] == ["OUTPUT1"]
 
 
-def test_classification_names_the_best_classes_with_their_labels(client: Any) -> None:
+def test_classification_names_the_best_classes_with_their_labels(any_client: Any) -> None:
     scores = np.array([[0.1, 0.7, 0.2, 0.0], [4, 3, 2, 9]], np.float32)
     wanted = triton.InferRequestedOutput("OUTPUT0", class_count=2)
-    answer = client.infer("labelled", [given("INPUT0", scores, "FP32")], outputs=[wanted])
+    answer = any_client.infer("labelled", [given("INPUT0", scores, "FP32")], outputs=[wanted])
     assert answer.as_numpy("OUTPUT0").tolist() == [
         [b"0.700000:1:dog", b"0.200000:2:hen"],
         [b"9.000000:3:owl", b"4.000000:0:cat"],
@@ -155,19 +171,31 @@ def test_the_request_id_and_parameters_are_taken_and_the_id_comes_back(client: A
     assert answer.get_response().id == "frame-17"
 
 
-def test_asynchronous_calls_get_each_their_own_answer(client: Any) -> None:
+def test_many_requests_in_flight_get_each_its_own_answer(any_client: Any) -> None:
+    arrays = [np.full((1 + number % 4, 16), number, np.float32) for number in range(48)]
+    asked = [
+        ("add_sub_onnxruntime", [given("INPUT0", array, "FP32"), given("INPUT1", array, "FP32")]) for array in arrays
+    ]
+    for array, answer in zip(arrays, _at_once(any_client, asked), strict=True):
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array * 2)
+
+
+def _at_once(client: Any, asked: list[tuple[str, list[triton.InferInput]]]) -> list[Any]:
+    if not isinstance(client, triton.InferenceServerClient):
+
+        async def ask() -> list[Any]:
+            return await asyncio.gather(*(client.aio.infer(*one) for one in asked))
+
+        return list(client.run(ask()))
     answers: queue.Queue[tuple[int, Any, Any]] = queue.Queue()
-    for number in range(64):
-        array = np.full((1, 32), number, np.int32)
-        client.async_infer(
-            "same_INT32",
-            [given("INPUT0", array, "INT32")],
-            lambda result, error, number=number: answers.put((number, result, error)),
-        )
-    for _ in range(64):
+    for number, one in enumerate(asked):
+        client.async_infer(*one, lambda result, error, number=number: answers.put((number, result, error)))
+    found = {}
+    for _ in asked:
         number, result, error = answers.get(timeout=30)
         assert error is None
-        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 32), number, np.int32))
+        found[number] = result
+    return [found[number] for number in range(len(asked))]
 
 
 def test_a_stream_answers_in_the_order_of_its_requests(zoo: Any) -> None:
@@ -195,6 +223,41 @@ def test_an_error_in_a_stream_names_its_request_and_leaves_the_stream_open(zoo: 
         assert "unknown model: 'nobody' is not found" in str(stream.answer()[1])
         assert "data-type is 'INT32', but model 'same_FP32' expects 'FP32'" in str(stream.answer()[1])
         assert stream.answer()[0].get_response().id == "4"
+
+
+def test_a_stream_of_coroutines_answers_in_order_and_keeps_going_after_an_error(looped_client: Any) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for number in range(20):
+            model = "nobody" if number == 7 else "same_INT32"
+            array = np.full((1, 2), number, np.int32)
+            yield {"model_name": model, "inputs": [given("INPUT0", array, "INT32")], "request_id": str(number)}
+
+    async def talk() -> list[tuple[Any, Any]]:
+        return [item async for item in looped_client.aio.stream_infer(requests())]
+
+    answers = looped_client.run(talk())
+    assert len(answers) == 20
+    for number, (result, error) in enumerate(answers):
+        if number == 7:
+            assert "unknown model: 'nobody' is not found" in str(error)
+        else:
+            assert error is None
+            assert result.get_response().id == str(number)
+            assert result.as_numpy("OUTPUT0").tolist() == [[number, number]]
+
+
+def test_a_cancelled_call_does_not_disturb_the_next_one(looped_client: Any) -> None:
+    inputs = [given("INPUT0", np.zeros((1, 1), np.int32), "INT32")]
+
+    async def talk() -> Any:
+        asked = asyncio.ensure_future(looped_client.aio.infer("slow", inputs))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        return await looped_client.aio.infer("slow", inputs)
+
+    assert looped_client.run(talk()).as_numpy("OUTPUT0").tolist() == [[0]]
 
 
 def stream_messages(channel: grpc.Channel, requests: list[Any], metadata: Any = ()) -> list[Any]:
@@ -281,12 +344,12 @@ def test_a_client_deadline_ends_the_call_and_the_next_one_is_answered(client: An
     assert client.infer("slow", inputs).as_numpy("OUTPUT0").tolist() == [[0]]
 
 
-def test_health_tells_the_server_and_each_model(client: Any) -> None:
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("versions", "2")
-    assert not client.is_model_ready("versions", "3")
-    assert not client.is_model_ready("nobody")
+def test_health_tells_the_server_and_each_model(any_client: Any) -> None:
+    assert any_client.is_server_live()
+    assert any_client.is_server_ready()
+    assert any_client.is_model_ready("versions", "2")
+    assert not any_client.is_model_ready("versions", "3")
+    assert not any_client.is_model_ready("nobody")
 
 
 def test_http_and_grpc_say_the_same_of_a_model(client: Any, zoo: Any) -> None:
@@ -319,16 +382,16 @@ def test_the_repository_index_is_the_same_on_both_wires(client: Any, zoo: Any) -
     assert found == {(item["name"], item["version"], item["state"]) for item in expected}
 
 
-def test_errors_carry_the_status_and_the_words(client: Any) -> None:
+def test_errors_carry_the_status_and_the_words(any_client: Any) -> None:
     array = np.zeros((1, 8), np.float32)
     with pytest.raises(InferenceServerException, match=r"Request for unknown model: 'nobody' is not found") as caught:
-        client.infer("nobody", [given("INPUT0", array, "FP32")])
+        any_client.infer("nobody", [given("INPUT0", array, "FP32")])
     assert caught.value.status() == "StatusCode.NOT_FOUND"
     with pytest.raises(InferenceServerException, match=r"but model 'same_INT32' expects 'INT32'") as caught:
-        client.infer("same_INT32", [given("INPUT0", array, "FP32")])
+        any_client.infer("same_INT32", [given("INPUT0", array, "FP32")])
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
     with pytest.raises(InferenceServerException, match=r"stub|fail") as caught:
-        client.infer("failing", [given("INPUT0", array[:, :4], "FP32")])
+        any_client.infer("failing", [given("INPUT0", array[:, :4], "FP32")])
     assert caught.value.status() == "StatusCode.INTERNAL"
 
 

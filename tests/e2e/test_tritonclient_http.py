@@ -1,7 +1,8 @@
-"""tritonclient.http, the client most users have, against the server as a process of its own."""
+"""tritonclient.http, the client most users have, and its asyncio twin against the server as a process of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import zlib
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 Sample = Callable[[str], np.ndarray]
@@ -22,6 +24,16 @@ Sample = Callable[[str], np.ndarray]
 def client(zoo: Any) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(zoo.http, concurrency=4) as client:
         yield client
+
+
+@pytest.fixture(scope="module", params=["threads", "asyncio"])
+def any_client(request: pytest.FixtureRequest, client: Any, looped: Any, zoo: Any) -> Iterator[Any]:
+    if request.param == "threads":
+        yield client
+        return
+    twin = looped(triton_aio.InferenceServerClient, zoo.http)
+    yield twin
+    twin.close()
 
 
 def given(name: str, array: np.ndarray, datatype: str, *, binary: bool = True) -> triton.InferInput:
@@ -35,9 +47,9 @@ def pair(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return first, first[::-1] * 0.5
 
 
-def test_every_data_type_goes_there_and_back_as_binary(client: Any, datatype: str, sample: Sample) -> None:
+def test_every_data_type_goes_there_and_back_as_binary(any_client: Any, datatype: str, sample: Sample) -> None:
     array = sample(datatype)
-    answer = client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
+    answer = any_client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
     assert answer.get_output("OUTPUT0")["datatype"] == datatype
 
@@ -66,6 +78,7 @@ def _text(item: bytes | str) -> str:
     return item.decode() if isinstance(item, bytes) else item
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("first_is_binary", [True, False])
 @pytest.mark.parametrize("out_is_binary", [True, False])
 def test_binary_and_json_tensors_mix_in_one_request(client: Any, first_is_binary: bool, out_is_binary: bool) -> None:
@@ -85,6 +98,7 @@ def test_binary_and_json_tensors_mix_in_one_request(client: Any, first_is_binary
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("model", ["add_sub_onnxruntime", "add_sub_openvino"])
 def test_real_runtimes_answer_every_batch_size(client: Any, model: str, rows: int) -> None:
@@ -116,11 +130,12 @@ def test_a_large_tensor_goes_there_and_back(client: Any) -> None:
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("binary", [True, False])
-def test_classification_names_the_best_classes_with_their_labels(client: Any, binary: bool) -> None:
+def test_classification_names_the_best_classes_with_their_labels(any_client: Any, binary: bool) -> None:
     scores = np.array([[0.1, 0.7, 0.2, 0.0], [4, 3, 2, 9]], np.float32)
     wanted = triton.InferRequestedOutput("OUTPUT0", class_count=2, binary_data=binary)
-    answer = client.infer("labelled", [given("INPUT0", scores, "FP32")], outputs=[wanted])
+    answer = any_client.infer("labelled", [given("INPUT0", scores, "FP32")], outputs=[wanted])
     texts = np.vectorize(_text)(answer.as_numpy("OUTPUT0"))
     assert texts.tolist() == [["0.700000:1:dog", "0.200000:2:hen"], ["9.000000:3:owl", "4.000000:0:cat"]]
     assert answer.get_output("OUTPUT0")["datatype"] == "BYTES"
@@ -132,11 +147,12 @@ def test_classification_of_more_classes_than_there_are_gives_all(client: Any) ->
     assert answer.as_numpy("OUTPUT0").shape == (1, 4)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("there", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("back", [None, "gzip", "deflate"])
-def test_bodies_travel_compressed_both_ways(client: Any, there: str | None, back: str | None) -> None:
+def test_bodies_travel_compressed_both_ways(any_client: Any, there: str | None, back: str | None) -> None:
     first, second = pair(4)
-    answer = client.infer(
+    answer = any_client.infer(
         "add_sub_onnxruntime",
         [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32", binary=False)],
         request_compression_algorithm=there,
@@ -206,14 +222,23 @@ def test_a_reserved_parameter_is_refused(zoo: Any) -> None:
     assert "parameter keys starting with 'triton_' are reserved" in answer["error"]
 
 
-def test_many_requests_at_once_get_each_its_own_answer(client: Any) -> None:
-    def ask(number: int) -> None:
-        array = np.full((1, 64), number, np.int32)
-        answer = client.async_infer("same_INT32", [given("INPUT0", array, "INT32")]).get_result()
-        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
+def test_many_requests_in_flight_get_each_its_own_answer(any_client: Any) -> None:
+    arrays = [np.full((1 + number % 4, 16), number, np.float32) for number in range(48)]
+    asked = [("add_sub_openvino", [given("INPUT0", array, "FP32"), given("INPUT1", array, "FP32")]) for array in arrays]
+    for array, answer in zip(arrays, _at_once(any_client, asked), strict=True):
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array * 2)
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), array * 0)
 
-    for number in range(64):
-        ask(number)
+
+def _at_once(client: Any, asked: list[tuple[str, list[triton.InferInput]]]) -> list[triton.InferResult]:
+    if isinstance(client, triton.InferenceServerClient):
+        return [call.get_result() for call in [client.async_infer(*one) for one in asked]]
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(client.aio.infer(*one) for one in asked))
+
+    answers: list[Any] = client.run(ask())
+    return answers
 
 
 def test_clients_on_many_threads_get_each_their_own_answers(zoo: Any) -> None:
@@ -230,13 +255,18 @@ def test_clients_on_many_threads_get_each_their_own_answers(zoo: Any) -> None:
         list(pool.map(ask, range(4)))
 
 
-def test_health_tells_the_server_and_each_model(client: Any) -> None:
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("add_sub_onnxruntime")
-    assert client.is_model_ready("versions", "2")
-    assert not client.is_model_ready("versions", "3")
-    assert not client.is_model_ready("nobody")
+def test_health_tells_the_server_and_each_model(any_client: Any) -> None:
+    assert any_client.is_server_live()
+    assert any_client.is_server_ready()
+    assert any_client.is_model_ready("add_sub_onnxruntime")
+    assert any_client.is_model_ready("versions", "2")
+    assert not any_client.is_model_ready("versions", "3")
+    assert not any_client.is_model_ready("nobody")
+
+
+def test_statistics_and_the_index_name_the_model(any_client: Any) -> None:
+    assert any_client.get_inference_statistics("conv_openvino")["model_stats"][0]["name"] == "conv_openvino"
+    assert {"name": "conv_openvino", "version": "1", "state": "READY"} in any_client.get_model_repository_index()
 
 
 def test_server_metadata_names_what_is_served(client: Any) -> None:
@@ -247,15 +277,15 @@ def test_server_metadata_names_what_is_served(client: Any) -> None:
     )
 
 
-def test_model_metadata_shows_the_batch_dimension(client: Any) -> None:
-    metadata = client.get_model_metadata("add_sub_onnxruntime")
+def test_model_metadata_shows_the_batch_dimension(any_client: Any) -> None:
+    metadata = any_client.get_model_metadata("add_sub_onnxruntime")
     assert metadata["name"] == "add_sub_onnxruntime"
     assert metadata["platform"] == "onnxruntime_onnx"
     assert metadata["inputs"] == [
         {"name": "INPUT0", "datatype": "FP32", "shape": [-1, 16]},
         {"name": "INPUT1", "datatype": "FP32", "shape": [-1, 16]},
     ]
-    assert client.get_model_metadata("fixed")["inputs"][0]["shape"] == [2, 3]
+    assert any_client.get_model_metadata("fixed")["inputs"][0]["shape"] == [2, 3]
 
 
 def test_versions_are_served_side_by_side_and_the_highest_is_the_default(client: Any) -> None:
@@ -267,8 +297,8 @@ def test_versions_are_served_side_by_side_and_the_highest_is_the_default(client:
         assert client.infer("versions", inputs, model_version=version).get_response()["model_version"] == version
 
 
-def test_the_config_is_complete_and_normalised(client: Any) -> None:
-    config = client.get_model_config("add_sub_onnxruntime")
+def test_the_config_is_complete_and_normalised(any_client: Any) -> None:
+    config = any_client.get_model_config("add_sub_onnxruntime")
     assert config["name"] == "add_sub_onnxruntime"
     assert config["backend"] == "onnxruntime"
     assert config["platform"] == "onnxruntime_onnx"
@@ -281,13 +311,13 @@ def test_the_config_is_complete_and_normalised(client: Any) -> None:
     assert config["instance_group"][0]["count"] >= 1
 
 
-def test_errors_reach_the_client_with_their_status_and_words(client: Any) -> None:
+def test_errors_reach_the_client_with_their_status_and_words(any_client: Any) -> None:
     array = np.zeros((1, 8), np.float32)
     with pytest.raises(InferenceServerException, match=r"Request for unknown model: 'nobody' is not found") as caught:
-        client.infer("nobody", [given("INPUT0", array, "FP32")])
+        any_client.infer("nobody", [given("INPUT0", array, "FP32")])
     assert caught.value.status() == "404"
     with pytest.raises(InferenceServerException, match=r"expects 'INT32'") as caught:
-        client.infer("same_INT32", [given("INPUT0", array, "FP32")])
+        any_client.infer("same_INT32", [given("INPUT0", array, "FP32")])
     assert caught.value.status() == "400"
 
 
