@@ -112,6 +112,7 @@ def test_a_failed_load_is_tried_again_by_the_next_holder() -> None:
     assert shared.take("key", lambda: "loaded") == "loaded"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "content",
     [

@@ -330,6 +330,7 @@ def test_without_leave_to_reconnect_the_first_break_is_raised(connect: Connect) 
         assert (told.value.code, told.value.heals) == (ErrorCode.UNAVAILABLE, True)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("garbage", [b"\xff" * 12, b"\x12\x05\x0a\x7f", b"\x12\x04\x2a\x02\xff\xfe"])
 def test_garbage_from_the_server_is_raised(scripted: Connect, connect: Connect, garbage: bytes) -> None:
     def script(call: Any) -> Iterator[bytes]:
@@ -419,6 +420,7 @@ def test_two_cannot_take_results_at_once(scripted: Connect, connect: Connect, co
             next(stream.results())
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("state", ["connected and idle", "waiting to try again", "under way"])
 def test_closing_ends_the_results_from_any_thread(
     scripted: Connect, connect: Connect, collect: Connect, eventually: Connect, state: str

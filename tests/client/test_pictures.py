@@ -67,6 +67,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_no_picture_is_refused(what: str) -> None:
     picture, options, message = WRONG[what]

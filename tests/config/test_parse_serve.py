@@ -161,6 +161,7 @@ def test_restricted_groups_are_read_and_their_value_is_kept_secret():
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("text", ["health", "health:k", "health:k=", ":k=v", "health,:k=v", "health:=v"])
 def test_malformed_restricted_groups_are_refused(text):
     with pytest.raises(ConfigError, match="expected <category>"):
@@ -383,6 +384,7 @@ def test_limits_of_gpu_memory_are_tritons(flags, limits):
     assert parse(*flags).config.memory.gpu_load_limits == limits
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("text", ["0", "0:", ":0.5", "0:80", "0:1.5", "0:-0.5", "gpu:0.5", "0:nan", "0:0.5:1"])
 def test_a_limit_that_is_no_fraction_is_refused(text):
     with pytest.raises(ConfigError, match="--model-load-gpu-limit"):

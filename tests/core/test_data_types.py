@@ -16,23 +16,18 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "config_name", "number", "itemsize"), TABLE)
-def test_a_data_type_has_tritons_names_number_and_size(name: str, config_name: str, number: int, itemsize: int) -> None:
-    dtype = BY_NAME[name]
-    assert BY_CONFIG_NAME[config_name] is dtype
-    assert (dtype.number, dtype.itemsize) == (number, itemsize)
-    if dtype is not DType.BYTES:
-        assert dtype.numpy.itemsize == itemsize
+def test_every_data_type_has_tritons_names_number_and_size() -> None:
+    assert [(dtype.value, dtype.config_name, dtype.number, dtype.itemsize) for dtype in DType] == TABLE
+    assert {name: BY_NAME[name] for name, *_ in TABLE} == {dtype.value: dtype for dtype in DType}
+    assert {name: BY_CONFIG_NAME[name] for _, name, *_ in TABLE} == {dtype.config_name: dtype for dtype in DType}
+    sized = [dtype for dtype in DType if dtype is not DType.BYTES]
+    assert [dtype.numpy.itemsize for dtype in sized] == [dtype.itemsize for dtype in sized]
 
 
-def test_the_table_is_complete() -> None:
-    assert [name for name, *_ in TABLE] == [dtype.value for dtype in DType]
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype not in (DType.BYTES, DType.BF16)])
-def test_a_numpy_type_is_found_again_in_either_byte_order(dtype: DType) -> None:
-    assert DType.from_numpy(dtype.numpy) is dtype
-    assert DType.from_numpy(dtype.numpy.newbyteorder(">")) is dtype
+def test_every_numpy_type_is_found_again_in_either_byte_order() -> None:
+    numbers = [dtype for dtype in DType if dtype not in (DType.BYTES, DType.BF16)]
+    assert [DType.from_numpy(dtype.numpy) for dtype in numbers] == numbers
+    assert [DType.from_numpy(dtype.numpy.newbyteorder(">")) for dtype in numbers] == numbers
 
 
 @pytest.mark.parametrize("dtype", ["S5", "U3", "O"])

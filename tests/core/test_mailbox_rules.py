@@ -81,6 +81,7 @@ def test_the_next_choice_is_late_but_leaves_time_to_make_ready():
     assert RunEstimate().best_choice_ns(5 * MS) <= 5 * MS, "nothing is known yet: now"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("source", "wanted"), [(30, 10), (30, 20), (30, 29), (60, 7), (30, 30), (30, 100), (10, 1)])
 def test_spacing_keeps_the_average_rate_whatever_the_source_rate(source, wanted):
     spacing = Spacing(round(1e9 / wanted))

@@ -158,6 +158,7 @@ def binary_head(size: int, shape: tuple[int, ...] = (1, 2)) -> bytes:
     return json.dumps({"inputs": [item]}).encode()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("size", "tail", "words"),
     [
@@ -248,6 +249,7 @@ def test_an_unknown_content_encoding_is_refused_with_what_is_known(zoo: Any) -> 
         connection.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("encoding", "body"),
     [
@@ -298,6 +300,7 @@ def exchange(zoo: Any, data: bytes) -> bytes:
             received += part
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "data",
     [

@@ -247,6 +247,7 @@ def test_sequences_of_equal_values_step_together_in_their_own_rows(server: Any) 
         list(pool.map(steps, (1, 2, 3)))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("api", [triton, triton_http], ids=["grpc", "http"])
 @pytest.mark.parametrize("model", ["twice", "twice_again", "whole"])
 def test_an_ensemble_hands_values_on_to_a_step_that_batches(server: Any, api: Any, model: str) -> None:

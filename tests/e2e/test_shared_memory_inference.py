@@ -81,6 +81,7 @@ def test_without_the_flag_regions_are_refused_with_the_flag_named(zoo: Any, wire
         client.get_system_shared_memory_status()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("model", ["add_sub", "add_sub_openvino"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_inputs_and_outputs_travel_through_one_segment(

@@ -173,6 +173,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(part.removeprefix("data: ")) for part in text.split("\n\n") if part]
 
 
+@pytest.mark.sample
 @needs_curl
 @pytest.mark.parametrize("text", [TEXT, "", "one"])
 def test_curl_gets_each_token_as_an_event(server: Any, model: str, text: str) -> None:

@@ -229,6 +229,7 @@ def test_broken_chunks_end_the_connection_and_not_the_server(site, tail):
     assert site.get("/v2/health/live").status == 200
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"\0" * 9000])
 def test_what_is_not_http_ends_the_connection_and_not_the_server(site, garbage, caplog):
     raw_exchange(site.port, garbage, half_close=True)

@@ -128,6 +128,7 @@ def test_a_number_of_an_earlier_run_means_from_the_beginning(site: Any, follow: 
     assert len(site.get("/edge/v1/events?after=900&follow=false").json) == 1
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "query",
     ["after=-1", "after=x", "after=", "after=1.5", "after=9999999999999999999", "after=%D9%A1", "follow=maybe",

@@ -5,13 +5,7 @@ import inspect
 import pytest
 
 from edge_server import errors
-from edge_server.frontends.status import GRPC_STATUS, HTTP_STATUS, GrpcStatus, grpc_status, http_status, retry_after
-
-
-@pytest.mark.parametrize("code", errors.ErrorCode)
-def test_every_code_has_a_status_on_both_wires(code):
-    assert 400 <= HTTP_STATUS[code] < 600
-    assert GRPC_STATUS[code] is not GrpcStatus.OK
+from edge_server.frontends.status import GRPC_STATUS, HTTP_STATUS, grpc_status, http_status, retry_after
 
 
 def test_every_error_class_maps_to_the_number_of_its_code():
@@ -25,24 +19,21 @@ def test_every_error_class_maps_to_the_number_of_its_code():
         assert grpc_status(error) == GRPC_STATUS[kind.code]
 
 
-@pytest.mark.parametrize(
-    ("code", "http", "grpc"),
-    [
-        ("UNKNOWN", 400, 2),
-        ("INTERNAL", 500, 13),
-        ("NOT_FOUND", 404, 5),
-        ("INVALID_ARG", 400, 3),
-        ("UNAVAILABLE", 503, 14),
-        ("UNSUPPORTED", 501, 12),
-        ("ALREADY_EXISTS", 400, 6),
-        ("CANCELLED", 499, 1),
-        ("RESOURCE_EXHAUSTED", 429, 8),
-        ("ABORTED", 409, 10),
-    ],
-)
-def test_numbers_are_those_that_clients_expect(code, http, grpc):
-    assert HTTP_STATUS[errors.ErrorCode(code)] == http
-    assert GRPC_STATUS[errors.ErrorCode(code)] == grpc
+def test_every_code_has_on_both_wires_the_number_that_clients_expect():
+    expected = {
+        "UNKNOWN": (400, 2),
+        "INTERNAL": (500, 13),
+        "NOT_FOUND": (404, 5),
+        "INVALID_ARG": (400, 3),
+        "UNAVAILABLE": (503, 14),
+        "UNSUPPORTED": (501, 12),
+        "ALREADY_EXISTS": (400, 6),
+        "CANCELLED": (499, 1),
+        "RESOURCE_EXHAUSTED": (429, 8),
+        "ABORTED": (409, 10),
+    }
+    codes = errors.ErrorCode
+    assert {code.value: (HTTP_STATUS[code], GRPC_STATUS[code]) for code in codes} == expected
 
 
 @pytest.mark.parametrize(

@@ -282,12 +282,18 @@ def service() -> FakeService:
 
 
 @pytest.fixture(params=["direct", "standard"])
-def open_door(service: FakeService, request: pytest.FixtureRequest) -> Iterator[Callable[..., Door]]:
-    """Open front ends with GrpcConfig fields of the test's choice, with either of the two doors for ModelInfer."""
+def way(request: pytest.FixtureRequest) -> str:
+    """The two ways by which inference comes in."""
+    return str(request.param)
+
+
+@pytest.fixture
+def open_door(service: FakeService, way: str) -> Iterator[Callable[..., Door]]:
+    """Open front ends with GrpcConfig fields of the test's choice."""
     doors: list[Door] = []
 
     def open_one(**config: object) -> Door:
-        doors.append(Door(service, **{"may_be_direct": request.param == "direct", **config}))
+        doors.append(Door(service, **{"may_be_direct": way == "direct", **config}))
         assert doors[-1].frontend.is_direct is doors[-1].is_asked_direct
         return doors[-1]
 

@@ -23,6 +23,12 @@ def refusal(door: Any, rpc: str, request: Any = None, **options: Any) -> tuple[g
     return caught.value.code(), caught.value.details()
 
 
+@pytest.fixture
+def way() -> str:
+    """The calls of this file come in by grpcio's own server, whichever way inference does."""
+    return "direct"
+
+
 def test_every_rpc_of_the_service_is_served_and_has_a_category(service: Any) -> None:
     rpcs = {method.name for method in messages.service_methods(messages.GRPC_SERVICE)}
     assert len(rpcs) == 20
@@ -212,6 +218,7 @@ def test_reflection_tells_services_and_schemas(door: Any, package: str) -> None:
     assert extensions.error_response.error_code == grpc.StatusCode.UNIMPLEMENTED.value[0]
 
 
+@pytest.mark.parametrize("way", ["direct", "standard"])
 def test_restricted_rpcs_want_their_secret_and_others_do_not(open_door: Any, make_request: Any) -> None:
     group = RestrictedGroup(("inference", "model-repository"), "Admin-Key", "secret")
     door = open_door(restricted=(group,))

@@ -91,6 +91,7 @@ class Meter:
         self._thread.join(20)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("level", "is_small"), [("none", False), ("low", True), ("medium", True), ("high", True)])
 def test_responses_are_compressed_when_configured(open_door: Any, level: str, is_small: bool) -> None:
     door = open_door(compression_level=level)

@@ -110,6 +110,7 @@ def test_an_answer_from_another_thread_wakes_the_call(door: Any, make_request: A
     assert floats(answer) == [1.0, 1.0]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -248,6 +249,7 @@ def spoil_outputs(request: Any) -> None:
     request.outputs.add(name="o")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -189,6 +189,7 @@ VALUES = {
 FIELD_NAMES = {field.number: field.name for field in messages.InferTensorContents.DESCRIPTOR.fields}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", list(VALUES))
 @given(data=st.data())
 def test_typed_contents_of_every_type_become_their_numbers(dtype: DType, data: st.DataObject) -> None:

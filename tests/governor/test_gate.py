@@ -145,6 +145,7 @@ def test_a_box_that_is_well_again_opens_the_gate() -> None:
     assert (gate.is_open, gate.share, gate.decision) == (True, 1.0, Decision())
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("share", [0.12, 0.3, 0.5])
 @pytest.mark.parametrize("priority", [2, 3])
 def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priority: int) -> None:

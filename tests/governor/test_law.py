@@ -116,6 +116,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_the_temperature_stays_near_the_set_point_and_the_box_never_throttles(world: World) -> None:
     course = live(world, Law())
@@ -262,6 +263,7 @@ def test_after_any_single_nonsense_a_cool_box_is_free_again_within_a_minute(seen
     assert (decision.share, decision.level, decision.detail) == (1.0, Level.NORMAL, "")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("wrong_c", [-256.0, 0.0, 20.0, 150.0, math.nan, math.inf, -math.inf])
 def test_a_single_wrong_reading_changes_nothing(wrong_c: float) -> None:
     law = Law()

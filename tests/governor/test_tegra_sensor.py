@@ -192,6 +192,7 @@ def test_temperatures_are_read_twice_a_second_at_most(make_board: Any, boards: A
     assert faults.reads[junction] == 20
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "text", ["-256000", "-274000", "200000", "2147483647", "9" * 400, "nan", "", "51.8", "0x33", "1_000", "٥٠٠٠٠"]
 )

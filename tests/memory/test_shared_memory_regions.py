@@ -105,6 +105,7 @@ def test_status_lists_regions_by_name_and_names_the_missing(registry, segment):
         registry.status("c")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("offset", [0, 1, 255, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 8])
 def test_regions_may_start_anywhere_in_a_page(registry, segment, offset):
     registry.register("r", segment.key, offset, PAGE)
@@ -238,6 +239,7 @@ def test_a_segment_that_shrank_is_refused_at_the_pin(registry, segment):
     assert not segment.is_mapped(), "the refused pin holds nothing"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "key",
     ["", "/", "//x", "a/b", "/a/b", "../etc/passwd", "..", "/..", ".", "a\0b", "/a/", "x" * 256, "\ud800"],

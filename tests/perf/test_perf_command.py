@@ -76,6 +76,7 @@ def test_tensors_may_lie_in_shared_memory_which_is_gone_afterwards(measure: Any,
     assert not list(Path("/dev/shm").glob("edge_perf_*"))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("datatype", ["BYTES", "BF16", "BOOL", "INT64"])
 @pytest.mark.parametrize("data", ["random", "zero"])
 def test_every_kind_of_tensor_is_made_up(measure: Any, datatype: str, data: str) -> None:

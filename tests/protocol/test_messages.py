@@ -111,6 +111,7 @@ def test_reflection_gives_the_file_of_a_symbol_and_what_it_depends_on(symbol: st
     assert [file.name for file in found] == files
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("symbol", ["", ".", "inference", "inference.GRPCInferenceService.Nope", "x.y.z", "é", "a\0b"])
 def test_reflection_of_an_unknown_symbol_is_a_key_error(symbol: str) -> None:
     with pytest.raises(KeyError):

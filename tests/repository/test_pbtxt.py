@@ -130,6 +130,7 @@ def test_json_takes_enum_names_in_any_case_and_numbers_as_strings() -> None:
     assert config.dynamic_batching.default_queue_policy.timeout_action == 1
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "text",
     [

@@ -150,6 +150,7 @@ def test_pins_from_many_threads_are_all_kept(tmp_path: Path) -> None:
     assert Pins(tmp_path).all() == {f"m{number}": number for number in range(40)}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"pins": 1}', '{"pins": {"m": true}}', '{"pins": {"m": -1}}', '{"pins": {"a/b": 1}}',

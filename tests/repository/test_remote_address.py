@@ -31,6 +31,7 @@ def test_addresses_are_read_as_triton_reads_them(url: str, protocol: str, path: 
     assert is_remote(url)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "url",
     ["http://host/models", "s3://", "s3://host:9000/", "s3://host:9000", "s3://key:secret@host/b", "as://account",
@@ -116,6 +117,7 @@ def test_a_file_that_is_also_a_folder_is_passed_over() -> None:
     assert list(found.units[UnitKey("m", 1)]) == ["a/b"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "name",
     ["../escaped", "m/../../escaped", "m/1/../../../escaped", "/etc/passwd", "m//x", "m/./x", "m/1/a\\b", "m/1/a\nb",

@@ -160,6 +160,7 @@ def test_after_success_nothing_holds_the_input(house: Any, new_mailbox: Any, may
     assert loan.array() is None
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "error",
     [BackendError("as told"), ValueError("not as told"), SystemExit(3), asyncio.CancelledError("told to stop")],

@@ -20,6 +20,7 @@ def value(response: Any) -> float:
     return float(response.outputs[0].array.flat[0])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("batching", [None, BATCHING, DynamicBatching((4,), max_queue_delay_us=200)])
 @pytest.mark.parametrize("may_run", [False, True])
 def test_many_submitters_each_get_their_own_answer_and_the_counts_agree(

@@ -168,6 +168,7 @@ def test_unknown_keys_and_nulls_are_passed_over():
     assert settings.update({"log_colour": 1, "log_info": None, "log_file": None}) == before
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "bad",
     [

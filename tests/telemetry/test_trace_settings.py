@@ -136,6 +136,7 @@ def test_nothing_that_takes_notes_is_imported_before_it_is_needed() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "text",
     [

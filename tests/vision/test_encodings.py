@@ -49,6 +49,7 @@ def test_stored_pixels_come_back_exactly(expose, noise, encoding, is_bigendian, 
     np.testing.assert_array_equal(found, np.dstack([luma] * 3) if encoding in GRAY else rgb)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("is_bigendian", [False, True])
 @pytest.mark.parametrize(("encoding", "color"), [("mono16", Color.GRAY), ("rgb16", Color.RGB), ("bgra16", Color.BGR)])
 def test_sixteen_bits_are_kept_until_eight_are_asked_for(expose, noise, encoding, color, is_bigendian) -> None:

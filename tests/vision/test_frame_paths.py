@@ -81,7 +81,7 @@ def test_the_lists_here_name_every_encoding_of_pictures() -> None:
     assert sorted([*BOUNDS, *GRAY]) == sorted(name for name in ENCODINGS if not is_depth(name))
 
 
-@pytest.mark.sample
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("padding", [0, 10])
 @pytest.mark.parametrize("encoding", BOUNDS)
 def test_raw_padded_and_interpolated_frames_agree(plan, expose, scene, encoding, padding) -> None:
@@ -91,7 +91,7 @@ def test_raw_padded_and_interpolated_frames_agree(plan, expose, scene, encoding,
     check_agreement(found, expected, fit, BOUNDS[encoding])
 
 
-@pytest.mark.sample
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("encoding", [*BOUNDS, *GRAY])
 def test_the_mark_is_found_where_it_was(plan, expose, scene, encoding) -> None:
     row, fit = through(plan, expose(scene, encoding, padding=6))
@@ -99,7 +99,7 @@ def test_the_mark_is_found_where_it_was(plan, expose, scene, encoding) -> None:
     np.testing.assert_allclose(found_mark(row, fit), MARK, atol=1.01 / min(fit.scale_x, fit.scale_y))
 
 
-@pytest.mark.sample
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("encoding", [name for name in [*BOUNDS, *GRAY] if "16" in name])
 def test_both_byte_orders_agree(plan, expose, scene, encoding) -> None:
     little, fit = through(plan, expose(scene, encoding))
@@ -108,6 +108,7 @@ def test_both_byte_orders_agree(plan, expose, scene, encoding) -> None:
     np.testing.assert_array_equal(little, big)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("encoding", ["mono16", "8UC1"])
 def test_gray_frames_agree_whatever_their_depth(plan, expose, scene, encoding) -> None:
     np.testing.assert_array_equal(

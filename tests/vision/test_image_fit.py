@@ -149,6 +149,7 @@ def test_enlarging_by_area_is_linear(noise) -> None:
     np.testing.assert_array_equal(pictures[0], pictures[2])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("interpolation", [Interpolation.AREA, Interpolation.AUTO])
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_shrinking_by_a_power_of_two_is_the_mean_of_blocks(noise, interpolation, factor) -> None:
