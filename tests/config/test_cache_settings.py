@@ -17,9 +17,8 @@ def chosen(*argv: str, **environ: str) -> Any:
     return chosen_cache(parse_serve([REPOSITORY, *argv], environ).config.cache)
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
+def test_a_cache_is_chosen_as_triton_spells_it() -> None:
+    table = [
         ([], None),
         (["--cache-config=local,size=1048576"], LocalCache(1048576)),
         (["--cache-config", "local,size=1048576"], LocalCache(1048576)),
@@ -37,10 +36,8 @@ def chosen(*argv: str, **environ: str) -> Any:
             [HERE, "--cache-config=redis,tls_enabled=true,cacert=/ca.pem,socket_timeout=20,pool_size=2"],
             RedisCache("box", 6379, uses_tls=True, cacert="/ca.pem", socket_timeout_ms=20, pool_size=2),
         ),
-    ],
-)
-def test_a_cache_is_chosen_as_triton_spells_it(argv: list[str], expected: object) -> None:
-    assert chosen(*argv) == expected
+    ]
+    assert [(argv, chosen(*argv)) for argv, _ in table] == table
 
 
 def test_the_environment_and_the_file_say_the_same(tmp_path: Path) -> None:

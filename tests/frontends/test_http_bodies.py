@@ -70,9 +70,8 @@ def test_answers_are_compressed_as_asked(site, encoding, count):
     assert site.post(PATH, body_of(3)).headers["Content-Encoding"] is None
 
 
-@pytest.mark.parametrize(
-    ("header", "encoding"),
-    [
+def test_encodings_are_chosen_by_weight():
+    table = [
         (None, None),
         ("", None),
         ("identity", None),
@@ -89,10 +88,8 @@ def test_answers_are_compressed_as_asked(site, encoding, count):
         ("gzip;q=nonsense", None),
         ("GZip", "gzip"),
         (",;,=,q", None),
-    ],
-)
-def test_encodings_are_chosen_by_weight(header, encoding):
-    assert accepted_encoding(header) == encoding
+    ]
+    assert [(header, accepted_encoding(header)) for header, _ in table] == table
 
 
 def test_a_bomb_is_stopped_at_the_bound():

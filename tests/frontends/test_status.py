@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from edge_server import errors
 from edge_server.frontends.status import GRPC_STATUS, HTTP_STATUS, grpc_status, http_status, retry_after
 
@@ -36,8 +34,6 @@ def test_every_code_has_on_both_wires_the_number_that_clients_expect():
     assert {code.value: (HTTP_STATUS[code], GRPC_STATUS[code]) for code in codes} == expected
 
 
-@pytest.mark.parametrize(
-    ("seconds", "header"), [(None, None), (0, "0"), (0.01, "1"), (1.0, "1"), (2.5, "3"), (-1, "0")]
-)
-def test_retry_after_is_whole_seconds_rounded_up(seconds, header):
-    assert retry_after(errors.Throttled("hot", retry_after_s=seconds)) == header
+def test_retry_after_is_whole_seconds_rounded_up():
+    table = [(None, None), (0, "0"), (0.01, "1"), (1.0, "1"), (2.5, "3"), (-1, "0")]
+    assert [(seconds, retry_after(errors.Throttled("hot", retry_after_s=seconds))) for seconds, _ in table] == table

@@ -18,9 +18,8 @@ a line that is none
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
+def test_the_longest_mount_point_above_a_path_decides_and_of_several_the_last() -> None:
+    table = [
         ("/models", "ext4"),
         ("/mnt/nas", "nfs4"),
         ("/mnt/nas/models/m", "nfs4"),
@@ -29,10 +28,8 @@ a line that is none
         ("/mnt/stick/m", "fuseblk"),
         ("/mnt/ssh", "fuse.sshfs"),
         ("/var/lib/docker/merged/models", "overlay"),
-    ],
-)
-def test_the_longest_mount_point_above_a_path_decides_and_of_several_the_last(path: str, kind: str) -> None:
-    assert file_system(path, MOUNTS) == kind
+    ]
+    assert [(path, file_system(path, MOUNTS)) for path, _ in table] == table
 
 
 def test_without_a_list_nothing_is_known() -> None:

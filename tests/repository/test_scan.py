@@ -80,9 +80,8 @@ def test_a_wish_is_always_a_sorted_choice_of_what_is_there(present: set[int], la
     assert len(wished_versions(VersionPolicy(latest), present)) == min(latest, len(present))
 
 
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
+def test_a_version_is_a_plain_decimal_number_of_63_bits() -> None:
+    table = [
         ("0", 0),
         ("12", 12),
         ("01", None),
@@ -93,10 +92,8 @@ def test_a_wish_is_always_a_sorted_choice_of_what_is_there(present: set[int], la
         (str(2**63 - 1), 2**63 - 1),
         (str(2**63), None),
         ("9" * 5000, None),
-    ],
-)
-def test_a_version_is_a_plain_decimal_number_of_63_bits(name: str, version: int | None) -> None:
-    assert parse_version(name) == version
+    ]
+    assert [(name, parse_version(name)) for name, _ in table] == table
 
 
 def test_a_named_configuration_is_preferred_where_it_is_there(root: Path, add_model: Any) -> None:

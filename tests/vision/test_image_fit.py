@@ -32,9 +32,8 @@ def fitted(image: np.ndarray, rule: FitRule) -> np.ndarray:
     return resized(image, place(rule, image.shape[1], image.shape[0]), rule, "model 'm'")
 
 
-@pytest.mark.parametrize(
-    ("rule", "size", "expected"),
-    [
+def test_known_pictures_go_to_known_places() -> None:
+    table = [
         (FitRule(FitMode.STRETCH, 320, 240), (1280, 720), Placement(320, 240, 0, 0)),
         (FitRule(FitMode.LETTERBOX, 640, 640), (1280, 720), Placement(640, 360, 0, 140)),
         (FitRule(FitMode.LETTERBOX, 640, 640), (720, 1280), Placement(360, 640, 140, 0)),
@@ -45,10 +44,8 @@ def fitted(image: np.ndarray, rule: FitRule) -> np.ndarray:
         (FitRule(FitMode.CROP, 224, 224), (640, 480), Placement(299, 224, -38, 0)),
         (FitRule(FitMode.CROP, 200, 100), (100, 200), Placement(200, 400, 0, -150)),
         (FitRule(FitMode.CROP, 224, 224, 224), (224, 224), Placement(224, 224, 0, 0)),
-    ],
-)
-def test_known_pictures_go_to_known_places(rule, size, expected) -> None:
-    assert place(rule, *size) == expected
+    ]
+    assert [(rule, size, place(rule, *size)) for rule, size, _ in table] == table
 
 
 @given(sides, sides, st.integers(1, 700), st.integers(0, 100))
@@ -214,16 +211,13 @@ def test_a_strip_that_grows_very_long_is_cut_right(size, interpolation) -> None:
     assert (found == 77).all()
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted", "order"),
-    [
+def test_channels_are_taken_in_the_right_order() -> None:
+    table = [
         (Color.BGR, Color.RGB, (2, 1, 0)),
         (Color.RGB, Color.BGR, (2, 1, 0)),
         (Color.RGB, Color.RGB, (0, 1, 2)),
         (Color.BGR, Color.BGR, (0, 1, 2)),
         (Color.GRAY, Color.RGB, (0, 0, 0)),
         (Color.GRAY, Color.GRAY, (0,)),
-    ],
-)
-def test_channels_are_taken_in_the_right_order(given, wanted, order) -> None:
-    assert channel_order(given, wanted) == order
+    ]
+    assert [(given, wanted, channel_order(given, wanted)) for given, wanted, _ in table] == table
