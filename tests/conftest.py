@@ -82,12 +82,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _sample(table: list[Any], count: int = 0) -> list[Any]:
-    """Choose `count` items, spread evenly; or, of a product of parameters, so many that each value of each occurs."""
-    if count:
-        return table[:: -(-len(table) // count)]
-    kept, seen = [], set()
+    """Choose `count` items; or, of a product of parameters, so many that each value of each occurs."""
     # In an order of chance, the same each time: in the order of the table a value would always meet the same others.
-    for item in random.Random(len(table)).sample(table, len(table)):
+    order = random.Random(len(table)).sample(table, len(table))
+    if count:
+        return order[:count]
+    kept, seen = [], set()
+    for item in order:
         values = {(name, id(value)) for name, value in item.callspec.params.items()}
         if not values <= seen:
             kept.append(item)
