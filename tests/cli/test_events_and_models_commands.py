@@ -189,7 +189,6 @@ def test_events_that_are_remembered_are_printed_in_words_and_in_json(url: str) -
     assert len(lines) <= len(before) <= len(later) + 2 <= len(after)
 
 
-@pytest.mark.sample
 @pytest.mark.parametrize("command", [("models",), ("rollback", "one"), ("events", "--no-follow")])
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://127.0.0.1:1/", "127.0.0.1:1"])
 def test_without_a_server_there_is_one_line_of_words(edge_here: Edge, command: tuple[str, ...], address: str) -> None:
@@ -199,7 +198,6 @@ def test_without_a_server_there_is_one_line_of_words(edge_here: Edge, command: t
     assert "no answer from http://127.0.0.1:1: connection refused: nothing listens there" in done.stderr
 
 
-@pytest.mark.sample
 @pytest.mark.parametrize("command", [("models",), ("status",), ("rollback", "one"), ("events",)])
 @pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://", "127.0.0.1:port", "box:8000 x"])
 def test_an_address_that_is_none_is_refused_before_anything_is_asked(

@@ -403,7 +403,6 @@ def test_a_disk_that_takes_nothing_is_told_with_the_file(tmp_path: Path) -> None
         variant.write(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 129, "a\n"])
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="--write: expected letters"):

@@ -206,7 +206,6 @@ def view(rows: list[Figures], **changes: object) -> View:
     return View("a title", rows, **{"latest": latest, "governor": "full speed", **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.sample
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 79, 120, 300])
 @pytest.mark.parametrize("height", [1, 3, 8, 24, 60])
 @pytest.mark.parametrize("count", [1, 2, 4, 40])
