@@ -51,14 +51,6 @@ NEED_TEST_ALL = {"bikes", "fake_gpu", "redis_server", "s3_address"}
 """Fixtures of what only the extra test-all or a fetch script brings."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `full` what uses such a fixture, before pytest selects by marks."""
-    for item in items:
-        if NEED_TEST_ALL.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.full)
-
-
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.option.markexpr == FAST_PART and not config.option.collectonly:
         terminalreporter.write_line(
@@ -69,9 +61,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark `full` what a test marked `sample` leaves out of the fast part, before pytest selects by marks."""
+    """Before pytest selects by marks, mark as `full` what uses such a fixture, and what a test marked `sample` leaves
+    out of the fast part."""
     tables: dict[Any, list[Any]] = {}
     for item in items:
+        if NEED_TEST_ALL.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("full")
         if isinstance(item, pytest.Function) and item.get_closest_marker("sample") is not None:
             tables.setdefault((item.parent, item.originalname), []).append(item)
     for table in tables.values():

@@ -25,7 +25,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -206,9 +205,9 @@ class ForestBackend(Backend):
                 if engine == "onnxruntime":
                     raise
         predict = self._gtil.predict
-        # treelite refuses to use more threads than OpenMP grants, which fails every request.
-        granted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-        threads = min(threads, int(granted)) if granted.isdecimal() and int(granted) else threads
+        # -1: as many as OpenMP grants. treelite refuses every request that asks for more, and where OMP_NUM_THREADS is
+        # set, these may be fewer than there are cores.
+        threads = whole_number(job.spec.name, parameters, "cpu_nthread", 0) or -1
 
         def scores(rows: Array) -> Array:
             found: Array = predict(trees, rows, nthread=threads)
