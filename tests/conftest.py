@@ -39,7 +39,7 @@ _STEADY: dict[str, Any] = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 }
 settings.register_profile("suite", max_examples=25, stateful_step_count=30, **_STEADY)
-settings.register_profile("soak", max_examples=300, stateful_step_count=50, **_STEADY)
+settings.register_profile("soak", max_examples=150, stateful_step_count=50, **_STEADY)
 settings.register_profile("search", settings.get_profile("soak"), derandomize=False, print_blob=True)
 settings.load_profile("suite")
 

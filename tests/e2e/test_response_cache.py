@@ -237,6 +237,7 @@ def test_two_servers_share_a_redis_and_go_on_without_it(
         assert [one.stop(), two.stop()] == [0, 0]
 
 
+@pytest.mark.full
 def test_a_redis_password_is_shown_nowhere(repository: Any, serve: Any) -> None:
     repository.add_sub("add_sub", CACHED)
     environment = {"TRITONCACHE_REDIS_PASSWORD": "open-sesame"}

@@ -29,6 +29,8 @@ def test_every_code_has_on_both_wires_the_number_that_clients_expect():
         "CANCELLED": (499, 1),
         "RESOURCE_EXHAUSTED": (429, 8),
         "ABORTED": (409, 10),
+        "UNAUTHENTICATED": (401, 16),
+        "PERMISSION_DENIED": (403, 7),
     }
     codes = errors.ErrorCode
     assert {code.value: (HTTP_STATUS[code], GRPC_STATUS[code]) for code in codes} == expected

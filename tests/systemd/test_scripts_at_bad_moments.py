@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -41,29 +40,6 @@ def test_what_was_fetched_into_a_folder_with_blanks_is_found(
         capture_output=True, text=True, timeout=60, check=False, env={"PATH": f"{folder}/bin:/usr/bin:/bin"},
     )  # fmt: skip
     assert done.stdout == str(folder / found), done.stderr
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """What .ci/again looks at: two tests failed, and both pass when they are asked again."""
-    folder = tmp_path / "clone"
-    (folder / ".ci").mkdir(parents=True)
-    shutil.copy(ROOT / ".ci" / "again", folder / ".ci" / "again")
-    program(folder / ".venv/bin/python", f'[ "$1" = -m ] && exit 0; exec {sys.executable} "$@"')
-    cache = folder / ".pytest_cache/v/cache"
-    cache.mkdir(parents=True)
-    (cache / "lastfailed").write_text(json.dumps({"tests/a.py::test_a": True, "tests/a.py::test_b": True}))
-    return folder
-
-
-@pytest.mark.parametrize(("ended_with", "code"), [("1", 0), ("2", 2), ("3", 3), ("139", 139)])
-def test_only_a_test_run_that_came_to_its_end_may_be_asked_again(clone: Path, ended_with: str, code: int) -> None:
-    done = subprocess.run([".ci/again", ended_with], cwd=clone, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-
-
-def test_ci_says_how_the_test_run_ended() -> None:
-    assert '|| .ci/again "$?"' in (ROOT / ".ci" / "run").read_text()
 
 
 def test_the_builders_umask_is_not_in_the_package(tmp_path: Path) -> None:
