@@ -1,4 +1,4 @@
-"""Scripts where a path has blanks, the umask is strict, or the test run did not come to its end."""
+"""Scripts where a path has blanks, or the umask is strict."""
 
 from __future__ import annotations
 
