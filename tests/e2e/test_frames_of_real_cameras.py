@@ -189,7 +189,8 @@ class Camera:
         assert counts.received == counts.answered + sum(counts.dropped.values())
         assert counts.answered == ours.answered == len(self.results)
         assert dict(counts.dropped) == dict(ours.dropped)
-        assert sum(sum(result.dropped.values()) for result in self.results) == sum(counts.dropped.values())
+        told = sum(sum(result.dropped.values()) for result in self.results)
+        assert told == sum(counts.dropped.values()) + ours.dropped_here
         assert (counts.received, ours.lost, ours.in_flight) == (ours.sent, 0, 0)
         assert ours.offered == int(self.seconds * self.fps) == ours.sent + ours.dropped_here
         assert [result.error for result in self.results if result.error] == []
