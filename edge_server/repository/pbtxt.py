@@ -61,7 +61,7 @@ def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> Conf
         line = content.count(b"\n", 0, error.start) + 1
         raise BadModelConfig(f"model '{model}': {source} line {line} is not UTF-8 text") from error
     except text_format.ParseError as error:
-        raise BadModelConfig(f"model '{model}': {source} {_located(error)}{_spelling(error, config)}") from error
+        raise BadModelConfig(f"model '{model}': {source} {_with_spelling(_located(error), error, config)}") from error
     except (ValueError, OverflowError, RecursionError) as error:
         # Of an enum's number that no 32 bits hold the parser tells no place.
         raise BadModelConfig(f"model '{model}': {source}{_line_of_number(error, content)}: {error}") from error
@@ -89,14 +89,15 @@ def _located(error: text_format.ParseError) -> str:
     return f"line {line} column {column}: {_brief(quoted)}{mark}{_brief(said)}"
 
 
-def _spelling(error: Exception, config: ConfigMessage) -> str:
-    """Return `, did you mean '...'?` for an unknown field or enum value that resembles a known one, else ""."""
+def _with_spelling(said: str, error: Exception, config: ConfigMessage) -> str:
+    """Return the parser's words, with the nearest spelling of a field or enum value that it does not know."""
     pool = config.DESCRIPTOR.file.pool
+    spelling = ""
     if found := _UNKNOWN_FIELD.search(str(error)):
-        return nearest(found[2], pool.FindMessageTypeByName(found[1]).fields_by_name)
-    if found := _UNKNOWN_VALUE.search(str(error)):
-        return nearest(found[2], pool.FindEnumTypeByName(found[1]).values_by_name)
-    return ""
+        spelling = nearest(found[2], pool.FindMessageTypeByName(found[1]).fields_by_name)
+    elif found := _UNKNOWN_VALUE.search(str(error)):
+        spelling = nearest(found[2], pool.FindEnumTypeByName(found[1]).values_by_name)
+    return said.rstrip(".") + spelling if spelling else said
 
 
 def _line_of_number(error: Exception, content: bytes) -> str:
@@ -131,7 +132,8 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
             raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")
         json_format.ParseDict(_fold_enums(document, config.DESCRIPTOR), config)
     except (ValueError, OverflowError, RecursionError, json_format.ParseError) as error:
-        raise BadModelConfig(f"model '{model}': {source}: {_brief(str(error))}{_spelling(error, config)}") from error
+        said = _with_spelling(_brief(str(error)), error, config)
+        raise BadModelConfig(f"model '{model}': {source}: {said}") from error
     _check_enums(config, model, source)
     return config
 

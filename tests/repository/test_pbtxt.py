@@ -51,7 +51,7 @@ def test_text_with_comments_lists_and_nested_messages_is_read() -> None:
     ],
 )
 def test_a_misspelt_field_or_value_is_answered_with_the_nearest_spelling(text: bytes, known: str) -> None:
-    with pytest.raises(BadModelConfig, match=f"did you mean '{known}'"):
+    with pytest.raises(BadModelConfig, match=rf"[^.], did you mean '{known}'\?$"):
         parse_text(text, "m")
 
 
