@@ -179,7 +179,7 @@ def _service(
 def _readiness(config: ServerConfig) -> Readiness:
     is_strict = config.lifecycle.is_readiness_strict
     if is_strict is None:
-        # Whoever copies a broken model to all servers of a fleet must not take them all from their balancer.
+        # A broken model that is copied to all servers of a fleet must not take them all from their balancer.
         return Readiness.KEEPS_SERVING if config.repository.control_mode == "poll" else Readiness.STRICT
     return Readiness.STRICT if is_strict else Readiness.ANY
 

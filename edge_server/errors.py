@@ -204,4 +204,4 @@ class WarmupFailed(LoadError):
 
 
 class NotTried(WarmupFailed):
-    """Made-up inputs did not suit a model that nobody gave a sample of its inputs for. It may well work with others."""
+    """Made-up inputs did not suit a model that has no sample of its inputs. It may work with other inputs."""

@@ -107,7 +107,7 @@ def _why(options: argparse.Namespace, error: BaseException) -> str:
 
 
 def _report(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the server tells, as --json prints it. Raises as wire.ask does."""
+    """Return the server's answers in the form that --json prints. Raises as wire.ask does."""
     server = wire.ask(options, "/v2")
     is_ready = _is_ready(options)
     index = cast("list[dict[str, str]]", wire.ask(options, "/v2/repository/index", {}))

@@ -90,7 +90,7 @@ def _find_listener(port: int) -> _Listener | None:
 
 
 def _open_files(process: Path) -> set[str] | None:
-    """Return what the files of a process are, "socket:[12]"; None where this user may not know."""
+    """Return the targets of a process's open files, such as "socket:[12]"; None where this user may not read them."""
     found = set()
     try:
         for name in os.listdir(process / "fd"):

@@ -172,7 +172,7 @@ class Scanner:
         return snapshot
 
     def look(self, before: Snapshot | None = None, unchanged: Container[str] = ()) -> Snapshot:
-        """Return what is there now, and which roots cannot be read.
+        """Return the models that are there now, and the roots that cannot be read.
 
         Models named in `unchanged` are taken from `before`, an earlier look, if they are there still: listing them
         costs little beside looking into each.
@@ -220,7 +220,7 @@ class Scanner:
         return tuple(sorted(found))
 
     def passed_over(self) -> dict[str, str]:
-        """Return what lies where models are expected and cannot be one: its printable name -> why."""
+        """Return the files and folders in the repositories that cannot be a model: printable name -> reason."""
         found: dict[str, str] = {}
         for root in self.roots:
             with contextlib.suppress(ServingFault):
@@ -245,7 +245,7 @@ class Scanner:
         return Fence(None if self._allows_external_links else self.roots)
 
     def _look(self, path: Path, fence: Fence, warnings: list[str]) -> ModelOnDisk | None:
-        """Return one model, None when it is gone. Whatever goes wrong is the problem of this model alone."""
+        """Return one model, None when it is gone. A failure of any kind is this model's problem alone."""
         try:
             return self._look_into(path, fence, warnings)
         except Exception as error:

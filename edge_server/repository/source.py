@@ -74,7 +74,7 @@ class RepositorySource:
         return self.scanner.names()
 
     def passed_over(self) -> dict[str, str]:
-        """Return what lies where models are expected and cannot be one: its printable name -> why."""
+        """Return the files and folders in the repositories that cannot be a model: printable name -> reason."""
         return self.scanner.passed_over()
 
     def wishes(self) -> tuple[dict[str, ModelWish], tuple[str, ...]]:

@@ -1,9 +1,9 @@
 """Mode `poll`: follow the repositories. Hearing of a change shortens the wait; what a full look finds is the truth.
 
-`observe` hears of changes, `scan` looks, `settle` says what counts of what was found, and the wish for that is stated
-anew when it differs from the last one. Between full looks, `fallback_s` apart, only those models are looked at that
-something was heard of, that have not settled, or that hold links. So a change that nobody told of is found too,
-`fallback_s` later at the most.
+`observe` hears of changes, `scan` looks, `settle` says which files are complete, and a new desired state is published
+when it differs from the last one. A full look is made every `fallback_s`. Between two of them, only models are looked
+at that had an event, that have not settled, or that hold links. So a change without an event is found too, at most
+`fallback_s` later.
 """
 
 from __future__ import annotations

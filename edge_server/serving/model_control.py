@@ -21,7 +21,7 @@ class ModelSource(Protocol):
         """Return the models that are there, loaded or not."""
 
     def passed_over(self) -> Mapping[str, str]:
-        """Return what lies where models are expected and cannot be one: its printable name -> why."""
+        """Return the files and folders in the repositories that cannot be a model: printable name -> reason."""
 
     def wish(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True

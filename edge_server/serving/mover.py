@@ -77,7 +77,7 @@ class Mover:
         self._dependents = Dependents(self._models)
         self._proceeding: set[str] = set()
         self._lacking_memory: set[str] = set()
-        """Models of which a load failed for want of memory, and perhaps some more."""
+        """Models whose load failed because memory was short; it may hold others too."""
         self._slots = LoadSlots(load_threads, timer, self._limits.hang_timeout_s or _SLOT_PATIENCE_S)
         self._loads = LoaderThreads(self._slots, lambda work: self._start("edge-load", work))
         self._closings = LoaderThreads(

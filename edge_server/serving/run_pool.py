@@ -101,7 +101,7 @@ class RunPool:
             del job
 
     def _next_job(self, worker: _Worker) -> Job | None:
-        """Return what the thread is to do next, waiting for it; None: it is to end."""
+        """Wait for the thread's next job and return it, or None when the thread must end."""
         with self._lock:
             self._busy.discard(worker)
             if worker.is_replaced:

@@ -136,7 +136,7 @@ def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_di
 
 
 def not_tried(spec: ModelSpec, error: BaseException) -> NotTried:
-    """Return what to tell of a model that failed with made-up inputs, at first with `error`."""
+    """Return the message for a model that failed with made-up inputs, first with `error`."""
     lead = [1] if spec.max_batch_size > 0 else []
     shapes = ", ".join(f"{item.name} {[*lead, *item.dims]}" for item in probe_sample(spec).inputs) or "none"
     has_free = any(-1 in item.dims for item in spec.inputs)

@@ -77,13 +77,13 @@ class Restriction:
 
 
 def restriction(rpc: str, category: str, groups: Iterable[RestrictedGroup], tokens: Tokens) -> Restriction | None:
-    """Return what restricts an RPC of a category, None where anybody may call."""
+    """Return the restriction of an RPC of a category, or None."""
     group = next((group for group in groups if category in group.categories), None)
     return Restriction(rpc, category, group, tokens) if group is not None or tokens.is_used else None
 
 
 def restrictions(groups: Iterable[RestrictedGroup], tokens: Tokens) -> dict[str, Restriction]:
-    """Return what restricts each RPC, by the RPC's name; RPCs that anybody may call are not in it."""
+    """Return the restriction of each restricted RPC, by the RPC's name."""
     found = {rpc: restriction(rpc, category, groups, tokens) for rpc, category in CATEGORY_OF.items()}
     return {rpc: item for rpc, item in found.items() if item is not None}
 

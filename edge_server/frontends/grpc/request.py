@@ -30,8 +30,8 @@ class Plan:
     """What the answer to one request must look like.
 
     `special` holds the requested outputs that are not simply sent as they are. `version_text` is the version as
-    the client wrote it. `places` is the shared memory that outputs go to, None for most requests; whoever made the plan
-    calls `release` when the request is over.
+    the client wrote it. `places` is the shared memory that outputs go to, None for most requests; the creator of the
+    plan calls `release` when the request is over.
     """
 
     model: str = ""
