@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 MATRIX = Path(__file__).parent / "matrix.py"
+# A benchmark: it needs the machine for itself.
+pytestmark = [pytest.mark.soak, pytest.mark.serial]
+
 CLASSIFIER = "classifier over gRPC beside the bare runtime"
 GRPC = "identity over gRPC beside a bare echo"
 HTTP = "identity over HTTP beside a bare echo"
