@@ -113,10 +113,18 @@ COPIES = {
     '&& unzip -qo "$1.zip" -d "$(dirname "$2")"',
     "mv": 'mv -T "$1" "$2"',
 }
-AGAIN = [name for name in COPIES if name not in ("mv", "cp -r", "cp -a", "scp")]
 
 
-@pytest.fixture(params=COPIES)
+def copies(*without: str) -> list[Any]:
+    """Return the names of `COPIES`, for parameters. rsync is not on every machine: `full`."""
+    return [
+        pytest.param(name, marks=pytest.mark.full) if name.startswith("rsync") else name
+        for name in COPIES
+        if name not in without
+    ]
+
+
+@pytest.fixture(params=copies())
 def copying(request: pytest.FixtureRequest) -> tuple[str, str]:
     return request.param, COPIES[request.param]
 
@@ -139,7 +147,7 @@ def test_a_new_version_takes_over_once_it_was_copied(shared: Site, tmp_path: Pat
     assert shared.serves(name, 1)
 
 
-@pytest.mark.parametrize("tool", AGAIN)
+@pytest.mark.parametrize("tool", copies("mv", "cp -r", "cp -a", "scp"))
 def test_a_file_copied_over_the_old_one_is_a_new_generation(shared: Site, tmp_path: Path, tool: str) -> None:
     name = "again_" + "".join(filter(str.isalnum, tool))
     write(shared.root / name, 1)
@@ -151,6 +159,7 @@ def test_a_file_copied_over_the_old_one_is_a_new_generation(shared: Site, tmp_pa
     shared.deploys_without_a_failure(name, 2)
 
 
+@pytest.mark.full
 def test_a_slow_rsync_is_not_loaded_before_its_last_byte(shared: Site, tmp_path: Path) -> None:
     write(shared.root / "slow_rsync", 1)
     assert shared.serves("slow_rsync", 1)

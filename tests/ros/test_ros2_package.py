@@ -137,6 +137,7 @@ def test_the_launch_file_starts_the_nodes_program_and_gives_known_parameters(nod
     assert {name: default for name, (default, _) in arguments.items()}.items() <= node.DEFAULTS.items()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").exists(), reason="edge_server is installed, not a checkout")
 def test_every_file_of_the_package_is_installed_with_edge_server(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", minversion="68")
