@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from edge_server.config import ServerConfig
@@ -18,6 +19,9 @@ from edge_server.telemetry.log import LogSettings, setup_logging
 from edge_server.telemetry.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
+
+_ENDING_S = 1.0
+"""How long threads are waited for that were told to end and may still be on their way."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -56,7 +60,11 @@ def _serve(
 
 def _end_if_held_up(code: int) -> None:
     """End the process now if threads of models would keep it: the interpreter waits for all that are no daemons."""
+    end_s = time.monotonic() + _ENDING_S
     left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    for thread in left:
+        thread.join(max(0.0, end_s - time.monotonic()))
+    left = [thread for thread in left if thread.is_alive()]
     if left:
         log.warning("ending with threads still running: %s", ", ".join(thread.name for thread in left))
         logging.shutdown()

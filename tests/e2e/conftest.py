@@ -219,7 +219,15 @@ class SharedServers:
         finally:
             for name in names:
                 server.request("POST", f"/v2/repository/models/{name}/unload", b"{}")
+            # Orders are answered before versions have ended; the next test may load a model of the same name.
+            wait_until(lambda: not self._unloading(server).intersection(names))
+            for name in names:
                 shutil.rmtree(models / name)
+
+    @staticmethod
+    def _unloading(server: ServerProcess) -> set[str]:
+        _, index = server.ask("/v2/repository/index", {})
+        return {entry["name"] for entry in index if entry.get("state") == "UNLOADING"}
 
     def _start(self, flags: tuple[str, ...]) -> tuple[ServerProcess, Path]:
         models = self._folder / str(len(self._running))

@@ -68,7 +68,7 @@ def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(expl
     assert explicit.get("/v2/health/ready")[0] == 200
 
 
-def test_load_and_unload_change_what_is_served(explicit: Any) -> None:
+def test_load_and_unload_change_what_is_served(explicit: Any, eventually: Any) -> None:
     assert explicit.infer("two", body())[0] == 404
     assert load(explicit, "two") == (200, None)
     assert explicit.infer("two", body())[0] == 200
@@ -76,6 +76,8 @@ def test_load_and_unload_change_what_is_served(explicit: Any) -> None:
     status, answer = explicit.infer("two", body())
     assert status == 404
     assert "'two' has no available versions" in answer["error"]
+    # The order is answered before the version has ended.
+    assert eventually(lambda: index(explicit)["two"]["state"] != "UNLOADING")
     entry = index(explicit)["two"]
     assert (entry["state"], entry["reason"]) == ("UNAVAILABLE", "unloaded")
     # A model that was unloaded on purpose does not make the server unready.
