@@ -100,8 +100,8 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
 def _plan(
     options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts
 ) -> tuple[Trials, list[Candidate], list[str]]:
-    """Serve the model as it is configured once, to learn what it is; return what tries, what is tried, and what is
-    not tried because it cannot run here, with the reason."""
+    """Serve the model as it is configured once, to learn what it is; return the trial, the
+    candidates, and the candidates that cannot run here, with the reason."""
     cores = usable_cores()
     if model.config.HasField("sequence_batching"):
         # Its requests belong to sequences; and a dynamic batcher that is tried would take the place of the sequences.

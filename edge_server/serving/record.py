@@ -22,7 +22,7 @@ UNLOADED = "unloaded"
 """Triton's reason of a version that nobody wishes for any more."""
 
 _LOADING_RETRY_S = 1.0
-"""When to ask again for a model that is being loaded: nobody knows how long that takes."""
+"""Retry-After for a model that is being loaded. How long the load takes is not known."""
 
 UNLOADED_IDLE = "unloaded: idle; loads again on request"
 UNLOADED_FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"

@@ -2,8 +2,8 @@
 
 At most `size` threads run at a time, so a thousand models need no thousand threads. A run that takes long, or hangs,
 does not count: while a job waits, every thread whose job began before that wait is replaced by another one. So a hung
-run costs a thread, as it costs its model (see `hang`), and nobody else; the same keeps a model that waits for another
-one's answer from taking the thread that would give it. A thread too many ends after its job.
+run costs one thread and its own model (see `hang`), and no other model. For the same reason a model may wait for the
+answer of another one: it does not keep the thread that the other needs. A surplus thread ends after its job.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PROBE = "probe"
 """Name of the sample that is made from the inputs alone, where the configuration declares none."""
 
 _SHOWN_ERROR = 300
-"""How many characters of a runtime's error are told of inputs that were made up."""
+"""How many characters of a runtime's error are shown where the inputs were made up."""
 
 _WIDE = 64
 """A multiple of the strides of most networks for pictures, and a short sentence."""

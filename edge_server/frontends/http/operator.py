@@ -63,7 +63,7 @@ class OperatorEndpoints:
     """`is_guarded`: every request that comes here has shown the key of the category model-repository.
 
     Without a key, orders are taken from this machine alone: unlike load and unload they work in every control mode, so
-    nobody asked for them by choosing one.
+    the choice of a mode does not allow them.
     """
 
     def __init__(
