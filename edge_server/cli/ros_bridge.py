@@ -14,6 +14,7 @@ from edge_server.core.frame import Delivery
 from edge_server.ros.bridge import QOS_PROFILES, TRANSPORTS, Bridge, BridgeParameters, Transport
 from edge_server.telemetry.log import setup_logging
 
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TOPICS = {
     "detections": "vision_msgs/Detection2DArray",
     "classification": "vision_msgs/Classification",
@@ -27,12 +28,15 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     parameters = _parameters(options)
     setup_logging(LogConfig())
+    # A signal that comes while ROS is being opened waits until `stop` can be called.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
     transport: Transport = importlib.import_module(TRANSPORTS[options.transport]).open_transport(
         options.node_name, process_environment()
     )
     bridge = Bridge(parameters, transport, parameters.open_stream(options.address))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _END_SIGNALS:
         signal.signal(number, lambda *_: bridge.stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_SIGNALS)
     bridge.run()
     return 0
 
