@@ -183,10 +183,10 @@ class Call(Protocol):
 class ServerCalls(Protocol):
     """What a model may ask of the server that it lives in. From any thread; raises EdgeServerError."""
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> Call:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> Call:
         """Have a model answer. An error found at once is raised instead, and the sink is never called then.
 
-        `may_run`: the calling thread, which waits anyway, may do the computing.
+        `hold_us`: for how many microseconds the calling thread may be held to compute it; math.inf: it waits anyway.
         """
 
     def model_spec(self, name: str, version: int | None) -> ModelSpec:

@@ -28,6 +28,18 @@ class SequenceStep:
     is_end: bool = False
 
 
+class RequestMemo:
+    """What the server decided for requests with one and the same head: the same model, version, input names, types and
+    shapes, outputs, priority and timeout; only id and data differ. A front end makes an empty one for each head that it
+    keeps, and sets it on every request with that head. Dropped and decided anew when the routing table changes."""
+
+    __slots__ = ("front_end",)
+
+    def __init__(self) -> None:
+        self.front_end: object | None = None
+        """What the front end keeps with the generation that answers. None again when another generation may."""
+
+
 @dataclass(slots=True)
 class Request:
     """One inference request. Not to be changed once submitted.
@@ -39,6 +51,7 @@ class Request:
     (time.monotonic_ns; 0: never): what cannot be finished until then is not begun. `trace` takes note of its way, if it
     is one of the few that are traced. `targets` are pieces of GPU memory for outputs, by name, kept until `release`: an
     output may be written there, which its tensor then tells (see core.device). Large enough or not is not checked yet.
+    `memo` belongs to the request's head, see RequestMemo; None where the front end keeps no heads.
     """
 
     model: str
@@ -54,6 +67,7 @@ class Request:
     deadline_ns: int = 0
     trace: RequestTrace | None = None
     targets: Mapping[str, DevicePiece] | None = None
+    memo: RequestMemo | None = None
 
 
 @dataclass(slots=True)

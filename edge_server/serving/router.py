@@ -57,19 +57,19 @@ class Router:
 
     # -- requests, from any thread ----------------------------------------------------------------------------------
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Cancellable:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable:
         """Have the model answer that the request names, whichever version of it serves now; one out of memory is
         brought back first. What it raises leaves the request with the caller."""
         for _ in range(_ROUTE_ATTEMPTS):
             try:
                 version = self.route_request(request.model, request.version)
             except (NotReady, UnknownModel):
-                parked = self._park(request, sink, lambda again: self.submit(again, sink, may_run=False))
+                parked = self._park(request, sink, lambda again: self.submit(again, sink, hold_us=0.0))
                 if parked is None:
                     raise
                 return parked
             try:
-                return version.submit(request, sink, may_run=may_run)
+                return version.submit(request, sink, hold_us=hold_us)
             except Draining:
                 # Retired between the look and the call: the routing table names its successor, or says there is none.
                 continue

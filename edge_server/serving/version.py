@@ -168,7 +168,7 @@ class ModelVersion:
                 return
         self.on_gpu_fault(self, fault, error)
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
         in time, or Draining when the version is being retired; then the caller still owns the request."""
         rows = self._check.rows(request)
@@ -178,8 +178,8 @@ class ModelVersion:
         if self._lane is not None:
             sink = self._lane.sink(request, sink)
         ticket = Ticket(request, self.version, entry, sink, self._scheduler.cancel)
-        if self._lane is None or not self._lane.take(ticket, sink, may_wait=may_run):
-            self._admit(ticket, may_run=may_run and not self._keeps_thread)
+        if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us > 0):
+            self._admit(ticket, may_run=hold_us > 0 and not self._keeps_thread)
         return ticket
 
     def _admit(self, ticket: Ticket, *, may_run: bool = False) -> None:

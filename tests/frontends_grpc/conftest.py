@@ -150,8 +150,8 @@ class FakeService:
             assert self.arrived.wait_for(lambda: len(self.calls) >= count, timeout=20)
             return list(self.calls)
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> Call:
-        call = Call(request, sink, may_run)
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> Call:
+        call = Call(request, sink, hold_us > 0)
         with self.arrived:
             self.calls.append(call)
             self.arrived.notify_all()

@@ -19,6 +19,7 @@ from edge_server.frontends.grpc.read import InferReader
 from edge_server.frontends.grpc.request import Plan, plan_of, request_of
 from edge_server.frontends.grpc.traced import COMPLETE, SEND_END, SEND_START, begin_trace
 from edge_server.frontends.v2.brevity import Brevity
+from edge_server.service import READING_THREAD_HOLD_US
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService, Ticket
@@ -111,7 +112,8 @@ class InferCall(UnaryCall):
         request.deadline_ns = call_deadline_ns(request.deadline_ns, self)
         if traces.is_on:
             self._trace = begin_trace(traces, request, self.invocation_metadata(), received_ns)
-        return infer.service.submit(request, self._take, may_run=infer.brevity.is_brief(plan.model))
+        hold_us = READING_THREAD_HOLD_US if infer.brevity.is_brief(plan.model) else 0.0
+        return infer.service.submit(request, self._take, hold_us=hold_us)
 
     def _take(self, response: Response) -> None:
         """Take the model's responses, on whichever thread; the last one that tells something is the answer."""

@@ -19,6 +19,7 @@ from edge_server.frontends.grpc.infer import forwarded_metadata
 from edge_server.frontends.grpc.open_streams import OpenStreams
 from edge_server.frontends.grpc.read import InferReader
 from edge_server.frontends.v2.brevity import Brevity
+from edge_server.service import READING_THREAD_HOLD_US
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService
@@ -104,9 +105,9 @@ class DirectStream(InferStream):
 
     # -- any thread
 
-    def _may_run(self, model: str, is_ordered: bool) -> bool:
+    def _hold_us(self, model: str, is_ordered: bool) -> float:
         # A model that answers any number of times may take any time between them.
-        return is_ordered and self._streams.brevity.is_brief(model)
+        return READING_THREAD_HOLD_US if is_ordered and self._streams.brevity.is_brief(model) else 0.0
 
     def _answered(self, model: str, response: Response) -> None:
         if response.is_final:

@@ -136,7 +136,7 @@ class InferStream(abc.ABC):
         """Read on if reading waits for room."""
 
     @abc.abstractmethod
-    def _may_run(self, model: str, is_ordered: bool) -> bool:
+    def _hold_us(self, model: str, is_ordered: bool) -> float:
         """Return whether the reading thread may run the request at hand itself."""
 
     @abc.abstractmethod
@@ -239,8 +239,8 @@ class InferStream(abc.ABC):
         self._open(exchange)
         if request is not None:
             try:
-                may_run = self._may_run(plan.model, is_ordered)
-                ticket = self._service.submit(request, exchange.take, may_run=may_run)
+                hold_us = self._hold_us(plan.model, is_ordered)
+                ticket = self._service.submit(request, exchange.take, hold_us=hold_us)
                 if not exchange.is_done:
                     self._watch(exchange, ticket)
             except Exception as error:  # noqa: BLE001 - likewise

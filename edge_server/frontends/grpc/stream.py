@@ -7,6 +7,7 @@ no further switch. Otherwise a second thread reads, the first one sends, and `pa
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -172,8 +173,8 @@ class StreamInfer(InferStream):
         is_done = self._submit(data)
         self._pace.answered(time.perf_counter() - started if is_done else None)
 
-    def _may_run(self, model: str, is_ordered: bool) -> bool:
-        return self._runs_here
+    def _hold_us(self, model: str, is_ordered: bool) -> float:
+        return math.inf if self._runs_here else 0.0
 
     def _answered(self, model: str, response: Response) -> None:
         """Nothing to learn: the pace is of the whole stream."""

@@ -25,7 +25,7 @@ from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.json_codec import DecodedRequest, encode_infer, parse_header_length
 from edge_server.frontends.v2.json_header import InferDecoder
 from edge_server.frontends.v2.version import parse_version
-from edge_server.service import InferenceService, Ticket
+from edge_server.service import READING_THREAD_HOLD_US, InferenceService, Ticket
 
 Answer: TypeAlias = Callable[[list[bytes | memoryview], bool], None]
 
@@ -115,9 +115,10 @@ class FastCall:
             self._decoded = decoded = infer.decoder.decode(
                 body, target.json_size, spec, version=target.version, extra=target.extra
             )
-            may_run = computes_only(spec) and infer.brevity.is_brief(spec.name)
+            is_brief = computes_only(spec) and infer.brevity.is_brief(spec.name)
             sink = partial(infer.homecoming.deliver, self._receive)
-            self._ticket = infer.service.submit(decoded.request, sink, may_run=may_run)
+            hold_us = READING_THREAD_HOLD_US if is_brief else 0.0
+            self._ticket = infer.service.submit(decoded.request, sink, hold_us=hold_us)
         except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
             self._fail(error)
 
