@@ -176,18 +176,18 @@ class ModelVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
         in time, or Draining when the version is being retired; then the caller still owns the request."""
-        rows = self._check.rows(request)
+        head = self._check.head(request)
         if self._lane is not None:
             sink = self._lane.sink(request, sink)
         ticket = Ticket(
             request,
             self.version,
-            rows,
-            self._check.merge_key(request),
+            head.rows,
+            head.key,
             time.monotonic_ns(),
             sink,
             self._cancel,
-            self._plan.wanted_by(request),
+            head.outputs,
             self._claims_lock,
         )
         if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us > 0):
