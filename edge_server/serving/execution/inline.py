@@ -77,15 +77,15 @@ class InlineRule:
 
     def end(self, wall_ns: int, began_ns: int) -> None:
         """Note a run that took `wall_ns`, on the thread that called `begin`, which returned `began_ns`."""
-        self.note(wall_ns / 1000, None if began_ns < 0 else (time.thread_time_ns() - began_ns) / 1000)
-
-    def note(self, wall_us: float, processor_us: float | None) -> None:
-        """Learn from a run. `processor_us` is None where it was not measured."""
+        wall_us = wall_ns / 1000
         self._walls_us.append(wall_us)
         if wall_us > 2 * self._run_us:
             self._measured_until = self._runs + _MEASURED_AFTER_SLOW
-        if processor_us is None:
-            return
+        if began_ns >= 0:
+            self._learn((time.thread_time_ns() - began_ns) / 1000)
+
+    def _learn(self, processor_us: float) -> None:
+        """Decide anew, after a run that was measured."""
         if self._processor_us < 0:
             self._processor_us = processor_us
         else:
