@@ -64,7 +64,12 @@ class BatchExecutor:
         ticket = batch[0]
         request, rows, plan = ticket.request, ticket.rows, self._plan
         inline = self.inline
-        began_ns = -1 if inline is None else inline.begin()
+        processor_ns = 0
+        if inline is not None:
+            if inline.runs_to_skip > 0:
+                inline.runs_to_skip -= 1
+            else:
+                processor_ns = time.thread_time_ns()
         start_ns = time.monotonic_ns()
         try:
             inputs = plan.gather_one(request)
@@ -76,7 +81,10 @@ class BatchExecutor:
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
         if inline is not None:
-            inline.end(end_ns - start_ns, began_ns)
+            if processor_ns:
+                inline.note(end_ns - start_ns, time.thread_time_ns() - processor_ns)
+            elif end_ns - start_ns > inline.slow_ns:
+                inline.note_slow()
         if (trace := request.trace) is not None:
             trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
             trace.outputs(outputs)
@@ -97,7 +105,7 @@ class BatchExecutor:
 
     def _run_rows(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
         inline = self.inline
-        began_ns = -1 if inline is None else inline.begin()
+        processor_ns = 0 if inline is None else time.thread_time_ns()
         start_ns = time.monotonic_ns()
         try:
             answers, input_end_ns, infer_end_ns = self._compute(session, batch)
@@ -105,7 +113,7 @@ class BatchExecutor:
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
         if inline is not None:
-            inline.end(end_ns - start_ns, began_ns)
+            inline.note(end_ns - start_ns, time.thread_time_ns() - processor_ns)
         arrivals_ns: list[int] = []
         claimed: list[tuple[Ticket, tuple[Tensor, ...]]] = []
         rows = batch_size = 0
@@ -191,11 +199,11 @@ class BatchExecutor:
         group = _Group(sum(ticket.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
         inline = self.inline
-        began_ns = -1 if inline is None else inline.begin()
+        processor_ns = 0 if inline is None else time.thread_time_ns()
         try:
             session.execute(self._prepared(batch, executions))
             if inline is not None:
-                inline.end(time.monotonic_ns() - group.start_ns, began_ns)
+                inline.note(time.monotonic_ns() - group.start_ns, time.thread_time_ns() - processor_ns)
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             small = self._as_small_error(error)
             for execution in executions:
