@@ -78,18 +78,29 @@ def test_how_long_runs_take_is_learned(runs: list[tuple[int, int]], is_short: bo
     assert (rule.needed_hold_us < READING_THREAD_HOLD_US) is is_short
 
 
-def test_of_short_runs_few_are_noted_and_more_after_a_slow_one() -> None:
+def test_of_short_runs_few_are_measured_and_more_after_a_slow_one() -> None:
     rule = InlineRule(COMPUTES, is_decoupled=False)
-    for _ in range(16):
-        assert rule.runs_to_skip == 0
-        rule.note(*QUICK)
-    assert rule.runs_to_skip > 0
+
+    def measured(count: int, wall_ns: int = QUICK[0]) -> int:
+        found = 0
+        for _ in range(count):
+            if rule.begin():
+                found += 1
+                rule.note(wall_ns, QUICK[1])
+            else:
+                rule.end(wall_ns, 0)
+        return found
+
+    assert measured(16) == 16
     assert QUICK[0] < rule.slow_ns < PREEMPTED[0]
-    rule.note_slow()
-    assert rule.runs_to_skip == 0
+    assert measured(160) == 10
+    while rule.begin():
+        rule.note(*QUICK)
+    rule.end(PREEMPTED[0], 0)
+    assert measured(16) == 16
     for _ in range(20):
         rule.note(500 * US, 500 * US)
-    assert rule.runs_to_skip == 0
+    assert measured(30, 500 * US) == 30
 
 
 @pytest.mark.parametrize(("info", "depends"), [(COMPUTES, True), (MAY_WAIT, False), (BOUND, False)])

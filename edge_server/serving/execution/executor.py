@@ -64,12 +64,7 @@ class BatchExecutor:
         ticket = batch[0]
         request, rows, plan = ticket.request, ticket.rows, self._plan
         inline = self.inline
-        processor_ns = 0
-        if inline is not None:
-            if inline.runs_to_skip > 0:
-                inline.runs_to_skip -= 1
-            else:
-                processor_ns = time.thread_time_ns()
+        began_ns = 0 if inline is None else inline.begin()
         start_ns = time.monotonic_ns()
         try:
             inputs = plan.gather_one(request)
@@ -80,11 +75,8 @@ class BatchExecutor:
             end_ns = time.monotonic_ns()
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
-        if inline is not None:
-            if processor_ns:
-                inline.note(end_ns - start_ns, time.thread_time_ns() - processor_ns)
-            elif end_ns - start_ns > inline.slow_ns:
-                inline.note_slow()
+        if inline is not None and (began_ns or end_ns - start_ns > inline.slow_ns):
+            inline.end(end_ns - start_ns, began_ns)
         if (trace := request.trace) is not None:
             trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
             trace.outputs(outputs)
@@ -105,7 +97,7 @@ class BatchExecutor:
 
     def _run_rows(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
         inline = self.inline
-        processor_ns = 0 if inline is None else time.thread_time_ns()
+        began_ns = 0 if inline is None else inline.begin()
         start_ns = time.monotonic_ns()
         try:
             answers, input_end_ns, infer_end_ns = self._compute(session, batch)
@@ -113,7 +105,7 @@ class BatchExecutor:
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
         if inline is not None:
-            inline.note(end_ns - start_ns, time.thread_time_ns() - processor_ns)
+            inline.end(end_ns - start_ns, began_ns)
         arrivals_ns: list[int] = []
         claimed: list[tuple[Ticket, tuple[Tensor, ...]]] = []
         rows = batch_size = 0
@@ -199,11 +191,11 @@ class BatchExecutor:
         group = _Group(sum(ticket.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
         inline = self.inline
-        processor_ns = 0 if inline is None else time.thread_time_ns()
+        began_ns = 0 if inline is None else inline.begin()
         try:
             session.execute(self._prepared(batch, executions))
             if inline is not None:
-                inline.note(time.monotonic_ns() - group.start_ns, time.thread_time_ns() - processor_ns)
+                inline.end(time.monotonic_ns() - group.start_ns, began_ns)
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             small = self._as_small_error(error)
             for execution in executions:

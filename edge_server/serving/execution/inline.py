@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections import deque
 
 from edge_server.backends.base import SessionInfo
@@ -20,10 +21,10 @@ _WINDOW = 8
 _NEWEST_PART = 0.2
 """How much the newest measured run counts in the mean of the processor time."""
 
-_ALWAYS_NOTED_US = 100.0
-"""Of runs longer than this each is noted: it costs them less than a hundredth."""
-_SKIPPED = 7
-_NOTED_AFTER_SLOW = 16
+_ALWAYS_MEASURED_US = 100.0
+"""Of runs longer than this each is measured: it costs them less than a hundredth."""
+_SKIPPED = 15
+_MEASURED_AFTER_SLOW = 16
 
 
 def needed_hold_us(info: SessionInfo, is_decoupled: bool, run_us: float) -> float:
@@ -52,7 +53,7 @@ class InlineRule:
     time, which no other thread can raise.
 
     Reading a thread's processor time is a system call, twice a run. So of a model whose runs are short only every
-    eighth run is noted, and each of the next 16 after one that took twice the usual time.
+    16th run is measured, and each of the next 16 after one that took twice the usual time.
     """
 
     def __init__(self, info: SessionInfo, is_decoupled: bool) -> None:
@@ -60,13 +61,28 @@ class InlineRule:
         self._is_decoupled = is_decoupled
         self.needed_hold_us = needed_hold_us(info, is_decoupled, UNLIMITED_US)
         self.depends_on_runs = needed_hold_us(info, is_decoupled, 0.0) == 0.0
-        """Whether runs have to be noted."""
-        self.runs_to_skip = 0
-        """How many runs need not be noted, if none takes as long as `slow_ns`. Whoever skips one counts this down."""
+        """Whether runs have to be told of: `begin` and `end` around each."""
         self.slow_ns = 0.0
+        """How long a run may take that is not measured: a longer one has to be told of as well."""
         self._walls_us: deque[float] = deque(maxlen=_WINDOW)
         self._processor_us = -1.0
-        self._runs_to_note = _NOTED_AFTER_SLOW
+        self._runs_to_skip = 0
+        self._runs_to_measure = _MEASURED_AFTER_SLOW
+
+    def begin(self) -> int:
+        """Return the thread's processor time if the run that begins is to be measured, else 0. In nanoseconds."""
+        if self._runs_to_skip > 0:
+            self._runs_to_skip -= 1
+            return 0
+        return time.thread_time_ns()
+
+    def end(self, wall_ns: int, began_ns: int) -> None:
+        """Note a run for which `begin`, on the same thread, returned `began_ns`; or one longer than `slow_ns`."""
+        if began_ns:
+            self.note(wall_ns, time.thread_time_ns() - began_ns)
+        elif wall_ns > self.slow_ns:
+            self._runs_to_measure = _MEASURED_AFTER_SLOW
+            self._runs_to_skip = 0
 
     def note(self, wall_ns: int, processor_ns: int) -> None:
         """Learn from a run that held its thread for `wall_ns`, and used the processor for `processor_ns` of it."""
@@ -79,11 +95,6 @@ class InlineRule:
         run_us = max(walls_us[len(walls_us) // 4], self._processor_us)
         self.needed_hold_us = needed_hold_us(self._info, self._is_decoupled, run_us)
         self.slow_ns = 2000 * run_us
-        self._runs_to_note -= 1
-        if self._runs_to_note <= 0 and run_us <= _ALWAYS_NOTED_US:
-            self.runs_to_skip = _SKIPPED
-
-    def note_slow(self) -> None:
-        """Have the next runs noted, after one that was skipped and took as long as `slow_ns`."""
-        self._runs_to_note = _NOTED_AFTER_SLOW
-        self.runs_to_skip = 0
+        self._runs_to_measure -= 1
+        is_known = self._runs_to_measure <= 0 and run_us <= _ALWAYS_MEASURED_US
+        self._runs_to_skip = _SKIPPED if is_known else 0
