@@ -14,7 +14,7 @@ from typing import Protocol
 
 from edge_server.core.engine import EngineFile, EngineOrder
 from edge_server.core.lifecycle import INDEX_STATES, ModelWish, VersionState
-from edge_server.core.message import Request, ResponseSink
+from edge_server.core.message import Request, RequestMemo, ResponseSink
 from edge_server.core.metric import MetricFamilyView, MetricSource
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.statistics import VersionStatistics
@@ -32,6 +32,7 @@ from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotRea
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.manager import Manager
 from edge_server.serving.model_control import ModelControl, ModelSource
+from edge_server.serving.served import ServedVersion
 from edge_server.serving.variants import Variants, marked
 from edge_server.telemetry.events import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
@@ -62,6 +63,10 @@ _STOPPING = "Server is stopping, scheduler for model has stopped accepting new i
 
 NOT_LOADED = "NOT_LOADED"
 """The state of a version that is in the repository and not in the desired state. Triton's index has no word for it."""
+
+READING_THREAD_HOLD_US = 300.0
+"""For how long a thread that reads for many clients may be held to compute one answer. A run below this costs the
+requests behind it less than handing it to another thread costs all of them."""
 
 _ROUTE_ATTEMPTS = 16
 """How often a request that met a version just being retired looks for its successor. One is the rule."""
@@ -117,6 +122,7 @@ class InferenceService:
         self.engines: EngineShelf | None = None
         """Set before anything is loaded, where engines are built."""
         self._manager = manager
+        self._router = manager.router
         self._source = source
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
@@ -342,19 +348,43 @@ class InferenceService:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
+    def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
+        """Return what `model_spec` returns, from the memo of the request's head while that is current."""
+        known = self._known_version(memo)
+        return self.model_spec(name, version) if known is None else known.spec
+
+    def _known_version(self, memo: RequestMemo) -> ServedVersion | None:
+        """Return the version that takes requests with the memo's head, None where that has to be looked up."""
+        route = memo.route
+        if route is None or route[0] != self._router.table_number or self._is_stopping:
+            return None
+        version: ServedVersion = route[1]
+        return version
+
     def submit(
-        self, request: Request, sink: ResponseSink, *, may_run: bool = False, may_stand_in: bool = True
+        self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0, may_stand_in: bool = True
     ) -> Ticket:
         """Check and enqueue one request; `sink` then takes its responses, the last one with `is_final`.
 
-        `may_run`: the calling thread may be used to compute the answer before this returns (a thread that would only
-        wait otherwise), unless calls that hang are watched for. An error found at once (unknown model, wrong tensor,
-        full queue) is raised instead of sent, and then `request.release` has been called and the sink is never called.
+        `hold_us`: for how many microseconds the calling thread may be held to compute the answer before this returns: 0
+        for never, READING_THREAD_HOLD_US for a thread that reads for many clients, math.inf for one that would only
+        wait otherwise. Where calls that hang are watched for, it counts as 0. An error found at once (unknown model,
+        wrong tensor, full queue) is raised instead of sent, and then `request.release` has been called and the sink is
+        never called.
         """
+        if not self._manager.callers_may_run:
+            hold_us = 0.0
+        memo = request.memo
         try:
             if self.variants.choice is not None and may_stand_in and request.version is None:
-                return self._submit_to_variant(request, sink, may_run=may_run)
-            return self._submit(request, sink, may_run=may_run)
+                return self._submit_to_variant(request, sink, hold_us=hold_us)
+            if memo is not None and (version := self._known_version(memo)) is not None:
+                try:
+                    return version.submit(request, sink, hold_us=hold_us)
+                except Draining:
+                    # Retired since then: the general way finds its successor.
+                    memo.route = None
+            return self._submit(request, sink, hold_us=hold_us)
         except BaseException:
             if request.release is not None:
                 request.release()
@@ -365,26 +395,25 @@ class InferenceService:
         with contextlib.suppress(UnknownModel, NotReady):
             self._manager.route(model, version).end_sequence(sequence_id)
 
-    def _submit_to_variant(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
+    def _submit_to_variant(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         """Submit to the lighter model that stands in now, or else as usual."""
         for _ in range(_ROUTE_ATTEMPTS):
             lighter = self.variants.tensor_stand_in(request.model)
             if lighter is None or self._is_stopping:
                 break
-            may_run_here = may_run and self._manager.callers_may_run
             try:
                 version = self._manager.route_request(lighter, None)
-                return version.submit(request, marked(sink, lighter), may_run=may_run_here)
+                return version.submit(request, marked(sink, lighter), hold_us=hold_us)
             except (Draining, UnknownModel):
                 # Retired between the look and the call: look again, or let the model itself answer.
                 continue
-        return self._submit(request, sink, may_run=may_run)
+        return self._submit(request, sink, hold_us=hold_us)
 
-    def _submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Ticket:
+    def _submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         if self._is_stopping:
             raise Draining(_STOPPING)
         try:
-            return self._manager.submit(request, sink, may_run=may_run and self._manager.callers_may_run)
+            return self._manager.submit(request, sink, hold_us=hold_us)
         except (NotReady, UnknownModel) as error:
             if self._is_stopping:
                 raise Draining(_STOPPING) from error

@@ -77,7 +77,7 @@ class EngineMaker:
         if served is None:
             samples = unanswered(requests, spec)
         else:
-            samples = answers(requests, spec, partial(served.submit, may_run=False))
+            samples = answers(requests, spec, partial(served.submit, hold_us=0.0))
         save_samples(path, samples)
 
     def _run(self, build: Build, was_served: bool, job: dict[str, object]) -> Outcome:

@@ -151,7 +151,7 @@ class _EngineServer:
     def find_engine(self, order: EngineOrder) -> EngineFile | None:
         return self._engine
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> NoReturn:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> NoReturn:
         raise _alone()
 
     def model_spec(self, name: str, version: int | None) -> NoReturn:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
 from edge_server.core.ensemble import Flow, StepGraph
 from edge_server.core.ensemble_check import step_graph
@@ -142,10 +142,10 @@ class EnsembleVersion:
                 raise MemberMissing(f"ensemble '{self.name}': step {index}: {error.message}") from error
         return specs
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> EnsembleRun:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> EnsembleRun:
         """Check and begin. Raises InvalidRequest, DeadlineExceeded, or Draining when it is being retired; then the
         caller still owns the request. What a member refuses is sent as the answer."""
-        rows = self._check.rows(request)
+        rows = self._check.head(request).rows
         now_ns = time.monotonic_ns()
         if request.deadline_ns and request.deadline_ns <= now_ns:
             error = DeadlineExceeded(
@@ -153,16 +153,16 @@ class EnsembleVersion:
             )
             self._counters.record_failure(error, now_ns, now_ns)
             raise error
-        entry: Entry[Ticket] = Entry(rows, None, now_ns, request.priority, request.timeout_us)
         plan = self._graph.plan(request.outputs)
         flow: Flow[Tensor] = Flow(self._graph, plan, request.inputs, [item.name for item in self.spec.inputs])
         call = None
         if self._recall is not None and self._recall.takes(request):
             sink = call = self._recall.call(request, sink)
-        run = EnsembleRun(self._terms, Ticket(request, self.version, entry, sink, _no_cancel), plan, flow)
+        ticket = Ticket(request, self.version, rows, None, now_ns, sink, _no_cancel)
+        run = EnsembleRun(self._terms, ticket, plan, flow)
         found, is_looked_up_later = None, False
         if self._recall is not None and call is not None:
-            is_looked_up_later = not self._recall.is_quick(request, may_wait=may_run)
+            is_looked_up_later = not self._recall.is_quick(request, may_wait=hold_us == math.inf)
             if not is_looked_up_later:
                 # Before it is in flight: inputs that cannot be read are raised, and must leave nothing there.
                 found = self._recall.find(call)
@@ -179,20 +179,20 @@ class EnsembleVersion:
         if is_looked_up_later and self._recall is not None and call is not None:
             self._recall.begin(call, lambda found: self._go_on_later(run, found))
             return run
-        self._go_on(run, found, may_run=may_run)
+        self._go_on(run, found, hold_us=hold_us)
         if is_read_here:
             run.let_go()
         return run
 
-    def _go_on(self, run: EnsembleRun, found: Response | None, *, may_run: bool) -> None:
+    def _go_on(self, run: EnsembleRun, found: Response | None, *, hold_us: float) -> None:
         """Go on with a request that was looked up in the response cache."""
         if found is None:
-            run.begin(may_run=may_run)
+            run.begin(hold_us=hold_us)
         else:
             run.answer(found)
 
     def _go_on_later(self, run: EnsembleRun, found: Response | None) -> None:
-        self._go_on(run, found, may_run=False)
+        self._go_on(run, found, hold_us=0.0)
         run.let_go()
 
     def _leave(self, run: EnsembleRun) -> None:
@@ -261,7 +261,7 @@ class EnsembleVersion:
 
         request = build(self.spec, probe_sample(self.spec), self._model_dir)
         started = time.monotonic()
-        self.submit(request, take, may_run=True)
+        self.submit(request, take, hold_us=math.inf)
         done.wait()
         seconds = time.monotonic() - started
         error = next((answer.error for answer in answers if answer.error is not None), None)

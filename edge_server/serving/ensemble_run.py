@@ -38,7 +38,7 @@ TensorFlow: TypeAlias = Flow[Tensor]
 class SubmitStep(Protocol):
     """Has a model answer a step's request. Raises EdgeServerError; then `request.release` was not called."""
 
-    def __call__(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Cancellable: ...
+    def __call__(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +96,16 @@ class EnsembleRun:
         self._queue_ns = 0
         self._infer_ns = 0
 
-    def begin(self, *, may_run: bool) -> None:
-        """Submit the first steps. `may_run`: this thread may do the computing, step after step."""
+    def begin(self, *, hold_us: float) -> None:
+        """Submit the first steps. `hold_us`: for how long this thread may be held to compute steps, all in all."""
+        began_ns = time.monotonic_ns()
         ident = threading.get_ident()
         with self._lock:
             self._here[ident] = deque()
             launches = self._flow.start()
             answers = self._flow.take_answers()
-        self._go_on(launches, answers, may_run=may_run)
-        self._drain(ident, may_run=may_run)
+        self._go_on(launches, answers, hold_us=hold_us)
+        self._drain(ident, hold_us=hold_us, began_ns=began_ns)
 
     def answer(self, response: Response) -> None:
         """Answer with what the response cache holds, in place of `begin`, unless it was cancelled meanwhile."""
@@ -133,7 +134,7 @@ class EnsembleRun:
                 waiting.append((call, response))
                 return
             self._here[ident] = deque([(call, response)])
-        self._drain(ident, may_run=False)
+        self._drain(ident, hold_us=0.0, began_ns=time.monotonic_ns())
         if self._terms.max_inflight and call.launch.step.is_decoupled and not response.is_final:
             self._hold_up(call)
 
@@ -148,13 +149,14 @@ class EnsembleRun:
             return False
         counters = self._terms.counters
         counters.record_failure(
-            error, ticket.entry.arrived_ns, time.monotonic_ns(), in_backend=isinstance(error, ServingFault)
+            error, ticket.arrived_ns, time.monotonic_ns(), in_backend=isinstance(error, ServingFault)
         )
         ticket.send_final(ticket.failure(error))
         self._close()
         return True
 
-    def _drain(self, ident: int, *, may_run: bool) -> None:
+    def _drain(self, ident: int, *, hold_us: float, began_ns: int) -> None:
+        """Go on with what came to this thread, which may be held for `hold_us` from `began_ns` on."""
         events = self._here[ident]
         while True:
             with self._lock:
@@ -165,7 +167,7 @@ class EnsembleRun:
                 launches, answers, error = self._digest(call, response)
             if error is not None:
                 self.fail(self._named(error, call.launch.step))
-            self._go_on(launches, answers, may_run=may_run)
+            self._go_on(launches, answers, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
 
     def _digest(
         self, call: _Call, response: Response
@@ -185,13 +187,14 @@ class EnsembleRun:
         return launches, self._flow.take_answers(), None
 
     def _go_on(
-        self, launches: Sequence[Launch[Tensor]], answers: Sequence[Mapping[str, Tensor]], *, may_run: bool
+        self, launches: Sequence[Launch[Tensor]], answers: Sequence[Mapping[str, Tensor]], *, hold_us: float
     ) -> None:
         for answer in answers:
             self._send(answer)
         for index, launch in enumerate(launches, 1):
             # The last one alone runs here: the others run beside it.
-            if not self._launch(launch, may_run=may_run and index == len(launches) and not launch.step.is_decoupled):
+            is_last = index == len(launches)
+            if not self._launch(launch, hold_us=hold_us if is_last and not launch.step.is_decoupled else 0.0):
                 break
         with self._lock:
             self._events -= 1
@@ -199,7 +202,7 @@ class EnsembleRun:
         if is_done:
             self._finish()
 
-    def _launch(self, launch: Launch[Tensor], *, may_run: bool) -> bool:
+    def _launch(self, launch: Launch[Tensor], *, hold_us: float) -> bool:
         call = _Call(self, launch)
         with self._lock:
             if self.ticket.is_closed:
@@ -207,7 +210,7 @@ class EnsembleRun:
             self._calls.add(call)
             self._unreleased += 1
         try:
-            ticket = self._terms.submit(self._request_of(launch), call, may_run=may_run)
+            ticket = self._terms.submit(self._request_of(launch), call, hold_us=hold_us)
         except EdgeServerError as error:
             with self._lock:
                 self._calls.discard(call)
@@ -261,9 +264,8 @@ class EnsembleRun:
                 return
         if not ticket.claim():
             return
-        entry = ticket.entry
         terms.counters.record_composed(
-            entry.arrived_ns, entry.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
+            ticket.arrived_ns, ticket.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
         )
         response = self._response(self._answer or {}, is_final=True)
         response.is_empty = terms.spec.is_decoupled
@@ -288,7 +290,7 @@ class EnsembleRun:
             is_final=is_final,
             spec=terms.spec,
             started_ns=self._started_ns,
-            batch_size=self.ticket.entry.rows,
+            batch_size=self.ticket.rows,
         )
 
     def _measure(self, call: _Call, response: Response) -> None:

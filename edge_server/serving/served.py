@@ -28,7 +28,7 @@ class ServedVersion(Protocol):
     def open(self) -> None:
         """Make it READY. Raises LoadError and the like, with nothing left open."""
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool) -> Cancellable:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable:
         """Check and take up a request. What it raises leaves the request with the caller; Draining: look for the
         version's successor."""
 

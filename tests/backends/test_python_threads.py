@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import textwrap
 import threading
 from pathlib import Path
@@ -93,7 +94,7 @@ def ask_here(house: Any, model: str, **more: Any) -> Response:
             final.set()
 
     inputs = {"IN": Tensor("IN", DType.FP32, np.ones(4, np.float32))}
-    house.service.submit(Request(model, inputs, **more), take, may_run=True)
+    house.service.submit(Request(model, inputs, **more), take, hold_us=math.inf)
     assert final.wait(20), "no final answer came"
     return came[-1]
 
@@ -129,7 +130,7 @@ def test_a_model_of_plain_arithmetic_runs_on_the_thread_that_brings_the_request(
         threads.append(threading.get_ident())
 
     request = Request("m", {"IN": Tensor("IN", DType.FP32, np.array([1, 2], np.float32))})
-    python_house.service.submit(request, take, may_run=True)
+    python_house.service.submit(request, take, hold_us=math.inf)
     assert threads == [threading.get_ident()]
 
 
@@ -258,7 +259,7 @@ def test_a_request_is_cancelled_from_elsewhere_while_its_callers_thread_executes
 
     def submit() -> None:
         inputs = {"IN": Tensor("IN", DType.FP32, np.ones(1, np.float32))}
-        python_house.service.submit(Request("m", inputs), take, may_run=True)
+        python_house.service.submit(Request("m", inputs), take, hold_us=math.inf)
 
     try:
         thread = threading.Thread(target=submit)

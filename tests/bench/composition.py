@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import queue
 import re
@@ -151,7 +152,7 @@ def asked(service: Any, model: str, values: np.ndarray) -> Call:
     answers: queue.SimpleQueue[Response] = queue.SimpleQueue()
 
     def call() -> None:
-        service.submit(Request(model, {"IN": tensor}), answers.put, may_run=True)
+        service.submit(Request(model, {"IN": tensor}), answers.put, hold_us=math.inf)
         error = answers.get().error
         if error is not None:
             raise SystemExit(f"'{model}' failed: {error}")

@@ -524,7 +524,7 @@ def test_a_request_that_the_governor_takes_back_is_a_drop_and_no_error(served, t
     camera = served.camera(notifies_drops=True)
     submit = served.service.submit
 
-    def refuse(request, sink, *, may_run=False, may_stand_in=True):
+    def refuse(request, sink, *, hold_us=0.0, may_stand_in=True):
         assert request.priority == 2
         request.release()
         raise Throttled("the box is HOT: 81 degrees")
@@ -546,7 +546,7 @@ def test_frames_that_the_governor_refuses_together_are_counted_one_by_one(house,
     cameras = [house.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
     all_came, rows = threading.Event(), []
 
-    def refuse(request, sink, *, may_run=False, may_stand_in=True):
+    def refuse(request, sink, *, hold_us=0.0, may_stand_in=True):
         all_came.wait(20)
         rows.append(len(request.inputs["IN"].array))
         request.release()

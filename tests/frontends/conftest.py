@@ -231,7 +231,7 @@ class StubService:
     def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
         self.unloads.append((name, unload_dependents))
 
-    def submit(self, request: Request, sink: Callable[[Response], None], *, may_run: bool = False) -> StubTicket:
+    def submit(self, request: Request, sink: Callable[[Response], None], *, hold_us: float = 0.0) -> StubTicket:
         spec, compute = self.models[request.model]
         try:
             RequestCheck(replace(spec, name=request.model)).rows(request)

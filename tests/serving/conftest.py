@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -229,7 +230,7 @@ class House:
 
     def submit(self, value: float = 0.0, *, may_run: bool = False, **more: Any) -> tuple[Any, Mailbox]:
         mailbox = Mailbox()
-        return self.service.submit(self.request(value, **more), mailbox, may_run=may_run), mailbox
+        return self.service.submit(self.request(value, **more), mailbox, hold_us=math.inf if may_run else 0.0), mailbox
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.batch_queue import Entry
 from edge_server.core.message import Request
 from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.core.tensor import DType, Tensor
@@ -152,7 +152,7 @@ def test_cancel_racing_the_answer_yields_exactly_one_final_response(house: Any, 
 def test_after_success_nothing_holds_the_input(house: Any, new_mailbox: Any, may_run: bool) -> None:
     house.load(house.spec())
     loan, mailbox = Loan(1), new_mailbox()
-    house.service.submit(loan.request, mailbox, may_run=may_run)
+    house.service.submit(loan.request, mailbox, hold_us=math.inf if may_run else 0.0)
     mailbox.final()
     loan.wait_returned()
     del loan.request
@@ -180,7 +180,7 @@ def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_se
 
     loans, mailboxes = [Loan(1), Loan(2)], [new_mailbox(), new_mailbox()]
     for loan, mailbox in zip(loans, mailboxes, strict=True):
-        house.service.submit(loan.request, mailbox, may_run=may_run)
+        house.service.submit(loan.request, mailbox, hold_us=math.inf if may_run else 0.0)
     house.script.on_run = run
     gate.let_go(1)
     said = [mailbox.final().error for mailbox in mailboxes]
@@ -201,7 +201,7 @@ def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_se
 def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(house: Any, new_mailbox: Any) -> None:
     version = house.load(house.spec())
     loan, mailbox = Loan(1), new_mailbox()
-    ticket = Ticket(loan.request, 1, Entry(1, None, 0), mailbox, version._scheduler.cancel)
+    ticket = Ticket(loan.request, 1, 1, None, 0, mailbox, version._scheduler.cancel)
     version._scheduler.enter(ticket)
 
     def run(inputs: Any, outputs: Any) -> Any:
@@ -212,7 +212,7 @@ def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(hous
 
     version._execute.on_failure = tell
     with pytest.raises(RuntimeError, match="cannot note: failed as told"):
-        version._execute(SimpleNamespace(run=run, takes_device_memory=False), [ticket])
+        version._execute(SimpleNamespace(run=run, takes_requests=False, takes_device_memory=False), [ticket])
     assert isinstance(mailbox.final().error, BackendError)
     loan.wait_returned()
     assert version.in_flight == 0
@@ -301,6 +301,6 @@ def test_refusing_again_and_again_collects_no_frames(house: Any) -> None:
     depths = []
     for _ in range(3):
         with pytest.raises(Draining) as caught:
-            version.submit(house.request(), lambda response: None, may_run=False)
+            version.submit(house.request(), lambda response: None, hold_us=0.0)
         depths.append(len(caught.traceback))
     assert len(set(depths)) == 1

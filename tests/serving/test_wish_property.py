@@ -5,6 +5,7 @@ The runtime is the one thing made up: its model file says "good <number>", or so
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -257,7 +258,7 @@ class RepositoryMachine(RuleBasedStateMachine):
     def ask(self, model: str, version: int) -> int:
         answers: list[Response] = []
         request = Request(model, {"IN": Tensor("IN", DType.FP32, np.zeros((1,), np.float32))})
-        self.manager.route(model, version).submit(request, answers.append, may_run=True)
+        self.manager.route(model, version).submit(request, answers.append, hold_us=math.inf)
         assert answers[0].error is None, answers
         assert answers[0].version == version
         return int(np.asarray(answers[0].outputs[0].array)[0])

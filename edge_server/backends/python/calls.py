@@ -8,6 +8,7 @@ what they ask is nobody's but theirs.
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ class Outgoing:
         self._behind: tuple[str, ...] = (self.model,)
         """The models that this call waits for: an ensemble waits for its members."""
 
-    def start(self, sink: Callable[[Response], None], *, decoupled: bool, may_run: bool) -> TritonError | None:
+    def start(self, sink: Callable[[Response], None], *, decoupled: bool, hold_us: float) -> TritonError | None:
         """Submit; or return what is wrong with that, and `sink` is never called."""
         try:
             core = self._core(decoupled)
@@ -64,7 +65,7 @@ class Outgoing:
             sink(response)
 
         try:
-            self.call = self.server.submit(core, take, may_run=may_run)
+            self.call = self.server.submit(core, take, hold_us=hold_us)
         except EdgeServerError as error:
             self.end()
             return answer_of(error.detached())
@@ -129,7 +130,7 @@ def call(request: InferenceRequest, decoupled: bool) -> InferenceResponse | Resp
     outgoing = Outgoing(request)
     responses = ResponseIterator(outgoing)
     # With one response to come, this thread would only wait: it may as well compute.
-    problem = outgoing.start(responses.receive, decoupled=decoupled, may_run=not decoupled)
+    problem = outgoing.start(responses.receive, decoupled=decoupled, hold_us=0.0 if decoupled else math.inf)
     if problem is not None:
         responses.fail(problem)
     return responses if decoupled else responses.only()
@@ -169,7 +170,7 @@ def call_later(request: InferenceRequest, decoupled: bool) -> Awaitable[Inferenc
             outgoing.cancel()
         loop.call_later(_LOOK_S, look)
 
-    problem = outgoing.start(receive, decoupled=False, may_run=False)
+    problem = outgoing.start(receive, decoupled=False, hold_us=0.0)
     if problem is not None:
         settle(InferenceResponse(error=problem))
     else:

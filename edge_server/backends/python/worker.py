@@ -81,7 +81,7 @@ class SentCalls:
         self._sinks: dict[int, ResponseSink] = {}
         self._questions: dict[int, queue.SimpleQueue[Any]] = {}
 
-    def submit(self, request: Request, sink: ResponseSink, *, may_run: bool = False) -> Call:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> Call:
         number = next(self._numbers)
         self._sinks[number] = sink
         batch = current_batch.get()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -223,7 +224,7 @@ class Engine:
             one.flight.queued_ns = now_ns
         rows.hold()
         try:
-            self._service.submit(request, waiter.take, may_run=True, may_stand_in=False)
+            self._service.submit(request, waiter.take, hold_us=math.inf, may_stand_in=False)
         except SequenceNotBegun:
             if stream.is_over or stream.correlation_id is None:
                 raise

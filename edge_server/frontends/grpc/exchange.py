@@ -136,16 +136,12 @@ class InferStream(abc.ABC):
         """Read on if reading waits for room."""
 
     @abc.abstractmethod
-    def _may_run(self, model: str, is_ordered: bool) -> bool:
-        """Return whether the reading thread may run the request at hand itself."""
+    def _hold_us(self, model: str, is_ordered: bool) -> float:
+        """Return for how long the reading thread may be held by the request at hand. See InferenceService.submit."""
 
     @abc.abstractmethod
     def _flush(self) -> None:
         """See to it that what is in the outbox is sent. Called without the lock."""
-
-    @abc.abstractmethod
-    def _answered(self, model: str, response: Response) -> None:
-        """Take note that a response came."""
 
     # -- life
 
@@ -239,8 +235,8 @@ class InferStream(abc.ABC):
         self._open(exchange)
         if request is not None:
             try:
-                may_run = self._may_run(plan.model, is_ordered)
-                ticket = self._service.submit(request, exchange.take, may_run=may_run)
+                hold_us = self._hold_us(plan.model, is_ordered)
+                ticket = self._service.submit(request, exchange.take, hold_us=hold_us)
                 if not exchange.is_done:
                     self._watch(exchange, ticket)
             except Exception as error:  # noqa: BLE001 - likewise
@@ -294,7 +290,6 @@ class InferStream(abc.ABC):
             if response.is_final:
                 exchange.close()
             return
-        self._answered(exchange.plan.model, response)
         if is_overfull:
             self.end(Throttled("the client does not read the responses of its stream, of which too many wait"))
         else:

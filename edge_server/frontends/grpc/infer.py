@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -88,7 +89,7 @@ class UnaryInfer:
         self, request: Request, plan: Plan, context: grpc.ServicerContext, trace: TracedRequest | None = None
     ) -> bytes | EdgeServerError:
         waiter = Waiter()
-        ticket = self._service.submit(request, waiter.take, may_run=True)
+        ticket = self._service.submit(request, waiter.take, hold_us=math.inf)
         if not waiter.is_done:
             if not context.add_callback(ticket.cancel):
                 ticket.cancel()

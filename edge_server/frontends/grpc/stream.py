@@ -7,6 +7,7 @@ no further switch. Otherwise a second thread reads, the first one sends, and `pa
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.core.message import Parameter, Response
+from edge_server.core.message import Parameter
 from edge_server.frontends.grpc.boundary import known
 from edge_server.frontends.grpc.exchange import Answer, End, InferStream, stopping
 from edge_server.frontends.grpc.pace import Pace
@@ -172,11 +173,8 @@ class StreamInfer(InferStream):
         is_done = self._submit(data)
         self._pace.answered(time.perf_counter() - started if is_done else None)
 
-    def _may_run(self, model: str, is_ordered: bool) -> bool:
-        return self._runs_here
-
-    def _answered(self, model: str, response: Response) -> None:
-        """Nothing to learn: the pace is of the whole stream."""
+    def _hold_us(self, model: str, is_ordered: bool) -> float:
+        return math.inf if self._runs_here else 0.0
 
     def _flush(self) -> None:
         """Nothing to do: a thread waits for the outbox."""

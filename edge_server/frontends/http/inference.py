@@ -22,12 +22,11 @@ from edge_server.frontends.http.generation import send_responses
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
 from edge_server.frontends.http.images import FORM_TYPE, ImageBodies, form_file, is_image_body
 from edge_server.frontends.http.reply import BINARY_TYPE, JSON_TYPE, json_reply, send_chunks
-from edge_server.frontends.v2.brevity import Brevity, computes_only
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.generate import decode_generate, encode_generate
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer, parse_header_length
 from edge_server.frontends.v2.version import parse_version
-from edge_server.service import InferenceService
+from edge_server.service import READING_THREAD_HOLD_US, InferenceService
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
@@ -54,7 +53,6 @@ class InferenceEndpoints:
         budget: BodyBudget,
         homecoming: Homecoming,
         workers: Executor,
-        brevity: Brevity,
     ) -> None:
         self._service = service
         self._traces = service.traces
@@ -63,7 +61,6 @@ class InferenceEndpoints:
         self._homecoming = homecoming
         self._workers = workers
         self._images = ImageBodies()
-        self._brevity = brevity
 
     async def infer(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
         if not self._traces.is_on:
@@ -97,10 +94,7 @@ class InferenceEndpoints:
             raise Unsupported(DECOUPLED)
         decoded = await self._decode(request, spec, version, trace)
         try:
-            may_run = computes_only(spec) and self._brevity.is_brief(spec.name)
-            response = await self._answer(decoded.request, may_run=may_run)
-            # The wait for this loop counts too: while it has much else to do, handing over costs less than running.
-            self._brevity.note(spec.name, response.started_ns)
+            response = await self._answer(decoded.request, hold_us=READING_THREAD_HOLD_US)
             if trace is not None:
                 trace.stamp(_COMPLETE)
             text, chunks, json_length = encode_infer(response, decoded, response.spec or spec)
@@ -183,17 +177,17 @@ class InferenceEndpoints:
     def _extra(self, request: web.BaseRequest) -> dict[str, Parameter]:
         return forwarded(request.headers.items(), self._header_pattern) if self._header_pattern is not None else {}
 
-    async def _answer(self, inference: Request, *, may_run: bool) -> Response:
-        responses = await self._answers(inference, may_run=may_run)
+    async def _answer(self, inference: Request, *, hold_us: float) -> Response:
+        responses = await self._answers(inference, hold_us=hold_us)
         _raise_first_error(responses)
         if len(responses) != 1:
             raise ServingFault(f"model '{inference.model}' sent {len(responses)} responses where one was expected")
         return responses[0]
 
-    async def _answers(self, inference: Request, *, may_run: bool = False) -> list[Response]:
-        """Submit and wait. A client that leaves takes its request back. `may_run`: here, on the loop's thread."""
+    async def _answers(self, inference: Request, *, hold_us: float = 0.0) -> list[Response]:
+        """Submit and wait. A client that leaves takes its request back. `hold_us`: see `submit`."""
         answer = OneAnswer(asyncio.get_running_loop())
-        ticket = self._service.submit(inference, partial(self._homecoming.deliver, answer.receive), may_run=may_run)
+        ticket = self._service.submit(inference, partial(self._homecoming.deliver, answer.receive), hold_us=hold_us)
         try:
             return await answer.wait()
         except asyncio.CancelledError:
