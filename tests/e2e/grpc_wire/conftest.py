@@ -436,7 +436,7 @@ def wire_models(tmp_path_factory: pytest.TempPathFactory, identity: Callable[...
 
     delayed = 'parameters {{ key: "execute_delay_ms" value {{ string_value: "{}" }} }}'
     add("same", identity("UINT8"))
-    add("slow", identity("UINT8", batch=1, more=delayed.format(300)))
+    add("slow", identity("UINT8", batch=1, more=delayed.format(250)))
     add("batched", identity("UINT8", batch=64, more=delayed.format(20) + "\ndynamic_batching { }"))
     add("repeat", repeat_config)
     add("camera", CAMERA)
