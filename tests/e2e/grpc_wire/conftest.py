@@ -38,6 +38,9 @@ BLOCKED_S = 1.0
 """How long a server may take nothing before a client that floods it gives up."""
 
 LARGEST_WINDOW = 2**31 - 1
+NO_WINDOW_S = 0.2
+"""How long a client of large messages waits for room before it takes it that there is none."""
+
 SETTLING_S = 0.1
 SETTLED_SHARE = 0.5
 """Share of one processor that a server without work stays below. A loop that spins takes all of it."""
@@ -204,6 +207,32 @@ class Wire:
         finally:
             self.socket.settimeout(PATIENCE_S)
         return True
+
+    def push(self, stream: int, data: bytes) -> int:
+        """Send data as the windows allow until the server gives no more of them, or ends call or connection.
+
+        Returns how many bytes were sent. Unlike `flood` it keeps the rules, so that nothing but lack of room stops it.
+        """
+        self._windows.setdefault(stream, self._initial_window())
+        answer, position = self.answers[stream], 0
+        self.socket.settimeout(NO_WINDOW_S)
+        try:
+            while position < len(data) and not answer.is_ended:
+                room = min(self._window, self._windows[stream], 16_384)
+                if room <= 0:
+                    if self.read() is None:
+                        break
+                    continue
+                part = data[position : position + room]
+                self.send(DataFrame(stream, part))
+                position += len(part)
+                self._window -= len(part)
+                self._windows[stream] -= len(part)
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            self.socket.settimeout(PATIENCE_S)
+        return position
 
     def call(self, method: str, *bodies: bytes, metadata: Sequence[tuple[Any, Any]] = ()) -> Answer:
         """Make a whole call with messages and return what came back."""
@@ -448,6 +477,12 @@ def wire_models(tmp_path_factory: pytest.TempPathFactory, identity: Callable[...
         ECHO_PARAMETERS,
     )
     return models
+
+
+@pytest.fixture(scope="session")
+def make_target() -> type[Target]:
+    """For servers of a test's own. Whoever makes one closes it."""
+    return Target
 
 
 @pytest.fixture(scope="session")
