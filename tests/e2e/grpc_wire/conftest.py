@@ -81,7 +81,7 @@ class Answer:
     before the stream did."""
 
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    data: bytes = b""
+    data: bytes = field(default=b"", repr=False)
     trailers: list[tuple[bytes, bytes]] = field(default_factory=list)
     reset: int | None = None
     is_cut: bool = False

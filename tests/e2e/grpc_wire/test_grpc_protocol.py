@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame
+from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
 from edge_server.config import GrpcConfig
 from edge_server.core.frame import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
@@ -463,6 +463,22 @@ def test_an_answer_is_headers_message_and_trailers(target: Any) -> None:
     assert all(name == name.lower() for name, _ in [*answer.headers, *answer.trailers])
     kinds = [frame for frame in wire.frames if isinstance(frame, HeadersFrame)]
     assert ["END_STREAM" in frame.flags for frame in kinds] == [False, True]
+
+
+@pytest.mark.parametrize("size", [0, 100, 1 << 20])
+def test_answers_keep_to_the_table_size_that_the_client_states(target: Any, size: int) -> None:
+    """RFC 7541, section 4.2: a smaller table is acknowledged by an update at the begin of the next block."""
+    wire = target.connect(settings={SettingsFrame.HEADER_TABLE_SIZE: size})
+    wire.decoder.max_allowed_table_size = size
+    for _ in range(3):
+        target.assert_right(wire.call("ModelInfer", target.numbers()))
+        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
+    wire.send(SettingsFrame(0, settings={SettingsFrame.HEADER_TABLE_SIZE: 0}))
+    wire.ping()
+    wire.decoder.max_allowed_table_size = 0
+    for _ in range(3):
+        target.assert_right(wire.call("ModelInfer", target.numbers()))
+        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
 
 
 @pytest.mark.parametrize(
