@@ -139,7 +139,7 @@ def test_silent_and_hostile_clients_do_not_keep_a_server_from_ending(start: Any)
     assert "Traceback" not in target.server.log()
 
 
-@pytest.mark.parametrize("shape", ["one address", "two addresses"])
+@pytest.mark.parametrize("shape", ["one address", pytest.param("two addresses", marks=pytest.mark.full)])
 def test_a_client_that_sends_all_the_while_loses_no_call_when_one_of_two_servers_ends(
     start: Any, free_ports: Callable[[int], list[int]], eventually: Callable[..., bool], shape: str
 ) -> None:
