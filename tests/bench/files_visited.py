@@ -39,7 +39,7 @@ QUIET_S = 0.01
 
 
 class Recorder:
-    """Counts events of all threads while a request is under way. Orders are read from a pipe, reports written to one."""
+    """Counts events of all threads between the orders "begin" and "end" of one pipe; reports into another."""
 
     def __init__(self, orders: int, reports: int) -> None:
         self._orders, self._reports = os.fdopen(orders), os.fdopen(reports, "w")
