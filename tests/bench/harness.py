@@ -27,7 +27,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -143,7 +143,8 @@ def server(
                 raise SystemExit(f"the server did not start:\n{log.read()}")
             # One line for each model follows: a pipe that nobody reads would stop the server.
             threading.Thread(target=process.stdout.read, daemon=True).start()
-            yield Server(found[1], found[2], process.pid, time.monotonic() - started)
+            with _told_if_it_ended(process, log):
+                yield Server(found[1], found[2], process.pid, time.monotonic() - started)
 
 
 @contextlib.contextmanager
@@ -181,7 +182,20 @@ def triton(repository: Path) -> Iterator[Server]:
             if not _is_ready(process, http):
                 log.seek(0)
                 raise SystemExit(f"Triton did not start:\n{log.read()[-20000:]}")
-            yield Server(f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", process.pid, time.monotonic() - started)
+            with _told_if_it_ended(process, log):
+                yield Server(f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", process.pid, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def _told_if_it_ended(process: subprocess.Popen[Any], log: IO[str]) -> Iterator[None]:
+    """Run the block; if the process is gone when the block fails, raise what it wrote instead."""
+    try:
+        yield
+    except Exception as error:
+        if process.poll() is None:
+            raise
+        log.seek(0)
+        raise SystemExit(f"{process.args} ended with {process.returncode}:\n{log.read()[-4000:]}") from error
 
 
 def _is_ready(process: subprocess.Popen[Any], port: int) -> bool:
@@ -299,9 +313,10 @@ def h2load(
         body, log = Path(folder) / "body", Path(folder) / "log"
         body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
         command = [
-            program, f"--duration={int(seconds * 1000)}ms", f"--clients={connections}", f"--max-concurrent-streams={streams}",
-            "--window-bits=20", "--connection-window-bits=20", f"--data={body}", f"--log-file={log}",
-            "--header=content-type: application/grpc", "--header=te: trailers", f"http://{where.grpc}{path}",
+            program, f"--duration={int(seconds * 1000)}ms", f"--clients={connections}",
+            f"--max-concurrent-streams={streams}", "--window-bits=20", "--connection-window-bits=20",
+            f"--data={body}", f"--log-file={log}", "--header=content-type: application/grpc", "--header=te: trailers",
+            f"http://{where.grpc}{path}",
         ]  # fmt: skip
         count, cpu = where.answered(model), where.cpu_s()
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
