@@ -2,10 +2,10 @@
 
 All run from compiled bytecode, as pip installs it, also out of a source tree whose bytecode is not written.
 
-Resident (Rss) and proportional (Pss) memory at rest, and seconds from start to ready: of the server without a model; of
-the server with the identity model, and with the bundled classifier on each runtime, after a first request; of the raw
-runtime's own process, numpy and one inference and nothing else; of Triton where EDGE_BENCH_TRITON names one. In turns;
-medians are told, and written to FOLDER/memory.json if one is named.
+Resident (Rss) and proportional (Pss) memory at rest, seconds from start to ready, and the CPU time of the start: of the
+server without a model; of the server with the identity model, and with the bundled classifier on each runtime, after a
+first request; of the raw runtime's own process, numpy and one inference and nothing else; of Triton where
+EDGE_BENCH_TRITON names one. In turns; medians are told, and written to FOLDER/memory.json if one is named.
 
 `--server LABEL=COMMAND`, once for each, compares trees: `--server old=/tree/.venv/bin/edge-server --server new=...`.
 Of the second and later ones the start is then told as a ratio to the first's, round by round. `--quick` measures the
@@ -64,25 +64,26 @@ SETTLE_S = 1.0
 SMALL = np.zeros(16, np.float32)
 
 
-def figures(pid: int, start_s: float) -> Figures:
+def figures(pid: int, start_s: float, start_cpu_s: float) -> Figures:
     time.sleep(SETTLE_S)
     found = harness.memory_mb(pid)
-    return {"rss_mb": found["Rss"], "pss_mb": found["Pss"], "start_s": start_s}
+    return {"rss_mb": found["Rss"], "pss_mb": found["Pss"], "start_s": start_s, "start_cpu_s": start_cpu_s}
 
 
 def of_server(program: Sequence[str], repository: Path, model: str = "") -> Figures:
     words = (*program[1:], "--log-info=false")
     with harness.server(repository, *words, program=program[:1]) as where, contextlib.ExitStack() as stack:
+        start_cpu_s = where.cpu_s()
         if model:
             name, array = ("INPUT0", SMALL) if model == "small" else ("input", cases.picture())
             data = short.message(model, name, array)
             stack.enter_context(short.over_grpc(where, data))()
-        return figures(where.pid, where.start_s)
+        return figures(where.pid, where.start_s, start_cpu_s)
 
 
 def of_triton(repository: Path) -> Figures:
     with harness.triton(repository) as where:
-        return figures(where.pid, where.start_s)
+        return figures(where.pid, where.start_s, where.cpu_s())
 
 
 def of_raw(runtime: str) -> Figures:
@@ -95,7 +96,7 @@ def of_raw(runtime: str) -> Figures:
         assert process.stdin is not None
         if process.stdout.readline() != "ready\n":
             raise SystemExit(f"the bare {runtime} did not start")
-        found = figures(process.pid, time.monotonic() - started)
+        found = figures(process.pid, time.monotonic() - started, harness.cpu_s(process.pid))
         process.stdin.close()
         return found
 
@@ -151,16 +152,18 @@ def main() -> None:
     rounds, heavy = measure(given.rounds, programs, is_quick=given.quick), imports_no_runtime()
     found = {way: {key: statistics.median(one[key] for one in its) for key in its[0]} for way, its in rounds.items()}
     rows = [
-        (way, f"{row['rss_mb']:.1f}", f"{row['pss_mb']:.1f}", f"{row['start_s']:.3f}") for way, row in found.items()
+        (way, f"{row['rss_mb']:.1f}", f"{row['pss_mb']:.1f}", f"{row['start_s']:.3f}", f"{row['start_cpu_s']:.3f}")
+        for way, row in found.items()
     ]
-    print(harness.markdown(("", "Rss MB", "Pss MB", "start to ready s"), rows))
+    print(harness.markdown(("", "Rss MB", "Pss MB", "start to ready s", "its CPU s"), rows))
     first, *others = programs
     for label in others:
         for way in [way.removeprefix(label) for way in found if way.startswith(f"{label}, ")]:
-            pairs = zip(rounds[label + way], rounds[first + way], strict=True)
-            ratios = sorted(ours["start_s"] / theirs["start_s"] for ours, theirs in pairs)
-            print(f"{label}{way}: start {statistics.median(ratios):.3f} of {first}'s ", end="")
-            print(f"({ratios[0]:.3f}-{ratios[-1]:.3f})")
+            for figure, says in (("start_s", "start"), ("start_cpu_s", "its CPU time")):
+                pairs = zip(rounds[label + way], rounds[first + way], strict=True)
+                ratios = sorted(ours[figure] / theirs[figure] for ours, theirs in pairs)
+                print(f"{label}{way}: {says} {statistics.median(ratios):.3f} of {first}'s ", end="")
+                print(f"({ratios[0]:.3f}-{ratios[-1]:.3f})")
     for runtime in () if given.quick else RUNTIMES:
         ours, bare = found[f"{first}, classifier on {runtime}"], found[f"bare {runtime}, classifier"]
         print(f"on {runtime}: {ours['rss_mb'] - bare['rss_mb']:+.0f} MB Rss beside the bare runtime")
