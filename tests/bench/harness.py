@@ -305,29 +305,36 @@ def _try_perf_analyzer(
 def h2load(
     where: Server, model: str, path: str, message: bytes, connections: int, streams: int, seconds: float
 ) -> Load:
-    """Send one gRPC message again and again with nghttp2's h2load: `streams` calls at once on each connection."""
+    """Send one gRPC message again and again with nghttp2's h2load: `streams` calls at once on each connection.
+
+    The number of requests is chosen for `seconds`. With h2load's own limit of time the last calls would be cancelled,
+    of which Triton 2.51 has been seen to die.
+    """
     program = shutil.which("h2load")
     if program is None:
         raise SystemExit("no h2load; it is in Debian's package nghttp2-client")
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder) / "body", Path(folder) / "log"
         body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
-        command = [
-            program, f"--duration={int(seconds * 1000)}ms", f"--clients={connections}",
-            f"--max-concurrent-streams={streams}", "--window-bits=20", "--connection-window-bits=20",
-            f"--data={body}", f"--log-file={log}", "--header=content-type: application/grpc", "--header=te: trailers",
-            f"http://{where.grpc}{path}",
-        ]  # fmt: skip
-        count, cpu = where.answered(model), where.cpu_s()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        cpu = where.cpu_s() - cpu
-        count = where.answered(model) - count
-        if done.returncode != 0 or not count:
-            raise SystemExit(f"h2load failed: {shlex.join(command)}\n{done.stdout}{done.stderr}")
-        # Start in microseconds, HTTP status, microseconds taken.
-        rows = [[int(word) for word in line.split()] for line in log.read_text().splitlines()]
+        requests = 50 * connections * streams
+        for _ in ("to learn the rate", "to measure"):
+            log.unlink(missing_ok=True)
+            command = [
+                program, f"--requests={requests}", f"--clients={connections}", f"--max-concurrent-streams={streams}",
+                "--window-bits=20", "--connection-window-bits=20", f"--data={body}", f"--log-file={log}",
+                "--header=content-type: application/grpc", "--header=te: trailers", f"http://{where.grpc}{path}",
+            ]  # fmt: skip
+            count, cpu = where.answered(model), where.cpu_s()
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            cpu = where.cpu_s() - cpu
+            count = where.answered(model) - count
+            if done.returncode != 0 or count != requests:
+                raise SystemExit(f"h2load failed: {shlex.join(command)}: {count} answered\n{done.stdout}{done.stderr}")
+            # Start in microseconds, HTTP status, microseconds taken.
+            rows = [[int(word) for word in line.split()] for line in log.read_text().splitlines()]
+            lasted_s = (max(row[0] + row[2] for row in rows) - min(row[0] for row in rows)) / 1e6
+            requests = max(requests, int(len(rows) / lasted_s * seconds))
     took = [row[2] / 1000 for row in rows]
-    lasted_s = (max(row[0] + row[2] for row in rows) - min(row[0] for row in rows)) / 1e6
     return Load(len(rows) / lasted_s, percentile(took, 0.5), percentile(took, 0.99), cpu / count * 1e6)
 
 

@@ -1,6 +1,6 @@
 """NVIDIA's Triton and this server in turns: `python tests/bench/triton_rounds.py --triton=FOLDER --backends=FOLDER`.
 
-    --triton         an unpacked nvidia-pytriton wheel (0.7.0)
+    --triton         an unpacked nvidia-pytriton wheel (0.7.0); with '' the first --server takes Triton's place
     --triton-python  an interpreter with numpy < 2, for Triton's Python backend
     --backends       folder with `identity/libtriton_identity.so` (see triton_identity.c) and, for the cells of ONNX
                      models, `onnxruntime/libtriton_onnxruntime.so`
@@ -74,7 +74,7 @@ def systems(models: Sequence[str], programs: dict[str, list[str]]) -> Iterator[d
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         here, there = Path(name) / "here", Path(name) / "there"
         cases.write_for_triton(here, there, models)
-        found = {TRITON: stack.enter_context(harness.triton(there))}
+        found = {TRITON: stack.enter_context(harness.triton(there))} if harness.TRITON else {}
         for label, (program, *flags) in programs.items():
             words = ("--allow-client-shm=true", "--log-info=false", *flags)
             found[label] = stack.enter_context(harness.server(here, *words, program=[program]))
@@ -124,10 +124,14 @@ def main() -> None:
     named = [text.partition("=") for text in given.server or [f"edge_server={harness.COMMAND}"]]
     programs = {label: shlex.split(command) for label, _, command in named}
 
+    if not given.triton and len(programs) < 2:
+        parser.error("name --triton, or two servers with --server")
+    base = TRITON if given.triton else next(iter(programs))
+
     before = harness.machine()
     kept = []
-    heads = ["cell", "conc.", "Triton: requests/s", "p50 / p99 ms", "CPU us", "beside"]
-    heads += ["requests/s", "p50 / p99 ms", "CPU us", "rate, to Triton's", "p99", "CPU"]
+    heads = ["cell", "conc.", f"{base}: requests/s", "p50 / p99 ms", "CPU us", "beside"]
+    heads += ["requests/s", "p50 / p99 ms", "CPU us", f"rate, to {base}'s", "p99", "CPU"]
     rows: list[list[str]] = []
     with systems([cell.model for cell in wanted], programs) as servers, tempfile.TemporaryDirectory() as name:
         for cell in wanted:
@@ -137,7 +141,7 @@ def main() -> None:
                 }
                 loads = harness.in_turns(ways, given.rounds)
                 kept.append([cell.name, concurrency, {way: [asdict(one) for one in its] for way, its in loads.items()}])
-                theirs = loads.pop(TRITON)
+                theirs = loads.pop(base)
                 for label, ours in loads.items():
                     ratios = [spread(ours, theirs, field) for field in ("rate", "p99_ms", "cpu_us")]
                     row = [cell.name, str(concurrency), *figures(harness.median_load(theirs)), label]
