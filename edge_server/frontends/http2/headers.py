@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from hpack import Decoder, HPACKError
 
-from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCK_BYTES, MAX_REMEMBERED_BLOCKS
+from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCKS, MAX_REMEMBERED_LIST_BYTES
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
@@ -30,8 +30,8 @@ class HeaderBlock:
     """Header fields of a request, or its trailers. Shared by requests: not to be changed.
 
     `pairs` are the regular fields in their order, repeated ones each; names are in lower case. `problem` says what
-    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to keep what it
-    made of the block: None at first.
+    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to keep
+    what it made of the block: None at first.
     """
 
     __slots__ = ("authority", "content_length", "is_too_large", "memo", "method", "pairs", "path", "problem", "scheme")
@@ -102,7 +102,7 @@ class HeaderReader:
         found = HeaderBlock(fields, is_too_large=size > self._limit)
         if _changes_table(block):
             self._remembered.clear()
-        elif len(block) <= MAX_REMEMBERED_BLOCK_BYTES and not found.is_too_large:
+        elif size <= MAX_REMEMBERED_LIST_BYTES:
             if len(self._remembered) >= MAX_REMEMBERED_BLOCKS:
                 self._remembered.clear()
             self._remembered[block] = found
