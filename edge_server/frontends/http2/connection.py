@@ -31,6 +31,7 @@ _DATA, _HEADERS, _CONTINUATION = frames.DATA, frames.HEADERS, frames.CONTINUATIO
 _END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
     frames.END_STREAM, frames.END_HEADERS, frames.PADDED, frames.HAS_PRIORITY
 )  # fmt: skip
+_END_OF_ANSWER = _END_HEADERS | _END_STREAM
 _HEADER = frames.HEADER
 _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
 
@@ -42,6 +43,9 @@ _MOST_PIECES = 512
 
 _TARGET_FROM_BYTES = 4096
 """The least rest of a frame for which the receiver is asked for memory of its own."""
+
+_RECEIVED_BYTES = 64 << 10
+"""Received at most at once where it is copied again: large messages go on in memory of their own."""
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
@@ -171,7 +175,7 @@ class Connection:
                 with self._lock:
                     count = self._socket.recv_into(target if target is not None else view[start:])
             elif target is None:
-                count = self._socket.recv_into(view[start:] if start else view)
+                count = self._socket.recv_into(view[start:] if start else view, _RECEIVED_BYTES)
             else:
                 # The rest of a message, straight into its own memory, and what follows it.
                 count = self._socket.recvmsg_into((target, view))[0]
@@ -264,7 +268,8 @@ class Connection:
                     break
                 position = self._begin_data(stream, stream_id, size, flags, body)
                 continue
-            self._check_frame(kind, size, stream_id)
+            if kind != _HEADERS or self._block_stream or not self._has_settings or stop > end:
+                self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
             if kind in (_HEADERS, _CONTINUATION):
@@ -433,7 +438,7 @@ class Connection:
             return  # its number is above that of the last GOAWAY: the client sends it to another server, section 6.8
         self.last_stream_id = stream_id
         stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
-        if headers.request_problem() or (ends and headers.content_length > 0):
+        if headers.request_problem or (ends and headers.content_length > 0):
             self._charge_control()
             self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
@@ -636,13 +641,11 @@ class Connection:
             ):
                 self._send_window -= size
                 pieces = (
-                    _pack(0, head_size, _HEADERS, _END_HEADERS, stream_id)
-                    if head_size < 256
-                    else frames.frame_header(head_size, _HEADERS, _END_HEADERS, stream_id),
+                    _pack(head_size >> 8, head_size & 255, _HEADERS, _END_HEADERS, stream_id),
                     head,
                     _pack(size >> 8, size & 255, _DATA, 0, stream_id),
                     *body,
-                    frames.frame_header(trailers_size, _HEADERS, _END_HEADERS | _END_STREAM, stream_id),
+                    _pack(trailers_size >> 8, trailers_size & 255, _HEADERS, _END_OF_ANSWER, stream_id),
                     trailers,
                 )
                 if size < _JOIN_BELOW_BYTES:

@@ -34,7 +34,10 @@ class HeaderBlock:
     what it made of the block: None at first.
     """
 
-    __slots__ = ("authority", "content_length", "is_too_large", "memo", "method", "pairs", "path", "problem", "scheme")
+    __slots__ = (
+        "authority", "content_length", "is_too_large", "memo", "method", "pairs", "path", "problem",
+        "request_problem", "scheme",
+    )  # fmt: skip
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]], *, is_too_large: bool = False) -> None:
         self.method = self.path = self.scheme = self.authority = b""
@@ -65,16 +68,14 @@ class HeaderBlock:
         self.pairs = tuple(pairs)
         self.method, self.path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         self.scheme, self.authority = pseudo.get(b":scheme", b""), pseudo.get(b":authority", b"")
+        self.request_problem = self.problem
+        """What makes these no headers of a request, "" if nothing does. RFC 9113 section 8.3.1."""
+        if not self.problem and not (self.method and self.path and self.scheme):
+            self.request_problem = ":method, :scheme or :path is missing"
 
     @property
     def has_pseudo(self) -> bool:
         return bool(self.method or self.path or self.scheme or self.authority)
-
-    def request_problem(self) -> str:
-        """Return what makes these no headers of a request, "" if nothing does. RFC 9113 section 8.3.1."""
-        if not self.problem and not (self.method and self.path and self.scheme):
-            return ":method, :scheme or :path is missing"
-        return self.problem
 
     def trailers_problem(self) -> str:
         """Return what makes these no trailers, "" if nothing does. RFC 9113 section 8.1."""
