@@ -236,13 +236,13 @@ def test_no_handshake_fails_while_certificates_are_renewed(
     assert all(seen)
 
 
-def test_a_start_with_files_that_do_not_fit_says_so(service: Any, files: Pair, make_pair: Callable[..., Pair]) -> None:
+def test_a_start_with_files_that_do_not_fit_says_so(service: Any, files: Pair, make_pair: Callable[..., Pair], transport: str) -> None:
     mixed(files, make_pair)
     with pytest.raises(ServingFault, match=r"server.key' for gRPC cannot be used: .*MISMATCH"):
-        GrpcFrontend(service, GrpcConfig(port=0, **tls(files))).start()
+        GrpcFrontend(service, GrpcConfig(transport=transport, port=0, **tls(files))).start()
     foreign_curve(files, make_pair)
     with pytest.raises(ServingFault, match="gRPC's TLS library does not take the certificate and its key"):
-        GrpcFrontend(service, GrpcConfig(port=0, **tls(files))).start()
+        GrpcFrontend(service, GrpcConfig(transport=transport, port=0, **tls(files))).start()
 
 
 def test_renewing_without_tls_does_nothing(open_door: Any) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeAlias
 
 from edge_server.core.device import DevicePiece
 from edge_server.core.message import Parameter, Request
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
+from edge_server.frontends.grpc.call import Message
 from edge_server.frontends.grpc.contents import tensor_from_contents
-from edge_server.frontends.grpc.heads import Head, slot_of
-from edge_server.frontends.grpc.read import InferMessage, KnownMessage
+from edge_server.frontends.grpc.header_cache import Head, HeaderCache, outline, slot_of
+from edge_server.frontends.grpc.message import InferMessage, MessageReader
 from edge_server.frontends.v2.outputs import OutputPlaces, RequestedOutput
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
 from edge_server.frontends.v2.regions import Pins, RegionRef, Regions
@@ -23,6 +24,9 @@ from edge_server.records import dataclass
 EMPTY_FINAL_KEY = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
 _NOTHING_SPECIAL: Mapping[str, RequestedOutput] = {}
+
+KnownMessage: TypeAlias = "tuple[Head, list[int]]"
+"""A message whose head was met before: the head, and pairs of start and end of its raw_input_contents."""
 
 
 @dataclass(slots=True)
@@ -47,99 +51,135 @@ class Plan:
         if self.places is not None:
             self.places.release()
 
-    def read_version(self) -> None:
-        """Set `version` from the text. Raises InvalidRequest when it is not a number."""
-        self.version = parse_version(self.version_text)
 
+class RequestReader:
+    """Reads requests; keeps the heads that it met. Used by any thread."""
 
-def plan_of(found: InferMessage | KnownMessage) -> Plan:
-    """Return the addressee of a ModelInferRequest; `read_version` and `request_of` fill in the rest."""
-    if isinstance(found, KnownMessage):
-        head = found.head
-        return Plan(head.model, head.version_text, None, found.request_id, head.special, head.wants_empty_final)
-    message = found.message
-    return Plan(message.model_name, message.model_version, request_id=message.id)
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._messages = MessageReader()
+        self.cache = HeaderCache()
 
+    def find(self, data: Message, plan: Plan) -> KnownMessage | InferMessage:
+        """Take a received message apart, and fill in its addressee in `plan`. Raises InvalidRequest."""
+        parts = outline(data)
+        head = self.cache.find(parts) if parts is not None else None
+        if parts is not None and head is not None:
+            try:
+                plan.request_id = parts[1].decode()
+            except UnicodeDecodeError:
+                # For the message class to say.
+                parts = None
+            else:
+                plan.model, plan.version_text, plan.version = head.model, head.version_text, head.version
+                return head, parts[2]
+        found = self._messages.read(data)
+        found.outline = parts
+        message = found.message
+        plan.model, plan.version_text, plan.request_id = message.model_name, message.model_version, message.id
+        plan.version = parse_version(plan.version_text)
+        return found
 
-def request_of(
-    found: InferMessage | KnownMessage, plan: Plan, regions: Regions, forwarded: Mapping[str, Parameter]
-) -> Request:
-    """Return the request; its tensors are views of the received bytes or of pinned shared memory.
+    def request(
+        self, data: Message, found: KnownMessage | InferMessage, plan: Plan, forwarded: Mapping[str, Parameter]
+    ) -> Request:
+        """Return the request; its tensors are views of the message or of pinned shared memory. Fill in the plan.
 
-    `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's `release`,
-    that of outputs by the plan's.
-    Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
-    """
-    request = Request(plan.model, {}, plan.version, plan.request_id)
-    if isinstance(found, KnownMessage):
-        head = found.head
-        request.outputs, request.parameters = head.outputs, head.custom
-        request.priority, request.timeout_us = head.priority, head.timeout_us
+        `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's
+        `release`, that of outputs by the plan's.
+        Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+        """
+        if isinstance(found, InferMessage):
+            return self._read(found, plan, forwarded)
+        head, raws = found
+        tensors: dict[str, Tensor] = {}
+        request = Request(head.model, tensors, head.version, plan.request_id, head.outputs, head.custom, head.priority)
+        request.timeout_us = head.timeout_us
+        plan.wants_empty_final = head.wants_empty_final
         if forwarded:
             _set_parameters(request, plan, {**forwarded, **head.given})
-    else:
-        request.outputs = _outputs(found.message, plan)
-        if found.message.parameters or forwarded:
-            _set_parameters(request, plan, _parameters(found.message.parameters, forwarded))
-    pins = _LazyPins(regions)
-    try:
-        if plan.special:
-            request.targets = _targets(plan, regions, pins)
-        if isinstance(found, KnownMessage):
-            request.inputs = _known_inputs(found, pins)
         else:
-            request.inputs = _inputs(found, plan.model, pins)
-            if found.learn is not None and not forwarded:
-                _learn(found, found.learn, plan, request)
-    except BaseException:
-        pins.release()
-        plan.release()
-        raise
-    request.release = pins.made.release if pins.made is not None else None
-    return request
-
-
-def _known_inputs(found: KnownMessage, pins: _LazyPins) -> dict[str, Tensor]:
-    """Return the inputs of a message whose head is known, as `_inputs` would."""
-    model, data, raws = found.head.model, found.data, found.raws
-    tensors: dict[str, Tensor] = {}
-    position = 0
-    for slot in found.head.slots:
-        if slot.region is None:
-            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], model)
+            request.memo = head.memo
+        if head.special or head.raw_count != len(head.slots):
+            plan.special = head.special
+            self._pin_known(request, plan, head, data, raws)
+            return request
+        position = 0
+        for slot in head.slots:
+            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
             position += 2
-        else:
-            tensors[slot.name] = pins.pins().tensor(slot.name, slot.dtype, slot.shape, slot.region, model=model)
-    return tensors
+        return request
+
+    def _pin_known(self, request: Request, plan: Plan, head: Head, data: Message, raws: list[int]) -> None:
+        """Fill in the inputs and places of outputs of a known head that has some in shared memory."""
+        pins = _LazyPins(self._regions)
+        tensors: dict[str, Tensor] = {}
+        position = 0
+        try:
+            if plan.special:
+                request.targets = _targets(plan, self._regions, pins)
+            for slot in head.slots:
+                if slot.region is None:
+                    tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
+                    position += 2
+                else:
+                    tensors[slot.name] = pins.pins().tensor(
+                        slot.name, slot.dtype, slot.shape, slot.region, model=head.model
+                    )
+        except BaseException:
+            pins.release()
+            plan.release()
+            raise
+        request.inputs = tensors
+        request.release = pins.made.release if pins.made is not None else None
+
+    def _read(self, found: InferMessage, plan: Plan, forwarded: Mapping[str, Parameter]) -> Request:
+        message = found.message
+        request = Request(plan.model, {}, plan.version, plan.request_id, _outputs(message, plan))
+        if message.parameters or forwarded:
+            _set_parameters(request, plan, _parameters(message.parameters, forwarded))
+        pins = _LazyPins(self._regions)
+        try:
+            if plan.special:
+                request.targets = _targets(plan, self._regions, pins)
+            request.inputs = _inputs(found, plan.model, pins)
+        except BaseException:
+            pins.release()
+            plan.release()
+            raise
+        request.release = pins.made.release if pins.made is not None else None
+        if found.outline is not None and not forwarded and (head := _head_of(found, plan, request)) is not None:
+            self.cache.keep(found.outline, head)
+            request.memo = head.memo
+        return request
 
 
-def _learn(found: InferMessage, learn: Callable[[Head], None], plan: Plan, request: Request) -> None:
-    """Keep what the head said, now that all of it was found right, if it will say the same the next time."""
+def _head_of(found: InferMessage, plan: Plan, request: Request) -> Head | None:
+    """Return what the head of a request said that was found right; None where it may mean something else next time."""
     if request.sequence is not None or request.deadline_ns:
-        return
+        return None
     slots = []
     for position, given in enumerate(found.inputs):
         if position in found.contents or given.HasField("contents"):
-            return
+            return None
         region = region_reference(_parameters(given.parameters, {}), given.name) if given.parameters else None
         slots.append(slot_of(request.inputs[given.name], region))
     raw_count = sum(slot.region is None for slot in slots)
     if raw_count != len(found.raw):
-        return
-    learn(
-        Head(
-            plan.model,
-            plan.version_text,
-            request.outputs,
-            plan.special,
-            tuple(slots),
-            raw_count,
-            _parameters(found.message.parameters, {}),
-            request.parameters,
-            request.priority,
-            request.timeout_us,
-            plan.wants_empty_final,
-        )
+        return None
+    return Head(
+        plan.model,
+        plan.version_text,
+        plan.version,
+        request.outputs,
+        plan.special,
+        tuple(slots),
+        raw_count,
+        _parameters(found.message.parameters, {}),
+        request.parameters,
+        request.priority,
+        request.timeout_us,
+        plan.wants_empty_final,
     )
 
 

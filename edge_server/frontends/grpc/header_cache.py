@@ -1,19 +1,21 @@
-"""What a ModelInferRequest says before its data, kept for the next one: clients repeat it byte for byte.
+"""Cache of parsed heads of ModelInferRequests, found again by their bytes: clients repeat them from request to request.
 
 A client's requests to a model differ in their id and in their tensors' bytes. The rest of a message, its head, is
-therefore read by the message class once, and found again by its bytes. Heads that mean something else each time (a
-deadline, a step of a sequence) or carry data are not kept. Format: ModelInferRequest of grpc_service.proto.
+therefore read by the message class once. Heads that mean something else each time (a deadline, a step of a sequence) or
+carry data are not kept. Format: ModelInferRequest of grpc_service.proto.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import field
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edge_server.core.message import Parameter
+from edge_server.core.message import Parameter, RequestMemo
 from edge_server.core.tensor import DType, Tensor
+from edge_server.frontends.grpc.call import Message
 from edge_server.frontends.v2.outputs import RequestedOutput
 from edge_server.frontends.v2.regions import RegionRef
 from edge_server.protocol.raw import tensor_from_raw
@@ -32,8 +34,12 @@ _SMALL_BYTES = 4096
 
 _ID = 3 << 3 | DELIMITED
 _RAW = 7 << 3 | DELIMITED
-_PLAIN = frozenset(field << 3 | DELIMITED for field in (1, 2, 3, 4, 5, 6))
+_PLAIN = frozenset(number << 3 | DELIMITED for number in (1, 2, 3, 4, 5, 6))
 """Tags of model_name, model_version, id, parameters, inputs and outputs: all that a head may consist of."""
+
+Outline: TypeAlias = "tuple[bytes, bytes, list[int]]"
+"""Parts of a serialized ModelInferRequest: its head without the id, the id, and pairs of start and end of each of its
+raw_input_contents."""
 
 
 @dataclass(slots=True)
@@ -43,28 +49,30 @@ class Slot:
 
     name: str
     dtype: DType
+    numpy: np.dtype[np.generic]
     shape: tuple[int, ...]
     size: int
     region: RegionRef | None
 
-    def tensor(self, data: bytes, start: int, end: int, model: str) -> Tensor:
+    def tensor(self, data: Message, start: int, end: int, model: str) -> Tensor:
         """Return the input over data[start:end]. Raises InvalidRequest when the size does not fit the shape."""
         size = end - start
         if size != self.size:
             return tensor_from_raw(self.name, self.dtype, self.shape, memoryview(data)[start:end], model=model)
         if size <= _SMALL_BYTES:
-            return Tensor(self.name, self.dtype, np.ndarray(self.shape, self.dtype.numpy, data[start:end]))
-        array: npt.NDArray[np.generic] = np.ndarray(self.shape, self.dtype.numpy, data, start)
+            return Tensor(self.name, self.dtype, np.ndarray(self.shape, self.numpy, bytes(data[start:end])))
+        array: npt.NDArray[np.generic] = np.ndarray(self.shape, self.numpy, data, start)
         return Tensor(self.name, self.dtype, array if array.flags.aligned else array.copy())
 
 
 @dataclass(slots=True)
 class Head:
     """What a head says. Shared by requests: not to be changed. `given` are all its parameters, `custom` those among
-    them that the model sees."""
+    them that the model sees. `memo` is what the server keeps with it."""
 
     model: str
     version_text: str
+    version: int | None
     outputs: tuple[str, ...]
     special: Mapping[str, RequestedOutput]
     slots: tuple[Slot, ...]
@@ -74,19 +82,10 @@ class Head:
     priority: int
     timeout_us: int
     wants_empty_final: bool
+    memo: RequestMemo = field(default_factory=RequestMemo)
 
 
-@dataclass(slots=True)
-class Outline:
-    """Where the parts of a serialized ModelInferRequest lie: its head without the id, the id, and pairs of start and
-    end of each of its raw_input_contents."""
-
-    head: bytes
-    request_id: bytes
-    raws: list[int]
-
-
-def outline(data: bytes) -> Outline | None:
+def outline(data: Message) -> Outline | None:
     """Walk over a serialized message; None for one that is not plain, or not whole."""
     position = 0
     end = len(data)
@@ -111,7 +110,7 @@ def outline(data: bytes) -> Outline | None:
             elif tag == _ID:
                 if id_end:
                     return None
-                id_start, id_end, request_id = position, stop, data[body:stop]
+                id_start, id_end, request_id = position, stop, bytes(data[body:stop])
             position = stop
     except (IndexError, ValueError):
         return None
@@ -121,31 +120,30 @@ def outline(data: bytes) -> Outline | None:
         head_end = end
     if head_end - (id_end - id_start) > MOST_HEAD_BYTES:
         return None
-    head = data[:id_start] + data[id_end:head_end] if id_end else data[:head_end]
-    return Outline(head, request_id, raws)
+    head = bytes(data[:id_start]) + bytes(data[id_end:head_end]) if id_end else bytes(data[:head_end])
+    return head, request_id, raws
 
 
-class Heads:
+class HeaderCache:
     """The heads met so far. Used by several threads."""
 
     def __init__(self) -> None:
         self._heads: dict[bytes, Head] = {}
 
     def find(self, found: Outline) -> Head | None:
-        """Return what the head of a message says, when it was met before and data of all its inputs follows."""
-        head = self._heads.get(found.head)
-        return head if head is not None and 2 * head.raw_count == len(found.raws) else None
+        """Return the parsed head of a message, if it is kept and data of all its inputs follows."""
+        head = self._heads.get(found[0])
+        return head if head is not None and 2 * head.raw_count == len(found[2]) else None
 
-    def learn(self, found: Outline, head: Head) -> None:
-        """Keep what the message class read in it."""
+    def keep(self, found: Outline, head: Head) -> None:
         if len(self._heads) >= MOST_HEADS:
             # Nobody has so many models in use: a client varies what it asks for, and order among them means nothing.
             self._heads.clear()
-        self._heads[found.head] = head
+        self._heads[found[0]] = head
 
 
 def slot_of(tensor: Tensor, region: RegionRef | None) -> Slot:
     """Return how the head declared an input that came out as this tensor."""
     shape = tuple(map(int, tensor.shape))
     size = -1 if tensor.dtype in (DType.BYTES, DType.BOOL) or 0 in shape else tensor.nbytes
-    return Slot(tensor.name, tensor.dtype, shape, size, region)
+    return Slot(tensor.name, tensor.dtype, tensor.dtype.numpy, shape, size, region)
