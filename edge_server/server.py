@@ -90,6 +90,7 @@ class Server:
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
         self._sources: list[Source] = []
+        self._begin_drain: list[Callable[[], None]] = []
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     async def run(self) -> int:
@@ -191,10 +192,10 @@ class Server:
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
 
     async def _open_grpc(self) -> None:
-        from edge_server.frontends.grpc.handlers import StreamService
+        from edge_server.frontends.grpc.methods import StreamService
         from edge_server.frontends.grpc.server import GrpcFrontend
 
-        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.answers})
+        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.open})
         front = GrpcFrontend(
             self._core.service,
             self._config.grpc,
@@ -207,6 +208,7 @@ class Server:
             self._supervision.add_reload(
                 ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
             )
+        self._begin_drain.append(front.begin_drain)
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
@@ -319,6 +321,8 @@ class Server:
         # A server that was never ready, or has lost what it needs, has nothing to answer.
         if delay_s and self._core.service.has_started and self.end.code is None:
             self._core.service.begin_drain_delay()
+            for begin_drain in self._begin_drain:
+                begin_drain()
             log.info("not ready any more, answering for %g s more", delay_s)
             await asyncio.sleep(delay_s)
         in_flight = self._core.manager.in_flight()

@@ -65,6 +65,9 @@ class Call(Protocol):
     def end(self, ending: Ending) -> None:
         """Send the status, after what `send` was given before."""
 
+    def wake(self) -> None:
+        """Have `Side.on_woken` called soon, by the transport. Returns at once; locks may be held."""
+
     def receive(self) -> None:
         """Ask for the next message of a stream. The first one comes unasked."""
 
@@ -84,6 +87,9 @@ class Side(Protocol):
 
     def on_sent(self) -> None:
         """The transport takes messages again, after a `Call.send` that returned False."""
+
+    def on_woken(self) -> None:
+        """The transport was asked to call, by `Call.wake`. Comes on the same thread as `on_sent`."""
 
     def on_client_left(self) -> None:
         """Nobody waits for an answer any more: the client left, or the deadline passed. Comes at most once."""
@@ -116,6 +122,9 @@ class UnarySide:
         """Of no meaning for a unary call."""
 
     def on_sent(self) -> None:
+        """Of no meaning for a unary call."""
+
+    def on_woken(self) -> None:
         """Of no meaning for a unary call."""
 
     def on_client_left(self) -> None:

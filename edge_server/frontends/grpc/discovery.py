@@ -51,6 +51,9 @@ class Reflection:
     def on_sent(self) -> None:
         self._call.receive()
 
+    def on_woken(self) -> None:
+        """Never asked for."""
+
     def on_last_message(self) -> None:
         self._call.end(OK)
 

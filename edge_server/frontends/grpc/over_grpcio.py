@@ -156,6 +156,9 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
                     side.on_server_stopping()
                 threading.Thread(target=call.read, args=(side, requests), name="grpc-stream", daemon=True).start()
                 while not isinstance(item := call.outbox.get(), Ending):
+                    if item is None:
+                        side.on_woken()
+                        continue
                     yield item
                     side.on_sent()
                 if item.code:
@@ -180,13 +183,16 @@ class _Call:
         has_deadline = left_s is not None and left_s < _NO_DEADLINE_S
         self.deadline_ns = time.monotonic_ns() + int(left_s * 1e9) if has_deadline else 0
         self.peer: str = context.peer()
-        self.outbox: SimpleQueue[bytes | Ending] = SimpleQueue()
+        self.outbox: SimpleQueue[bytes | Ending | None] = SimpleQueue()
 
     def answer(self, message: Pieces) -> None:
         self.outbox.put(b"".join(message))
 
     def end(self, done: Ending) -> None:
         self.outbox.put(done)
+
+    def wake(self) -> None:
+        self.outbox.put(None)
 
     def receive(self) -> None:
         raise AssertionError("a unary call has one message")

@@ -145,6 +145,9 @@ class InferStream:
         self._is_sending = False
         self._flush()
 
+    def on_woken(self) -> None:
+        """Never asked for."""
+
     def on_client_left(self) -> None:
         self._end()
 
