@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 

@@ -236,7 +236,9 @@ def test_no_handshake_fails_while_certificates_are_renewed(
     assert all(seen)
 
 
-def test_a_start_with_files_that_do_not_fit_says_so(service: Any, files: Pair, make_pair: Callable[..., Pair], transport: str) -> None:
+def test_a_start_with_files_that_do_not_fit_says_so(
+    service: Any, files: Pair, make_pair: Callable[..., Pair], transport: str
+) -> None:
     mixed(files, make_pair)
     with pytest.raises(ServingFault, match=r"server.key' for gRPC cannot be used: .*MISMATCH"):
         GrpcFrontend(service, GrpcConfig(transport=transport, port=0, **tls(files))).start()

@@ -118,7 +118,10 @@ def test_outputs_that_are_not_contiguous_are_sent_in_row_major_order() -> None:
 
 def test_text_that_utf8_cannot_say_still_makes_a_valid_message() -> None:
     response = Response("m", 1, "", parameters={"\ud800": "a\udfffb"})
-    assert messages.ModelInferResponse.FromString(b"".join(response_message(response, {}))).parameters["?"].string_param == "a?b"
+    assert (
+        messages.ModelInferResponse.FromString(b"".join(response_message(response, {}))).parameters["?"].string_param
+        == "a?b"
+    )
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1])

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
-from edge_server.frontends.grpc.header_cache import MOST_HEAD_BYTES, MOST_HEADS, outline
+from edge_server.frontends.grpc.header_cache import MOST_HEAD_BYTES, MOST_HEADS, RequestReader, outline
 from edge_server.frontends.grpc.message import InferMessage
-from edge_server.frontends.grpc.request import Plan, RequestReader
+from edge_server.frontends.grpc.request import Plan
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -192,7 +192,7 @@ def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
     reader = RequestReader(REGIONS)
     for number in range(3 * MOST_HEADS):
         read(reader, plain(model=f"m{number}").SerializeToString())
-        assert len(reader.cache._heads) <= MOST_HEADS
+        assert len(reader._heads) <= MOST_HEADS
     assert is_known(reader, plain(model=f"m{3 * MOST_HEADS - 1}"))
 
 

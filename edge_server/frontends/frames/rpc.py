@@ -97,7 +97,7 @@ class FrameCall:
         self._call.receive()
 
     def _flush(self) -> None:
-        """Send what there is, as long as the transport takes it. Called on the transport's thread for events of sending."""
+        """Send what there is, as long as the transport takes it. Only for `on_woken` and `on_sent`: one at a time."""
         stream = self._stream
         if stream is None:
             return

@@ -57,8 +57,8 @@ class Restriction:
         self._is_order = rpc.endswith(_ORDERS)
 
     def check(self, metadata: Metadata) -> None:
-        """Raise unless a call with this metadata may pass: Unauthenticated or Forbidden where a token would do, else Refusal, which is
-        UNAVAILABLE as Triton has it."""
+        """Raise unless a call with this metadata may pass: Unauthenticated or Forbidden where a token would do, else
+        Refusal, which is UNAVAILABLE as Triton has it."""
         if self._group is not None and is_word(_values(metadata, self._key), self._group.value):
             return
         if self._tokens.closes(self._category):

@@ -72,7 +72,7 @@ class Call(Protocol):
         """Ask for the next message of a stream. The first one comes unasked."""
 
     def send(self, message: Pieces) -> bool:
-        """Send a message of a stream. Return whether the next one may be given at once, else `Side.on_sent` says when."""
+        """Send a message of a stream. Return whether the next may be given at once; else `Side.on_sent` says when."""
 
 
 class Side(Protocol):

@@ -26,6 +26,7 @@ _INT64_END, _UINT64_END = 1 << 63, 1 << 64
 _DOUBLE_TAG = b"\x21"
 _RAW_TAG = bytes((_RAW << 3 | 2,))
 _ID_TAG = bytes((_ID << 3 | 2,))
+_ID_HEADS = tuple(_ID_TAG + bytes((size,)) for size in range(0x80))
 _NOTHING_PLACED: Mapping[str, RegionRef] = {}
 
 _SMALL_BYTES = 4096
@@ -107,8 +108,9 @@ def _pieces(
     pieces: list[bytes | memoryview] = [kept.fields]
     request_id = response.request_id
     if request_id:
-        encoded = text(request_id)
-        pieces.append(_ID_TAG + varint(len(encoded)) + encoded)
+        encoded = request_id.encode("utf-8", "replace")
+        size = len(encoded)
+        pieces.append((_ID_HEADS[size] if size < 0x80 else _ID_TAG + varint(size)) + encoded)
     if response.parameters:
         for key, value in response.parameters.items():
             # Reserved words are the server's own; a model cannot contradict it.
@@ -173,9 +175,7 @@ def _output_head(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | Non
         inner += parameter_entry(4, "shared_memory_byte_size", region.byte_size)
         if region.offset:
             inner += parameter_entry(4, "shared_memory_offset", region.offset)
-    return _OutputHead(
-        tensor.name, tensor.dtype, shape, delimited(_OUTPUTS, inner), _RAW_TAG + varint(size), size
-    )
+    return _OutputHead(tensor.name, tensor.dtype, shape, delimited(_OUTPUTS, inner), _RAW_TAG + varint(size), size)
 
 
 def parameter_entry(field: int, key: str, value: Parameter) -> bytes:

@@ -1,4 +1,4 @@
-"""Cache of parsed heads of ModelInferRequests, found again by their bytes: clients repeat them from request to request.
+"""Requests from received messages, by a cache of parsed heads: clients repeat them byte for byte.
 
 A client's requests to a model differ in their id and in their tensors' bytes. The rest of a message, its head, is
 therefore read by the message class once. Heads that mean something else each time (a deadline, a step of a sequence) or
@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edge_server.core.message import Parameter, RequestMemo
+from edge_server.core.message import Parameter, Request, RequestMemo
 from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.grpc.call import Message
+from edge_server.frontends.grpc.message import InferMessage, MessageReader, Outline
+from edge_server.frontends.grpc.request import LazyPins, Plan, parameter_values, pin_targets, request_of, set_parameters
 from edge_server.frontends.v2.outputs import RequestedOutput
-from edge_server.frontends.v2.regions import RegionRef
+from edge_server.frontends.v2.parameters import region_reference
+from edge_server.frontends.v2.regions import RegionRef, Regions
+from edge_server.frontends.v2.version import parse_version
 from edge_server.protocol.raw import tensor_from_raw
 from edge_server.protocol.wire import DELIMITED, read_varint
 from edge_server.records import dataclass
@@ -37,9 +41,8 @@ _RAW = 7 << 3 | DELIMITED
 _PLAIN = frozenset(number << 3 | DELIMITED for number in (1, 2, 3, 4, 5, 6))
 """Tags of model_name, model_version, id, parameters, inputs and outputs: all that a head may consist of."""
 
-Outline: TypeAlias = "tuple[bytes, bytes, list[int]]"
-"""Parts of a serialized ModelInferRequest: its head without the id, the id, and pairs of start and end of each of its
-raw_input_contents."""
+KnownMessage: TypeAlias = "tuple[Head, list[int]]"
+"""A message whose head was met before: the head, and pairs of start and end of its raw_input_contents."""
 
 
 @dataclass(slots=True)
@@ -74,7 +77,7 @@ class Head:
     version_text: str
     version: int | None
     outputs: tuple[str, ...]
-    special: Mapping[str, RequestedOutput]
+    special: Mapping[str, RequestedOutput] | None
     slots: tuple[Slot, ...]
     raw_count: int
     given: Mapping[str, object]
@@ -124,22 +127,125 @@ def outline(data: Message) -> Outline | None:
     return head, request_id, raws
 
 
-class HeaderCache:
-    """The heads met so far. Used by several threads."""
+class RequestReader:
+    """Reads requests; keeps the heads that it met. Used by any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._messages = MessageReader()
         self._heads: dict[bytes, Head] = {}
 
-    def find(self, found: Outline) -> Head | None:
-        """Return the parsed head of a message, if it is kept and data of all its inputs follows."""
-        head = self._heads.get(found[0])
-        return head if head is not None and 2 * head.raw_count == len(found[2]) else None
+    def find(self, data: Message, plan: Plan) -> KnownMessage | InferMessage:
+        """Take a received message apart, and fill in its addressee in `plan`. Raises InvalidRequest."""
+        parts = outline(data)
+        head = self._heads.get(parts[0]) if parts is not None else None
+        if parts is not None and head is not None and 2 * head.raw_count == len(parts[2]):
+            try:
+                plan.request_id = parts[1].decode()
+            except UnicodeDecodeError:
+                # For the message class to say.
+                parts = None
+            else:
+                plan.model, plan.version_text, plan.version = head.model, head.version_text, head.version
+                return head, parts[2]
+        found = self._messages.read(data)
+        found.outline = parts
+        message = found.message
+        plan.model, plan.version_text, plan.request_id = message.model_name, message.model_version, message.id
+        plan.version = parse_version(plan.version_text)
+        return found
 
-    def keep(self, found: Outline, head: Head) -> None:
+    def request(
+        self, data: Message, found: KnownMessage | InferMessage, plan: Plan, forwarded: Mapping[str, Parameter]
+    ) -> Request:
+        """Return the request; its tensors are views of the message or of pinned shared memory. Fill in the plan.
+
+        `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's
+        `release`, that of outputs by the plan's.
+        Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+        """
+        if isinstance(found, InferMessage):
+            request = request_of(found, plan, self._regions, forwarded)
+            if found.outline is not None and not forwarded and (head := _head_of(found, plan, request)) is not None:
+                self._keep(found.outline, head)
+                request.memo = head.memo
+            return request
+        head, raws = found
+        tensors: dict[str, Tensor] = {}
+        request = Request(head.model, tensors, head.version, plan.request_id, head.outputs, head.custom, head.priority)
+        request.timeout_us = head.timeout_us
+        plan.wants_empty_final = head.wants_empty_final
+        if forwarded:
+            set_parameters(request, plan, {**forwarded, **head.given})
+        else:
+            request.memo = head.memo
+        if head.special or head.raw_count != len(head.slots):
+            plan.special = head.special
+            self._pin_known(request, plan, head, data, raws)
+            return request
+        position = 0
+        for slot in head.slots:
+            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
+            position += 2
+        return request
+
+    def _pin_known(self, request: Request, plan: Plan, head: Head, data: Message, raws: list[int]) -> None:
+        """Fill in the inputs and places of outputs of a known head that has some in shared memory."""
+        pins = LazyPins(self._regions)
+        tensors: dict[str, Tensor] = {}
+        position = 0
+        try:
+            if plan.special:
+                request.targets = pin_targets(plan, self._regions, pins)
+            for slot in head.slots:
+                if slot.region is None:
+                    tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
+                    position += 2
+                else:
+                    tensors[slot.name] = pins.pins().tensor(
+                        slot.name, slot.dtype, slot.shape, slot.region, model=head.model
+                    )
+        except BaseException:
+            pins.release()
+            plan.release()
+            raise
+        request.inputs = tensors
+        request.release = pins.made.release if pins.made is not None else None
+
+    def _keep(self, found: Outline, head: Head) -> None:
         if len(self._heads) >= MOST_HEADS:
             # Nobody has so many models in use: a client varies what it asks for, and order among them means nothing.
             self._heads.clear()
         self._heads[found[0]] = head
+
+
+def _head_of(found: InferMessage, plan: Plan, request: Request) -> Head | None:
+    """Return what the head of a request said that was found right; None where it may mean something else next time."""
+    if request.sequence is not None or request.deadline_ns:
+        return None
+    slots = []
+    for position, given in enumerate(found.inputs):
+        if position in found.contents or given.HasField("contents"):
+            return None
+        region = region_reference(parameter_values(given.parameters, {}), given.name) if given.parameters else None
+        slots.append(slot_of(request.inputs[given.name], region))
+    raw_count = sum(slot.region is None for slot in slots)
+    if raw_count != len(found.raw):
+        return None
+    return Head(
+        plan.model,
+        plan.version_text,
+        plan.version,
+        request.outputs,
+        plan.special,
+        tuple(slots),
+        raw_count,
+        parameter_values(found.message.parameters, {}),
+        request.parameters,
+        request.priority,
+        request.timeout_us,
+        plan.wants_empty_final,
+    )
 
 
 def slot_of(tensor: Tensor, region: RegionRef | None) -> Slot:

@@ -15,8 +15,9 @@ from edge_server.errors import Unsupported
 from edge_server.frontends.grpc.access import Restriction
 from edge_server.frontends.grpc.call import Call, Message, Metadata, UnarySide, ending, known
 from edge_server.frontends.grpc.encode import response_message
+from edge_server.frontends.grpc.header_cache import RequestReader
 from edge_server.frontends.grpc.message import InferMessage
-from edge_server.frontends.grpc.request import Plan, RequestReader
+from edge_server.frontends.grpc.request import Plan
 from edge_server.frontends.grpc.special_outputs import shaped
 from edge_server.frontends.v2.forwarding import forwarded
 

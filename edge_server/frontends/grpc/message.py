@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.call import Message
-from edge_server.frontends.grpc.header_cache import Outline
 from edge_server.frontends.grpc.wire import split
 from edge_server.protocol.messages import message_class
 from edge_server.records import dataclass
 
 LEAST_SPLIT_BYTES = 32 << 10
 """Messages below this size are read by the message class alone: copying them costs less than walking over them."""
+
+Outline: TypeAlias = "tuple[bytes, bytes, list[int]]"
+"""Parts of a serialized ModelInferRequest: its head without the id, the id, and pairs of start and end of each of its
+raw_input_contents."""
 
 _INPUTS, _RAW_CONTENTS = 5, 7
 _TENSOR_CONTENTS = 5

@@ -98,9 +98,7 @@ class ControlCall(UnarySide):
 
     __slots__ = ("_answer", "_call", "_method")
 
-    def __init__(
-        self, method: Described, answer: Callable[[Any], Any], guard: Restriction | None, call: Call
-    ) -> None:
+    def __init__(self, method: Described, answer: Callable[[Any], Any], guard: Restriction | None, call: Call) -> None:
         if guard is not None:
             guard.check(call.metadata)
         self._method = method

@@ -134,9 +134,7 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
             return grpc.stream_stream_rpc_method_handler(partial(self._run_stream, method))
         return grpc.unary_unary_rpc_method_handler(partial(_run_unary, method))
 
-    def _run_stream(
-        self, method: Method, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def _run_stream(self, method: Method, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         call = _StreamCall(context)
         with self._lock:
             is_full = self._stream_count >= self._max_streams

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any, TypeAlias
+from typing import Any
 
 from edge_server.core.device import DevicePiece
 from edge_server.core.message import Parameter, Request
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.grpc.call import Message
 from edge_server.frontends.grpc.contents import tensor_from_contents
-from edge_server.frontends.grpc.header_cache import Head, HeaderCache, outline, slot_of
-from edge_server.frontends.grpc.message import InferMessage, MessageReader
+from edge_server.frontends.grpc.message import InferMessage
 from edge_server.frontends.v2.outputs import OutputPlaces, RequestedOutput
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
 from edge_server.frontends.v2.regions import Pins, RegionRef, Regions
-from edge_server.frontends.v2.version import parse_version
 from edge_server.protocol.raw import element_count, tensor_from_raw
 from edge_server.records import dataclass
 
 EMPTY_FINAL_KEY = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
-_NOTHING_SPECIAL: Mapping[str, RequestedOutput] = {}
-
-KnownMessage: TypeAlias = "tuple[Head, list[int]]"
-"""A message whose head was met before: the head, and pairs of start and end of its raw_input_contents."""
 
 
 @dataclass(slots=True)
@@ -42,7 +34,7 @@ class Plan:
     version_text: str = ""
     version: int | None = None
     request_id: str = ""
-    special: Mapping[str, RequestedOutput] = field(default_factory=lambda: _NOTHING_SPECIAL)
+    special: Mapping[str, RequestedOutput] | None = None
     wants_empty_final: bool = False
     places: OutputPlaces | None = None
 
@@ -52,138 +44,29 @@ class Plan:
             self.places.release()
 
 
-class RequestReader:
-    """Reads requests; keeps the heads that it met. Used by any thread."""
+def request_of(found: InferMessage, plan: Plan, regions: Regions, forwarded: Mapping[str, Parameter]) -> Request:
+    """Return the request of a message that was read; its tensors are views of the message or of pinned shared memory.
 
-    def __init__(self, regions: Regions) -> None:
-        self._regions = regions
-        self._messages = MessageReader()
-        self.cache = HeaderCache()
-
-    def find(self, data: Message, plan: Plan) -> KnownMessage | InferMessage:
-        """Take a received message apart, and fill in its addressee in `plan`. Raises InvalidRequest."""
-        parts = outline(data)
-        head = self.cache.find(parts) if parts is not None else None
-        if parts is not None and head is not None:
-            try:
-                plan.request_id = parts[1].decode()
-            except UnicodeDecodeError:
-                # For the message class to say.
-                parts = None
-            else:
-                plan.model, plan.version_text, plan.version = head.model, head.version_text, head.version
-                return head, parts[2]
-        found = self._messages.read(data)
-        found.outline = parts
-        message = found.message
-        plan.model, plan.version_text, plan.request_id = message.model_name, message.model_version, message.id
-        plan.version = parse_version(plan.version_text)
-        return found
-
-    def request(
-        self, data: Message, found: KnownMessage | InferMessage, plan: Plan, forwarded: Mapping[str, Parameter]
-    ) -> Request:
-        """Return the request; its tensors are views of the message or of pinned shared memory. Fill in the plan.
-
-        `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's
-        `release`, that of outputs by the plan's.
-        Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
-        """
-        if isinstance(found, InferMessage):
-            return self._read(found, plan, forwarded)
-        head, raws = found
-        tensors: dict[str, Tensor] = {}
-        request = Request(head.model, tensors, head.version, plan.request_id, head.outputs, head.custom, head.priority)
-        request.timeout_us = head.timeout_us
-        plan.wants_empty_final = head.wants_empty_final
-        if forwarded:
-            _set_parameters(request, plan, {**forwarded, **head.given})
-        else:
-            request.memo = head.memo
-        if head.special or head.raw_count != len(head.slots):
-            plan.special = head.special
-            self._pin_known(request, plan, head, data, raws)
-            return request
-        position = 0
-        for slot in head.slots:
-            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
-            position += 2
-        return request
-
-    def _pin_known(self, request: Request, plan: Plan, head: Head, data: Message, raws: list[int]) -> None:
-        """Fill in the inputs and places of outputs of a known head that has some in shared memory."""
-        pins = _LazyPins(self._regions)
-        tensors: dict[str, Tensor] = {}
-        position = 0
-        try:
-            if plan.special:
-                request.targets = _targets(plan, self._regions, pins)
-            for slot in head.slots:
-                if slot.region is None:
-                    tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
-                    position += 2
-                else:
-                    tensors[slot.name] = pins.pins().tensor(
-                        slot.name, slot.dtype, slot.shape, slot.region, model=head.model
-                    )
-        except BaseException:
-            pins.release()
-            plan.release()
-            raise
-        request.inputs = tensors
-        request.release = pins.made.release if pins.made is not None else None
-
-    def _read(self, found: InferMessage, plan: Plan, forwarded: Mapping[str, Parameter]) -> Request:
-        message = found.message
-        request = Request(plan.model, {}, plan.version, plan.request_id, _outputs(message, plan))
-        if message.parameters or forwarded:
-            _set_parameters(request, plan, _parameters(message.parameters, forwarded))
-        pins = _LazyPins(self._regions)
-        try:
-            if plan.special:
-                request.targets = _targets(plan, self._regions, pins)
-            request.inputs = _inputs(found, plan.model, pins)
-        except BaseException:
-            pins.release()
-            plan.release()
-            raise
-        request.release = pins.made.release if pins.made is not None else None
-        if found.outline is not None and not forwarded and (head := _head_of(found, plan, request)) is not None:
-            self.cache.keep(found.outline, head)
-            request.memo = head.memo
-        return request
+    Fills in the plan. Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+    """
+    message = found.message
+    request = Request(plan.model, {}, plan.version, plan.request_id, _outputs(message, plan))
+    if message.parameters or forwarded:
+        set_parameters(request, plan, parameter_values(message.parameters, forwarded))
+    pins = LazyPins(regions)
+    try:
+        if plan.special:
+            request.targets = pin_targets(plan, regions, pins)
+        request.inputs = _inputs(found, plan.model, pins)
+    except BaseException:
+        pins.release()
+        plan.release()
+        raise
+    request.release = pins.made.release if pins.made is not None else None
+    return request
 
 
-def _head_of(found: InferMessage, plan: Plan, request: Request) -> Head | None:
-    """Return what the head of a request said that was found right; None where it may mean something else next time."""
-    if request.sequence is not None or request.deadline_ns:
-        return None
-    slots = []
-    for position, given in enumerate(found.inputs):
-        if position in found.contents or given.HasField("contents"):
-            return None
-        region = region_reference(_parameters(given.parameters, {}), given.name) if given.parameters else None
-        slots.append(slot_of(request.inputs[given.name], region))
-    raw_count = sum(slot.region is None for slot in slots)
-    if raw_count != len(found.raw):
-        return None
-    return Head(
-        plan.model,
-        plan.version_text,
-        plan.version,
-        request.outputs,
-        plan.special,
-        tuple(slots),
-        raw_count,
-        _parameters(found.message.parameters, {}),
-        request.parameters,
-        request.priority,
-        request.timeout_us,
-        plan.wants_empty_final,
-    )
-
-
-class _LazyPins:
+class LazyPins:
     """Pins that are made when the first region is met: most requests have none."""
 
     __slots__ = ("_regions", "made")
@@ -202,7 +85,7 @@ class _LazyPins:
             self.made.release()
 
 
-def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> None:
+def set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> None:
     parameters = split_parameters(given, allow=_ALLOWED_RESERVED)
     plan.wants_empty_final = parameters.custom.pop(EMPTY_FINAL_KEY, False) is True
     request.parameters = parameters.custom
@@ -212,18 +95,19 @@ def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> N
     request.sequence = parameters.sequence
 
 
-def _targets(plan: Plan, regions: Regions, pins: _LazyPins) -> Mapping[str, DevicePiece] | None:
+def pin_targets(plan: Plan, regions: Regions, pins: LazyPins) -> Mapping[str, DevicePiece] | None:
     """Pin the regions of outputs, and return the GPU memory among them, which is held with the inputs too: a backend
     may still write there when the request is over. None without any."""
-    wanted = {name: item.region for name, item in plan.special.items() if item.region is not None}
+    special = plan.special or {}
+    wanted = {name: item.region for name, item in special.items() if item.region is not None}
     if not wanted:
         return None
-    plan.places = OutputPlaces(plan.special.values(), regions)
+    plan.places = OutputPlaces(special.values(), regions)
     targets = {name: pins.pins().target(wanted[name]) for name in plan.places.on_gpus()}
     return {name: piece for name, piece in targets.items() if piece is not None} or None
 
 
-def _parameters(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
+def parameter_values(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
     """Return an InferParameter map as plain values, forwarded headers included; the request's own win."""
     values: dict[str, object] = dict(forwarded)
     for key in given or ():
@@ -242,7 +126,7 @@ def _outputs(message: Any, plan: Plan) -> tuple[str, ...]:
         name = output.name
         names.append(name)
         if output.parameters:
-            wanted = requested_output(name, _parameters(output.parameters, {}))
+            wanted = requested_output(name, parameter_values(output.parameters, {}))
             if wanted.classification or wanted.region is not None:
                 special[name] = wanted
     if len(names) > 1 and len(set(names)) != len(names):
@@ -261,7 +145,7 @@ def _first_twice(names: list[str]) -> str:
     return ""
 
 
-def _inputs(found: InferMessage, model: str, pins: _LazyPins) -> dict[str, Tensor]:
+def _inputs(found: InferMessage, model: str, pins: LazyPins) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     raw = found.raw
     next_raw = 0
@@ -270,7 +154,9 @@ def _inputs(found: InferMessage, model: str, pins: _LazyPins) -> dict[str, Tenso
         if name in tensors:
             raise InvalidRequest(f"input '{name}' for model '{model}' is given more than once")
         dtype = _dtype(given, name, model)
-        region = region_reference(_parameters(given.parameters, {}), f"input '{name}'") if given.parameters else None
+        region = (
+            region_reference(parameter_values(given.parameters, {}), f"input '{name}'") if given.parameters else None
+        )
         has_contents = position in found.contents or given.HasField("contents")
         if has_contents and (len(raw) or region is not None):
             raise _contents_refused(name, model, region)
@@ -304,7 +190,7 @@ def _contents_refused(name: str, model: str, region: RegionRef | None) -> Invali
     return InvalidRequest(f"contents field must not be specified when using {other} for '{name}' for model '{model}'")
 
 
-def _tensor_from_region(name: str, dtype: DType, given: Any, region: RegionRef, model: str, pins: _LazyPins) -> Tensor:
+def _tensor_from_region(name: str, dtype: DType, given: Any, region: RegionRef, model: str, pins: LazyPins) -> Tensor:
     return pins.pins().tensor(name, dtype, tuple(given.shape), region, model=model)
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
-    """Return the response as the plan asks for it, and where its outputs in shared memory are. Raises EdgeServerError."""
+    """Return the response as the plan asks for it, and the places of outputs in shared memory."""
     placed: dict[str, RegionRef] = {}
     outputs: list[Tensor] = []
     for tensor in response.outputs:
-        wanted = plan.special.get(tensor.name)
+        wanted = plan.special.get(tensor.name) if plan.special else None
         if wanted is None:
             outputs.append(tensor)
         elif wanted.classification:
