@@ -29,7 +29,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -88,6 +88,9 @@ class Session(abc.ABC):
     """One model opened by one runtime: tensors in, tensors out, all rows of a batch at once."""
 
     info: SessionInfo
+
+    takes_requests: Literal[False] = False
+    """What tells a Session from a RequestSession, at the cost of an attribute."""
 
     takes_device_memory: bool = False
     """Whether `run_on_device` does more than `run`: tensors in a GPU's memory are then handed over where they lie."""
@@ -156,6 +159,8 @@ class RequestSession(abc.ABC):
     """
 
     info: SessionInfo
+
+    takes_requests: Literal[True] = True
 
     @abc.abstractmethod
     def execute(self, executions: Sequence[Execution]) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from edge_server.backends.base import RequestSession, Session, SessionInfo
@@ -24,9 +24,12 @@ AnySession: TypeAlias = Session | RequestSession
 
 
 class Executor(Protocol):
-    """Runs a batch through a session and answers every ticket of it. Never raises."""
+    """Runs a batch through a session and answers every ticket of it. Never raises.
 
-    def __call__(self, session: AnySession, batch: list[Ticket]) -> None: ...
+    Returns the tickets that the caller has to release: all of the batch, or none where somebody else does, or will.
+    """
+
+    def __call__(self, session: AnySession, batch: list[Ticket]) -> Sequence[Ticket]: ...
 
 
 class Server(Protocol):
@@ -111,18 +114,19 @@ class Instance:
         """Whether the thread that runs it should go on with others after each batch: they wait for one of the pool."""
         return not self._is_bound and self._pool is not None and self._pool.has_waiting
 
-    def run(self, batch: list[Ticket]) -> None:
+    def run(self, batch: list[Ticket]) -> Sequence[Ticket]:
         """Run a batch on the calling thread, which must have been given the instance. Never raises.
 
-        Empties the list: whoever else still refers to it must not keep the tickets, and what they borrowed, alive.
+        Returns what the executor returns. The caller has to empty the list then: whoever else still refers to it must
+        not keep the tickets, and what they borrowed, alive.
         """
         session = self._session
         if session is None:
             raise AssertionError(f"instance {self.name} was run after it was closed")
         self.run_number += 1
-        self._execute(session, batch)
+        finished = self._execute(session, batch)
         self.run_number += 1
-        batch.clear()
+        return finished
 
     def post(self, batch: list[Ticket]) -> None:
         """Have the instance's own thread, or one of the pool, run the batch. Returns at once."""

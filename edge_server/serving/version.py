@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 from edge_server.backends import load_backend
 from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
 from edge_server.core.batch import BatchPlan
-from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
 from edge_server.core.gpu_fault import GpuFault, classify
 from edge_server.core.lifecycle import Resolved, VersionSnapshot, VersionState, next_state
@@ -88,6 +88,9 @@ class ModelVersion:
         self._scheduler, self._execute, self._states = schedule(
             self.spec, self._plan, self._counters, timer, gate, limiter
         )
+        self._cancel = self._scheduler.cancel
+        self._claims_lock: threading.Lock | None = None
+        """Guards the claims of all tickets, of a model that sends one response to each request."""
         self._pool = pool
         self._timer = timer
         self._cache = cache
@@ -148,6 +151,8 @@ class ModelVersion:
         if self._info is not None:
             self.spec = with_facts_in_force(self.spec, self._info)
             self._keeps_thread = self._info.keeps_thread
+        if not self._instances[0].sees_requests:
+            self._claims_lock = threading.Lock()
         self._load_s = time.monotonic() - started
         self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, 0)
         self._counters.record_load(self._load_s)
@@ -172,26 +177,33 @@ class ModelVersion:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
         in time, or Draining when the version is being retired; then the caller still owns the request."""
         rows = self._check.rows(request)
-        entry: Entry[Ticket] = Entry(
-            rows, self._check.merge_key(request), time.monotonic_ns(), request.priority, request.timeout_us
-        )
         if self._lane is not None:
             sink = self._lane.sink(request, sink)
-        ticket = Ticket(request, self.version, entry, sink, self._scheduler.cancel)
+        ticket = Ticket(
+            request,
+            self.version,
+            rows,
+            self._check.merge_key(request),
+            time.monotonic_ns(),
+            sink,
+            self._cancel,
+            self._plan.wanted_by(request),
+            self._claims_lock,
+        )
         if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us > 0):
             self._admit(ticket, may_run=hold_us > 0 and not self._keeps_thread)
         return ticket
 
     def _admit(self, ticket: Ticket, *, may_run: bool = False) -> None:
         """Have the ticket computed, if the gate and its deadline allow it."""
-        request, entry = ticket.request, ticket.entry
+        request = ticket.request
         try:
             if request.deadline_ns:
-                self._set_latest_start(entry, request.deadline_ns)
+                self._set_latest_start(ticket, request.deadline_ns)
             if not self._gate.is_open:
-                ticket.charged_s = self._gate.admit(self.spec, request, entry.rows * self._counters.row_ns / 1e9)
+                ticket.charged_s = self._gate.admit(self.spec, request, ticket.rows * self._counters.row_ns / 1e9)
             if request.trace is not None:
-                request.trace.begin(self.name, self.version, request.id, entry.arrived_ns, request.inputs.values())
+                request.trace.begin(self.name, self.version, request.id, ticket.arrived_ns, request.inputs.values())
             self._scheduler.submit(ticket, may_run=may_run)
         except EdgeServerError as error:
             if request.trace is not None:
@@ -200,22 +212,22 @@ class ModelVersion:
                 self._gate.settle(ticket.charged_s, 0.0)
                 ticket.charged_s = 0.0
             if not isinstance(error, Draining):
-                self._counters.record_failure(error, entry.arrived_ns, time.monotonic_ns())
+                self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
             raise
 
-    def _set_latest_start(self, entry: Entry[Ticket], deadline_ns: int) -> None:
+    def _set_latest_start(self, ticket: Ticket, deadline_ns: int) -> None:
         """Refuse what would not be finished in time if it began now, going by how long runs take here."""
         run_ns = int(self._counters.run_ns)
-        entry.start_by_ns = deadline_ns - run_ns
-        left_ns = deadline_ns - entry.arrived_ns
+        ticket.start_by_ns = deadline_ns - run_ns
+        left_ns = deadline_ns - ticket.arrived_ns
         if run_ns < left_ns:
             return
         if left_ns <= 0:
             raise TooLate(f"the deadline of the request to model '{self.name}' passed before it was taken up")
-        if entry.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
+        if ticket.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
             # Only runs tell how long runs take: refusing all would never find out that they became faster.
-            self._tried_ns = entry.arrived_ns
-            entry.start_by_ns = deadline_ns
+            self._tried_ns = ticket.arrived_ns
+            ticket.start_by_ns = deadline_ns
             return
         raise TooLate(
             f"model '{self.name}' takes about {run_ns / 1e6:.1f} ms, "
