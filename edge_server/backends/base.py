@@ -74,6 +74,9 @@ class SessionInfo:
     warmed and closed on one thread, its instance's own, and may still be run on others. One that is not bound has no
     thread: any thread may open, run and close it, and a pool of threads runs it. `keeps_thread`: once open, it is run
     on its instance's own thread alone, as code expects that keeps something for each thread.
+
+    `only_computes`: a run ends by itself. It never waits for an answer of this server, as a user's program may, nor for
+    anything else without end. Threads that read for many clients may run it then, if its runs are short.
     """
 
     runtime: str
@@ -82,6 +85,7 @@ class SessionInfo:
     options: Mapping[str, str] = field(default_factory=dict)
     keeps_thread: bool = False
     is_bound: bool = True
+    only_computes: bool = False
 
 
 class Session(abc.ABC):

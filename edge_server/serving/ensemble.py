@@ -145,7 +145,7 @@ class EnsembleVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> EnsembleRun:
         """Check and begin. Raises InvalidRequest, DeadlineExceeded, or Draining when it is being retired; then the
         caller still owns the request. What a member refuses is sent as the answer."""
-        rows = self._check.rows(request)
+        rows = self._check.head(request).rows
         now_ns = time.monotonic_ns()
         if request.deadline_ns and request.deadline_ns <= now_ns:
             error = DeadlineExceeded(

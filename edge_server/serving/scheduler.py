@@ -124,8 +124,8 @@ class Scheduler:
             if self._order is not None:
                 self._order.enter(ticket)
 
-    def submit(self, ticket: Ticket, *, may_run: bool) -> None:
-        """Enqueue, and run a batch here and now if `may_run` and an instance is free.
+    def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
+        """Enqueue, and run a batch here and now if `is_inline` and an instance is free.
 
         Raises QueueFull, or the refusal given to `close`; then the ticket was not taken. One that entered before is not
         refused for `close`, and goes on to be in flight whatever is raised.
@@ -157,9 +157,9 @@ class Scheduler:
                 runs, expired = self._decide()
         if instance is None:
             if runs or expired or self._claims is not None:
-                self._carry_out(runs, expired, may_run=may_run)
-        elif may_run:
-            self._run(instance, [ticket])
+                self._carry_out(runs, expired, is_inline=is_inline)
+        elif is_inline:
+            self._run_inline(instance, [ticket])
         else:
             instance.post([ticket])
 
@@ -180,9 +180,7 @@ class Scheduler:
         """Run a batch on a thread that it was posted to, and then whatever waits, until nothing does, or until other
         models wait for the thread."""
         while batch:
-            ran, batch = batch, self._next_batch(instance, instance.run(batch))
-            # Whoever else still refers to the list must not keep the tickets, and what they borrowed, alive.
-            ran.clear()
+            batch = self._run(instance, batch)
             if batch and instance.must_yield:
                 instance.post(batch)
                 return
@@ -315,37 +313,50 @@ class Scheduler:
         most = max(1, math.ceil(share * self._instance_count))
         return max(0, most - (self._instance_count - len(self._free)))
 
-    def _carry_out(self, runs: list[Run], expired: list[Ticket], *, may_run: bool = False) -> None:
+    def _carry_out(self, runs: list[Run], expired: list[Ticket], *, is_inline: bool = False) -> None:
         """Do what was decided, once the lock is let go."""
         if expired:
             self._refuse_expired(expired)
         if self._claims is not None:
             self._claims.wake_next()
         if runs:
-            self._start(runs, may_run=may_run)
+            self._start(runs, is_inline=is_inline)
 
-    def _start(self, runs: list[Run], *, may_run: bool = False) -> None:
-        """Have the batches run. A caller that may run keeps one batch."""
-        for instance, batch in runs[may_run:]:
+    def _start(self, runs: list[Run], *, is_inline: bool = False) -> None:
+        """Have the batches run. A caller that runs one itself keeps one."""
+        for instance, batch in runs[is_inline:]:
             instance.post(batch)
-        if may_run:
-            self._run(*runs[0])
+        if is_inline:
+            self._run_inline(*runs[0])
 
-    def _run(self, instance: Instance, batch: list[Ticket]) -> None:
+    def _run_inline(self, instance: Instance, batch: list[Ticket]) -> None:
         """Run a batch on this thread, a caller's. What queued up meanwhile goes on to the instance's own thread, or the
         caller would work for others without end."""
-        further = self._next_batch(instance, instance.run(batch))
-        batch.clear()
-        if further:
-            instance.post(further)
+        batch = self._run(instance, batch)
+        if batch:
+            instance.post(batch)
 
-    def _next_batch(self, instance: Instance, finished: Sequence[Ticket]) -> list[Ticket]:
-        """Release the tickets that the instance has just finished, and return what it should run next; when there is
-        nothing, it is free."""
+    def _run(self, instance: Instance, batch: list[Ticket]) -> list[Ticket]:
+        """Run a batch on this thread, and return what the instance should run next; when there is nothing, it is free.
+
+        Empties the list: whoever else still refers to it must not keep the tickets, and what they borrowed, alive.
+        """
+        session = instance.session
+        if session is None:
+            raise AssertionError(f"instance {instance.name} was run after it was closed")
+        instance.run_number += 1
+        finished = instance.execute(session, batch)
+        instance.run_number += 1
         for ticket in finished:
             if ticket.charged_s:
                 self._gate.settle(ticket.charged_s, ticket.took_s)
-            ticket.release()
+            if ticket.request.release is not None or ticket.request.trace is not None:
+                ticket.release()
+        next_batch = self._next_batch(instance, finished)
+        batch.clear()
+        return next_batch
+
+    def _next_batch(self, instance: Instance, finished: Sequence[Ticket]) -> list[Ticket]:
         with self._lock:
             self._in_flight.difference_update(finished)
             if self._passes_lone and not self._queue.size:

@@ -17,7 +17,7 @@ from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_o
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.serving.counters import Counters
-from edge_server.serving.execution import BatchExecutor, LiveExecution, Outlet
+from edge_server.serving.execution.executor import BatchExecutor, LiveExecution, Outlet
 from edge_server.serving.sequence_tensors import Controls, States, blank, step_of
 from edge_server.serving.ticket import Ticket
 

@@ -16,7 +16,7 @@ from edge_server.core.sequence_limits import WaitingLimits
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.serving.counters import Counters
 from edge_server.serving.delivery import OrderedDelivery
-from edge_server.serving.execution import BatchExecutor
+from edge_server.serving.execution.executor import BatchExecutor
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.instance import Instance
 from edge_server.serving.limiter import RateLimiter
@@ -78,10 +78,10 @@ class SequenceScheduler(Scheduler):
         self._line.open(len(instances))
         super().open(instances)
 
-    def submit(self, ticket: Ticket, *, may_run: bool) -> None:
+    def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
         """As of any scheduler; raises InvalidRequest, too, for what is no step of a sequence."""
         ticket.sequence_entry = self._new_entry(ticket)
-        super().submit(ticket, may_run=may_run)
+        super().submit(ticket, is_inline=is_inline)
 
     def send_final(self, ticket: Ticket, response: Response) -> None:
         entry = ticket.sequence_entry

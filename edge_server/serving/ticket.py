@@ -95,7 +95,10 @@ class Ticket(Entry["Ticket"]):
         with self._lock:
             if self._is_closed or self._sink is None:
                 return False
-            self._deliver(self._sink, response)
+            try:
+                self._sink(response)
+            except Exception:  # noqa: BLE001 - see `send_final`
+                self._tell_undelivered()
             return True
 
     def send_final(self, response: Response) -> None:
@@ -103,8 +106,14 @@ class Ticket(Entry["Ticket"]):
         # The sink is let go: it usually belongs to an object that holds this ticket, and the cycle would keep both,
         # with all tensors, until the garbage collector comes by.
         sink, self._sink = self._sink, None
-        if sink is not None:
-            self._deliver(sink, response)
+        if sink is None:
+            return
+        try:
+            sink(response)
+        except Exception:  # noqa: BLE001 - it is logged
+            # The thread belongs to an instance: a sink must not raise, and one that does must not take it from the
+            # model, nor stop its batch mates' answers.
+            self._tell_undelivered()
 
     def failure(self, error: EdgeServerError) -> Response:
         return Response(self.request.model, self.version, self.request.id, error=error)
@@ -121,9 +130,5 @@ class Ticket(Entry["Ticket"]):
             # The thread belongs to an instance: what a front end forgot to catch must not take it from the model.
             log.exception("giving back the inputs of request '%s' failed", self.request.id)
 
-    def _deliver(self, sink: ResponseSink, response: Response) -> None:
-        try:
-            sink(response)
-        except Exception:
-            # As above: a sink must not raise, and one that does must not stop its batch mates' answers.
-            log.exception("a response to request '%s' could not be delivered", self.request.id)
+    def _tell_undelivered(self) -> None:
+        log.exception("a response to request '%s' could not be delivered", self.request.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from edge_server.core.view import InstanceReport, VersionReport
 from edge_server.errors import BadModelConfig, DeviceLost, Draining, EdgeServerError, NotReady, SessionLost, TooLate
 from edge_server.memory.allocator import read_resident_bytes
 from edge_server.serving.counters import Counters
+from edge_server.serving.execution.inline import InlineRule
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.gpus import Gpus, gpus_of
 from edge_server.serving.instance import Instance
@@ -79,7 +81,7 @@ class ModelVersion:
         self._confirm = resolved.confirm
         self._settings = settings.get(self.spec.backend, {})
         self._server = server
-        self._keeps_thread = False
+        self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
         self._plan = BatchPlan(self.spec)
         self._check = RequestCheck(self.spec)
         self._counters = Counters(self.name, self.version)
@@ -150,7 +152,8 @@ class ModelVersion:
             raise
         if self._info is not None:
             self.spec = with_facts_in_force(self.spec, self._info)
-            self._keeps_thread = self._info.keeps_thread
+            self._inline = InlineRule(self._info, self.spec.is_decoupled)
+            self._execute.inline = self._inline if self._inline.depends_on_runs else None
         if not self._instances[0].sees_requests:
             self._claims_lock = threading.Lock()
         self._load_s = time.monotonic() - started
@@ -176,25 +179,25 @@ class ModelVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
         in time, or Draining when the version is being retired; then the caller still owns the request."""
-        rows = self._check.rows(request)
+        head = self._check.head(request)
         if self._lane is not None:
             sink = self._lane.sink(request, sink)
         ticket = Ticket(
             request,
             self.version,
-            rows,
-            self._check.merge_key(request),
+            head.rows,
+            head.key,
             time.monotonic_ns(),
             sink,
             self._cancel,
-            self._plan.wanted_by(request),
+            head.outputs,
             self._claims_lock,
         )
-        if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us > 0):
-            self._admit(ticket, may_run=hold_us > 0 and not self._keeps_thread)
+        if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us == math.inf):
+            self._admit(ticket, is_inline=hold_us > self._inline.needed_hold_us)
         return ticket
 
-    def _admit(self, ticket: Ticket, *, may_run: bool = False) -> None:
+    def _admit(self, ticket: Ticket, *, is_inline: bool = False) -> None:
         """Have the ticket computed, if the gate and its deadline allow it."""
         request = ticket.request
         try:
@@ -204,7 +207,7 @@ class ModelVersion:
                 ticket.charged_s = self._gate.admit(self.spec, request, ticket.rows * self._counters.row_ns / 1e9)
             if request.trace is not None:
                 request.trace.begin(self.name, self.version, request.id, ticket.arrived_ns, request.inputs.values())
-            self._scheduler.submit(ticket, may_run=may_run)
+            self._scheduler.submit(ticket, is_inline=is_inline)
         except EdgeServerError as error:
             if request.trace is not None:
                 request.trace.refuse(time.monotonic_ns())

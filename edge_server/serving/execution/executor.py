@@ -17,6 +17,7 @@ from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.serving.counters import Counters
+from edge_server.serving.execution.inline import InlineRule
 from edge_server.serving.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class BatchExecutor:
     """
 
     on_failure: Callable[[EdgeServerError], None] | None = None
+    inline: InlineRule | None = None
+    """Told how long runs hold their thread, where it depends on that. Answering is no part of it, but of models that
+    answer within their run."""
 
     def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
         self._spec = spec
@@ -59,6 +63,8 @@ class BatchExecutor:
         """As `_run_rows`, for the batch of one request, which most are on a small machine."""
         ticket = batch[0]
         request, rows, plan = ticket.request, ticket.rows, self._plan
+        inline = self.inline
+        began_ns = -1 if inline is None else inline.begin()
         start_ns = time.monotonic_ns()
         try:
             inputs = plan.gather_one(request)
@@ -69,6 +75,8 @@ class BatchExecutor:
             end_ns = time.monotonic_ns()
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
+        if inline is not None:
+            inline.end(end_ns - start_ns, began_ns)
         if (trace := request.trace) is not None:
             trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
             trace.outputs(outputs)
@@ -88,12 +96,16 @@ class BatchExecutor:
         return batch
 
     def _run_rows(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
+        inline = self.inline
+        began_ns = -1 if inline is None else inline.begin()
         start_ns = time.monotonic_ns()
         try:
             answers, input_end_ns, infer_end_ns = self._compute(session, batch)
             end_ns = time.monotonic_ns()
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
+        if inline is not None:
+            inline.end(end_ns - start_ns, began_ns)
         arrivals_ns: list[int] = []
         claimed: list[tuple[Ticket, tuple[Tensor, ...]]] = []
         rows = batch_size = 0
@@ -178,8 +190,12 @@ class BatchExecutor:
     def _execute_requests(self, session: RequestSession, batch: list[Ticket]) -> None:
         group = _Group(sum(ticket.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
+        inline = self.inline
+        began_ns = -1 if inline is None else inline.begin()
         try:
             session.execute(self._prepared(batch, executions))
+            if inline is not None:
+                inline.end(time.monotonic_ns() - group.start_ns, began_ns)
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             small = self._as_small_error(error)
             for execution in executions:
