@@ -21,13 +21,15 @@ class CheckedHead:
     """What one version's checks say of requests with one and the same head.
 
     `rows` is what such a request brings, `key` what two requests must have in common to share a batch, `outputs` what
-    is to be computed, in the model's order.
+    is to be computed, in the model's order. `is_certain`: all of it follows from the head; not so where the values of
+    shape tensors are part of the key.
     """
 
     check: RequestCheck
     rows: int
     key: Hashable
     outputs: tuple[str, ...]
+    is_certain: bool
 
 
 class RequestCheck:
@@ -52,20 +54,16 @@ class RequestCheck:
         self._counted = frozenset(item.sources[0] for item in spec.batch_inputs if item.dtype is DType.INT32)
 
     def head(self, request: Request) -> CheckedHead:
-        """Return what the checks say of the request, from its memo where that knows the head already.
+        """Check the request, and return what that says of all with its head. Kept in its memo, if there is one.
 
         Raises InvalidRequest with Triton's words, naming model, tensor, expected and given.
         """
-        memo = request.memo
-        if memo is not None and (known := memo.head) is not None and known.check is self and not self._shape_tensors:
-            return known
         outputs = self._output_names
         if request.outputs:
             outputs = tuple([name for name in outputs if name in request.outputs])
-        # The values of shape tensors, which are part of the key, are not in the head.
-        head = CheckedHead(self, self.rows(request), self.merge_key(request), outputs)
-        if memo is not None:
-            memo.keep(head)
+        head = CheckedHead(self, self.rows(request), self.merge_key(request), outputs, not self._shape_tensors)
+        if request.memo is not None:
+            request.memo.keep(head)
         return head
 
     def rows(self, request: Request) -> int:

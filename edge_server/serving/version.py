@@ -179,7 +179,10 @@ class ModelVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
         in time, or Draining when the version is being retired; then the caller still owns the request."""
-        head = self._check.head(request)
+        memo = request.memo
+        head = None if memo is None else memo.head
+        if head is None or head.check is not self._check or not head.is_certain:
+            head = self._check.head(request)
         if self._lane is not None:
             sink = self._lane.sink(request, sink)
         ticket = Ticket(

@@ -20,7 +20,6 @@ from edge_server.frontends.http.images import is_image_body
 from edge_server.frontends.http.reply import JOIN_BELOW_BYTES, WRITE_BYTES, failure_reply
 from edge_server.frontends.http.wire import infer_head, wire_reply
 from edge_server.frontends.tokens import Tokens
-from edge_server.frontends.v2.brevity import Brevity, computes_only
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.json_codec import DecodedRequest, encode_infer, parse_header_length
 from edge_server.frontends.v2.json_header import InferDecoder
@@ -69,14 +68,13 @@ def infer_target(
 class FastInfer:
     """What every such inference needs. Lives on one event loop."""
 
-    __slots__ = ("brevity", "decoder", "homecoming", "regions", "service", "tokens", "traces")
+    __slots__ = ("decoder", "homecoming", "regions", "service", "tokens", "traces")
 
-    def __init__(self, service: InferenceService, homecoming: Homecoming, brevity: Brevity, tokens: Tokens) -> None:
+    def __init__(self, service: InferenceService, homecoming: Homecoming, tokens: Tokens) -> None:
         self.tokens = tokens
         self.service = service
         self.traces = service.traces
         self.homecoming = homecoming
-        self.brevity = brevity
         self.decoder = InferDecoder(service.shared_memory)
 
     def is_open(self) -> bool:
@@ -115,10 +113,8 @@ class FastCall:
             self._decoded = decoded = infer.decoder.decode(
                 body, target.json_size, spec, version=target.version, extra=target.extra
             )
-            is_brief = computes_only(spec) and infer.brevity.is_brief(spec.name)
             sink = partial(infer.homecoming.deliver, self._receive)
-            hold_us = READING_THREAD_HOLD_US if is_brief else 0.0
-            self._ticket = infer.service.submit(decoded.request, sink, hold_us=hold_us)
+            self._ticket = infer.service.submit(decoded.request, sink, hold_us=READING_THREAD_HOLD_US)
         except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
             self._fail(error)
 
@@ -149,8 +145,6 @@ class FastCall:
             raise response.error
         if response is None or self._responses != 1:
             raise ServingFault(f"model '{spec.name}' sent {self._responses} responses where one was expected")
-        # The wait for this loop counts too: while it has much else to do, handing over costs less than running.
-        self._infer.brevity.note(spec.name, response.started_ns)
         text, chunks, json_size = encode_infer(response, decoded, response.spec or spec)
         self._finish(_pieces(text, chunks, json_size))
 

@@ -32,7 +32,6 @@ from edge_server.frontends.http.reply import CLOSES_CONNECTION, failure_reply, p
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
 from edge_server.frontends.tokens import Tokens
-from edge_server.frontends.v2.brevity import Brevity
 from edge_server.service import InferenceService
 from edge_server.telemetry.metrics import Family
 
@@ -83,7 +82,7 @@ class HttpFrontend:
             self._tls = server_tls(config.tls_cert, config.tls_key, config.client_ca)
             self._tls.sni_callback = self._use_newest
         loop = asyncio.get_running_loop()
-        homecoming, brevity = Homecoming(loop), Brevity()
+        homecoming = Homecoming(loop)
         largest = config.max_input_size_bytes
         self._budget = budget = BodyBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
         is_guarded = "model-repository" in self._restricted or self._tokens.closes("model-repository")
@@ -96,7 +95,7 @@ class HttpFrontend:
                 self._governor,
                 allows_code_upload=self._allows_code_upload,
             ),
-            InferenceEndpoints(self._service, config.header_pattern, budget, homecoming, self._workers, brevity),
+            InferenceEndpoints(self._service, config.header_pattern, budget, homecoming, self._workers),
             self._events,
             OperatorEndpoints(
                 self._service,
@@ -111,7 +110,7 @@ class HttpFrontend:
         heads = HeadReader(loop, self._find_target)
         # Heads that were let in by the tokens of before are judged anew.
         self._tokens.on_change(lambda: loop.call_soon_threadsafe(heads.forget))
-        fast = FastLane(heads, FastInfer(self._service, homecoming, brevity, self._tokens))
+        fast = FastLane(heads, FastInfer(self._service, homecoming, self._tokens))
         return await self._listener.open(
             config.address,
             config.port,

@@ -22,7 +22,6 @@ from edge_server.frontends.http.generation import send_responses
 from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
 from edge_server.frontends.http.images import FORM_TYPE, ImageBodies, form_file, is_image_body
 from edge_server.frontends.http.reply import BINARY_TYPE, JSON_TYPE, json_reply, send_chunks
-from edge_server.frontends.v2.brevity import Brevity, computes_only
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.generate import decode_generate, encode_generate
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer, parse_header_length
@@ -54,7 +53,6 @@ class InferenceEndpoints:
         budget: BodyBudget,
         homecoming: Homecoming,
         workers: Executor,
-        brevity: Brevity,
     ) -> None:
         self._service = service
         self._traces = service.traces
@@ -63,7 +61,6 @@ class InferenceEndpoints:
         self._homecoming = homecoming
         self._workers = workers
         self._images = ImageBodies()
-        self._brevity = brevity
 
     async def infer(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
         if not self._traces.is_on:
@@ -97,10 +94,7 @@ class InferenceEndpoints:
             raise Unsupported(DECOUPLED)
         decoded = await self._decode(request, spec, version, trace)
         try:
-            is_brief = computes_only(spec) and self._brevity.is_brief(spec.name)
-            response = await self._answer(decoded.request, hold_us=READING_THREAD_HOLD_US if is_brief else 0.0)
-            # The wait for this loop counts too: while it has much else to do, handing over costs less than running.
-            self._brevity.note(spec.name, response.started_ns)
+            response = await self._answer(decoded.request, hold_us=READING_THREAD_HOLD_US)
             if trace is not None:
                 trace.stamp(_COMPLETE)
             text, chunks, json_length = encode_infer(response, decoded, response.spec or spec)
