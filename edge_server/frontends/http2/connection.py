@@ -1,8 +1,8 @@
 """One HTTP/2 connection: what comes is taken apart on the reading thread, what goes may be sent from any thread.
 
-RFC 9113; sections stand beside the rules. One lock guards windows, queues and output. It is never held while the owner's
-receivers are called. Everything received is parsed in a buffer that the server's connections share, since one thread
-reads them all in turn; only an incomplete frame is kept by the connection itself.
+RFC 9113; sections stand beside the rules. One lock guards windows, queues and output. It is never held while the
+owner's receivers are called. Everything received is parsed in a buffer that the server's connections share, since one
+thread reads them all in turn; only an incomplete frame is kept by the connection itself.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Connection:
         "_control_credit", "_credit_s", "_data_flags", "_data_left", "_data_padding", "_data_stream", "_fin_s",
         "_handshake_end_s", "_has_preface", "_has_settings", "_headers", "_initial_send_window", "_is_ending",
         "_is_going_away", "_last_ping_s", "_last_sent_s", "_limits", "_lock", "_max_send_frame",
-        "_output", "_output_bytes", "_ping_sent_s", "_ping_strikes", "_pings_without_data", "_reset_credit", "_rest",
-        "_send_window", "_server", "_socket", "_streams", "_target", "_unread_answers", "_watches_output", "fd", "is_closed", "is_tls",
-        "last_received_s", "last_stream_id", "peer",
+        "_output", "_output_bytes", "_ping_sent_s", "_ping_strikes", "_reset_credit", "_rest",
+        "_send_window", "_sent", "_server", "_socket", "_streams", "_target", "_unread_answers", "_watches_output", "fd",
+        "is_closed", "is_tls", "last_received_s", "last_stream_id", "peer",
     )  # fmt: skip
 
     def __init__(self, server: Http2Server, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool) -> None:
@@ -117,13 +117,14 @@ class Connection:
         self._max_send_frame = frames.DEFAULT_FRAME_BYTES
         self._blocked: dict[int, Stream] = {}
         """Streams with something in their queue; the one that is served next comes first."""
+        self._sent: list[Stream] = []
+        """Streams whose receivers are to be told that their queues are empty."""
         self._is_going_away = self._is_ending = False
 
         # Time and conduct.
         self._handshake_end_s = now_s + settings.handshake_s
         self.last_received_s = self._last_sent_s = now_s
         self._ping_sent_s = 0.0
-        self._pings_without_data = 0
         self._last_ping_s = 0.0
         self._ping_strikes = 0
         self._control_credit = settings.control_rate
@@ -251,7 +252,7 @@ class Connection:
             self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
-            if kind == _HEADERS or kind == _CONTINUATION:
+            if kind in (_HEADERS, _CONTINUATION):
                 self._on_header_frame(kind, flags, stream_id, bytes(view[body:stop]))
             else:
                 self._on_control_frame(kind, flags, stream_id, bytes(view[body:stop]))
@@ -495,13 +496,12 @@ class Connection:
                 is_too_much = stream.send_window > frames.MAX_WINDOW_BYTES
                 if stream.queue:
                     self._blocked[stream_id] = stream
-            sent = self._pump() if self._blocked and not is_too_much else ()
+            if self._blocked and not is_too_much:
+                self._pump()
         if is_too_much:
             if stream is None:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
             self._fail_stream(stream, ErrorCode.FLOW_CONTROL_ERROR)
-        for item in sent:
-            item.receiver.on_sent()
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -556,9 +556,8 @@ class Connection:
                 # The size of the header table is of no interest: `encode_headers` does not use it.
             self._put(frames.SETTINGS_ACK)
             self._unread_answers += 1
-            sent = self._pump() if self._blocked else ()
-        for item in sent:
-            item.receiver.on_sent()
+            if self._blocked:
+                self._pump()
 
     def _on_ping(self, payload: bytes) -> None:
         """Answer, and count pings that come too often: gRPC's rule for servers (gRFC A8)."""
@@ -712,13 +711,11 @@ class Connection:
         else:
             self._close_stream(stream)
 
-    def _pump(self) -> list[Stream]:
-        """Move what the windows allow from the streams' queues to the output, a frame of each stream in turn. Return the
-        streams that wait for `on_sent` and whose queues became empty.
+    def _pump(self) -> None:
+        """Move what the windows allow from the streams' queues to the output, a frame of each stream in turn.
 
         A stream whose own window is used up is left out until that is raised, so each turn sends something.
         """
-        sent: list[Stream] = []
         blocked = self._blocked
         while blocked and self._send_window > 0 and self._output_bytes < limits.OUTPUT_BYTES:
             stream_id, stream = next(iter(blocked.items()))
@@ -751,8 +748,7 @@ class Connection:
                 self._close_stream(stream)
             elif stream.wants_sent:
                 stream.wants_sent = False
-                sent.append(stream)
-        return sent
+                self._sent.append(stream)
 
     def _close_stream(self, stream: Stream) -> None:
         """Our side has ended: the stream is closed, see the table of states."""
@@ -800,7 +796,9 @@ class Connection:
                 if not self._output_bytes:
                     output.clear()
                     self._unread_answers = 0
-                    break
+                    if self._blocked:
+                        self._pump()
+                    continue
                 done = 0
                 while sent >= len(output[done]):
                     sent -= len(output[done])
@@ -818,28 +816,22 @@ class Connection:
             self._watches_output = bool(output)
             self._fin_s = time.monotonic() if output else 0.0
             self._server.watch(self, select.EPOLLIN | select.EPOLLOUT if output else select.EPOLLIN)
+        if self._sent and threading.get_ident() != self._server.thread_id:
+            self._server.run_soon(self.flush)
 
     # -- events from the server's thread ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what is in the output."""
+        """Send what the socket takes, and tell the receivers whose queues became empty."""
         if self._output:
             with self._lock:
                 self._flush()
-
-    def on_writable(self) -> None:
-        """The socket takes more."""
-        with self._lock:
-            self._flush()
-            sent: list[Stream] = []
-            while self._blocked and not self._output:
-                before = self._output_bytes
-                sent += self._pump()
-                if self._output_bytes == before:
-                    break
-                self._flush()
-        for stream in sent:
-            stream.receiver.on_sent()
+        while self._sent:
+            with self._lock:
+                sent, self._sent = self._sent, []
+            for stream in sent:
+                if not stream.is_closed:
+                    stream.receiver.on_sent()
 
     def begin_going_away(self) -> None:
         """Ask the client to open its next streams elsewhere; those that come are served. Section 6.8."""

@@ -1,4 +1,4 @@
-"""Header blocks: decoded, checked and remembered by their bytes; and encoded without state. RFC 7541, RFC 9113 section 8.
+"""Header blocks: decoded, checked, remembered by their bytes; and encoded without state. RFC 7541, RFC 9113 section 8.
 
 A client whose HPACK table has settled sends the same bytes with each request of a kind. Such a block is decoded once.
 """
@@ -29,8 +29,8 @@ _NAME_TABLE = bytes(1 if octet in _NOT_IN_NAMES else 0 for octet in range(256))
 class HeaderBlock:
     """Header fields of a request, or its trailers. Shared by requests: not to be changed.
 
-    `pairs` are the regular fields in their order, repeated ones each; names are in lower case. `problem` says what makes
-    the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to keep what it
+    `pairs` are the regular fields in their order, repeated ones each; names are in lower case. `problem` says what
+    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to keep what it
     made of the block: None at first.
     """
 

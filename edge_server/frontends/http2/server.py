@@ -168,8 +168,8 @@ class Http2Server:
             self._epoll.modify(connection.fd, events)
 
     def begin_drain(self) -> None:
-        """Ask every client, and those that connect from now on, to open its next streams elsewhere; streams that are open
-        or come nevertheless are served."""
+        """Ask every client, and those that connect from now on, to open its next streams elsewhere; streams that are
+        open or come nevertheless are served."""
         self.run_soon(self._begin_drain)
 
     def stop(self, grace_s: float) -> None:
@@ -228,8 +228,6 @@ class Http2Server:
 
     def _handle(self, connection: Connection, kinds: int) -> None:
         try:
-            if kinds & select.EPOLLOUT:
-                connection.on_writable()
             if kinds & _READS:
                 for _ in range(_RECORDS_IN_A_ROW):
                     if not connection.on_readable():
