@@ -17,7 +17,7 @@ from edge_server.frontends.status import GrpcStatus, grpc_status
 
 _log = logging.getLogger(__name__)
 
-_MAX_DETAILS_CHARS = 2000
+_MAX_DETAILS_CHARS, _MAX_ASCII_DETAILS_CHARS = 600, 2000
 """Statuses travel in HTTP/2 trailers, where every odd octet takes three; peers refuse more than 8 KiB of those."""
 
 GOVERNOR_TRAILER = "edge-governor"
@@ -148,8 +148,9 @@ def run_blocking(call: Call, work: Callable[[], None]) -> None:
 def ending(error: EdgeServerError) -> Ending:
     """Return the status of a call that failed with `error`."""
     details = error.message
-    if len(details) > _MAX_DETAILS_CHARS:
-        details = details[:_MAX_DETAILS_CHARS] + "..."
+    most = _MAX_ASCII_DETAILS_CHARS if details.isascii() else _MAX_DETAILS_CHARS
+    if len(details) > most:
+        details = details[:most] + "..."
     trailers = []
     if error.retry_after_s is not None:
         # gRPC's own name for it, which clients with a retry policy obey.

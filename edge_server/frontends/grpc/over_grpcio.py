@@ -113,6 +113,9 @@ class GrpcioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc shi
     def begin_drain(self) -> None:
         """Nothing: grpcio tells clients to go elsewhere only when it stops."""
 
+    def end_drain(self) -> None:
+        """Nothing, likewise."""
+
     def stop(self, grace_s: float) -> None:
         """See GrpcFrontend.stop."""
         server, self._server = self._server, None

@@ -25,7 +25,6 @@ from edge_server.frontends.grpc.call import (
     Ending,
     Message,
     Metadata,
-    Method,
     Methods,
     Pieces,
     Side,
@@ -78,6 +77,9 @@ call did: as over HTTP."""
 
 _LAST_ANSWERS_S = 0.5
 """How long the last answers may take to be sent once the grace of a stop is over."""
+
+_MOST_OPEN = 8
+"""How many times as many calls may be open as may be answered at once: the others wait for their messages."""
 
 _RETRY_AFTER_S = 5.0
 _LEAST_BUDGET_BYTES = 256 << 20
@@ -161,8 +163,8 @@ class Http2Call:
 
     __slots__ = (
         "_buffer", "_filled", "_has_head", "_head", "_inbox", "_is_compressed", "_is_delivering",
-        "_is_half_closed", "_is_over", "_is_stream", "_is_wanted", "_length", "_lock", "_message", "_prefix", "_server",
-        "_side", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns", "hold_us",
+        "_is_half_closed", "_is_over", "_is_wanted", "_length", "_lock", "_message", "_prefix", "_server",
+        "_side", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns", "hold_us", "is_stream",
     )  # fmt: skip
 
     def __init__(self, transport: Http2Transport, stream: Stream, head: CallHead) -> None:
@@ -171,7 +173,7 @@ class Http2Call:
         self._stream = stream
         self._head = head
         self._side: Side | None = None
-        self._is_over = self._is_stream = False
+        self._is_over = self.is_stream = False
         self._timer: Timer | None = None
         self.deadline_ns = time.monotonic_ns() + head.timeout_ns if head.timeout_ns else 0
         self.hold_us = READING_THREAD_HOLD_US
@@ -187,6 +189,11 @@ class Http2Call:
         self._message: Message | bytearray | None = None
         """The message of a unary call; a bytearray where it is still compressed."""
 
+    @property
+    def waits_for_message(self) -> bool:
+        """Whether it is a unary call whose message has not come yet."""
+        return not (self.is_stream or self._is_half_closed)
+
     def open(self) -> None:
         """Open the side, or end the call."""
         head = self._head
@@ -199,13 +206,13 @@ class Http2Call:
             self.end(head.refusal or Ending(GrpcStatus.UNIMPLEMENTED))
             return
         if method.is_stream:
-            self._is_stream = True
+            self.is_stream = True
             # Keeps a stream's end behind what is being sent. Unary calls send once.
             self._lock = threading.Lock()
             self._inbox: deque[Message | bytearray] = deque()
             self._has_head = self._is_delivering = False
             self._is_wanted = True
-        refusal = self._transport.admit(self, method)
+        refusal = self._transport.admit(self)
         if refusal is not None:
             self.end(refusal)
             return
@@ -286,14 +293,12 @@ class Http2Call:
         if self._is_over or side is None:
             return
         size = len(data)
-        if is_end and _PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self._is_stream:
+        if is_end and _PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self.is_stream:
             flag, length = _PREFIX.unpack_from(data)
             if not flag and length == size - _PREFIX_BYTES and not self._prefix and self._message is None:
                 # The usual unary call: a small message in one piece.
                 self._is_half_closed = True
-                side.on_message(bytes(data[_PREFIX_BYTES:]))
-                if self.deadline_ns and not self._is_over:
-                    self._watch_deadline()
+                self._answer(bytes(data[_PREFIX_BYTES:]))
                 return
         position = 0
         while position < size and not self._is_over:
@@ -326,8 +331,8 @@ class Http2Call:
         if self.deadline_ns and time.monotonic_ns() >= self.deadline_ns:
             self._on_deadline()
             return
-        is_awaited = self._buffer is not None or self._prefix or not (self._is_stream or self._is_half_closed)
         waited_s = now_s - self.begun_s
+        is_awaited = self._buffer is not None or self._prefix or self.waits_for_message
         if is_awaited and waited_s >= _STALL_S and self._filled < _LEAST_BYTES_PER_S * waited_s:
             self._fail(
                 Refusal(f"{self._filled} bytes of the call's message came in {waited_s:.0f} s, which is too slow")
@@ -362,9 +367,7 @@ class Http2Call:
         if flag > 1 or (flag and not self._head.encoding):
             self._fail(InvalidRequest("a message is marked as compressed, but the call names no grpc-encoding"))
         elif length > MAX_MESSAGE_BYTES:
-            self._fail(
-                Throttled(f"a message of {length} bytes is longer than gRPC's {MAX_MESSAGE_BYTES}")
-            )
+            self._fail(Throttled(f"a message of {length} bytes is longer than gRPC's {MAX_MESSAGE_BYTES}"))
         elif self._message is not None:
             self._fail(InvalidRequest("a unary call has one message, got more"))
         else:
@@ -390,7 +393,7 @@ class Http2Call:
         self._buffer = None
         self._transport.release(self)
         message: Message | bytearray = bytearray(buffer) if self._is_compressed else buffer.toreadonly()
-        if self._is_stream:
+        if self.is_stream:
             self._inbox.append(message)
         else:
             self._message = message
@@ -404,14 +407,15 @@ class Http2Call:
             self._is_half_closed = True
             if self._buffer is not None or self._prefix:
                 self._fail(InvalidRequest("the client closed its side within a message"))
-            elif self._is_stream:
+            elif self.is_stream:
                 self._deliver()
             elif self._message is None:
                 self._fail(InvalidRequest("the call ended before its message came"))
             else:
                 message, self._message = self._message, None
-                self._hand_over(message)
-        elif self._is_stream:
+                self._answer(message)
+                return
+        elif self.is_stream:
             self._deliver()
         if self.deadline_ns and self._timer is None and not self._is_over:
             self._watch_deadline()
@@ -420,7 +424,7 @@ class Http2Call:
 
     def _grant(self) -> None:
         # A client whose messages are not asked for has to wait with more of them.
-        if not self._is_half_closed and not (self._is_stream and self._inbox):
+        if not self._is_half_closed and not (self.is_stream and self._inbox):
             count, self._ungranted = self._ungranted, 0
             self._stream.consume(count)
 
@@ -456,6 +460,27 @@ class Http2Call:
         threading.Thread(target=self._inflate, args=(message,), name="grpc-inflate", daemon=True).start()
         return False
 
+    def _answer(self, message: Message | bytearray) -> None:
+        """Hand over the message of a unary call, unless too many others are being answered."""
+        transport = self._transport
+        active = transport.active
+        if len(active) + len(transport.streams) >= transport.max_calls:
+            self.end(_too_many(transport.max_calls, "calls"))
+            return
+        if isinstance(message, bytearray):
+            self._hand_over(message)
+        else:
+            assert self._side is not None
+            self._side.on_message(message)
+        if self._is_over:
+            return
+        active.add(self)
+        if self.deadline_ns and self._timer is None:
+            self._watch_deadline()
+        if self._is_over:
+            # Ended by another thread meanwhile, which could not know.
+            active.discard(self)
+
     def _inflate(self, message: bytearray) -> None:
         transport = self._transport
         try:
@@ -471,7 +496,7 @@ class Http2Call:
         if self._is_over or self._side is None:
             return
         self._side.on_message(message)
-        if self._is_stream:
+        if self.is_stream:
             self._is_delivering = False
             self._deliver()
 
@@ -521,8 +546,10 @@ class Http2Call:
         self._is_over = True
         transport = self._transport
         transport.calls.discard(self)
-        if self._is_stream:
+        if self.is_stream:
             transport.streams.discard(self)
+        else:
+            transport.active.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._buffer is not None:
@@ -541,12 +568,15 @@ class Http2Transport:
         """Raises ServingFault for TLS files that cannot be used."""
         self._methods = methods
         self._config = config
-        self._max_calls = max_calls
+        self.max_calls = max_calls
         self._max_streams = max_streams
         self._is_tls = config.is_tls or config.is_mutual_tls
         self._is_stopping = False
         self.zlib_level = _ZLIB_LEVELS[config.compression_level]
         self.calls: set[Http2Call] = set()
+        """Those that are open."""
+        self.active: set[Http2Call] = set()
+        """Unary ones among them whose message was handed over, and not answered at once."""
         self.streams: set[Http2Call] = set()
         """Those of unlimited length among the calls."""
         self.inflating = threading.Lock()
@@ -559,7 +589,7 @@ class Http2Transport:
             self._on_stream,
             Limits(
                 # More than are served: who opens too many is told so, and tries again later or elsewhere.
-                max_streams=4 * max_calls,
+                max_streams=2 * max_calls,
                 keepalive_time_s=config.keepalive_time_ms / 1000,
                 keepalive_timeout_s=config.keepalive_timeout_ms / 1000,
                 permits_keepalive_without_streams=config.keepalive_permit_without_calls,
@@ -593,6 +623,10 @@ class Http2Transport:
         """Ask clients to open their next calls elsewhere, and answer those that come."""
         self.server.begin_drain()
 
+    def end_drain(self) -> None:
+        """Take no further connections and calls. *Blocking* for a moment."""
+        self.server.stop_accepting()
+
     def stop(self, grace_s: float) -> None:
         """See GrpcFrontend.stop."""
         self._is_stopping = True
@@ -620,16 +654,19 @@ class Http2Transport:
         call.open()
         return call
 
-    def admit(self, call: Http2Call, method: Method) -> Ending | None:
+    def admit(self, call: Http2Call) -> Ending | None:
         """Count a call in, or return the status to refuse it with."""
         if self._is_stopping:
             return _STOPPING
-        if len(self.calls) >= self._max_calls:
-            return _too_many(self._max_calls, "calls")
-        if method.is_stream:
-            if len(self.streams) >= self._max_streams:
+        if call.is_stream:
+            if len(self.streams) >= self._max_streams or len(self.streams) + len(self.active) >= self.max_calls:
                 return _too_many(self._max_streams, "streams")
             self.streams.add(call)
+        elif len(self.calls) >= _MOST_OPEN * self.max_calls:
+            # Most of them were opened by somebody who sends no messages: the eldest give their places to others.
+            waiting = sorted((each for each in self.calls if each.waits_for_message), key=lambda each: each.begun_s)
+            for each in waiting[: 1 + len(waiting) // 4]:
+                each.give_up(_too_many(len(self.calls), "calls"))
         self.calls.add(call)
         return None
 

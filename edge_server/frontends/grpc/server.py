@@ -67,6 +67,12 @@ class GrpcFrontend:
         if self._transport is not None:
             self._transport.begin_drain()
 
+    def end_drain(self) -> None:
+        """Take no further connections and calls, which clients then try elsewhere. *Blocking* for a moment. grpcio's
+        transport takes them until `stop`."""
+        if self._transport is not None:
+            self._transport.end_drain()
+
     def stop(self, grace_s: float) -> None:
         """Take no new calls, wait up to `grace_s` for running ones, cancel what is left. *Blocking.*
 
