@@ -54,10 +54,15 @@ class Call(Protocol):
     many microseconds the thread that delivers events may be held, see `InferenceService.submit`.
     """
 
-    metadata: Metadata
     deadline_ns: int
     hold_us: float
-    peer: str
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def peer(self) -> str:
+        """The client in gRPC's name of a peer, as "ipv4:10.0.0.7:40112"."""
 
     def answer(self, message: Pieces) -> None:
         """Send the only message of a unary call, and the status OK."""

@@ -23,7 +23,17 @@ import grpc
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import ServingFault, Throttled
-from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES, Ending, Method, Methods, Pieces, Side, ending, known
+from edge_server.frontends.grpc.call import (
+    MAX_MESSAGE_BYTES,
+    Ending,
+    Metadata,
+    Method,
+    Methods,
+    Pieces,
+    Side,
+    ending,
+    known,
+)
 from edge_server.frontends.grpc.credentials import tls_context
 from edge_server.service import READING_THREAD_HOLD_US
 
@@ -179,7 +189,7 @@ class _Call:
     hold_us = math.inf
 
     def __init__(self, context: grpc.ServicerContext) -> None:
-        self.metadata = tuple((str(key), value) for key, value in context.invocation_metadata())
+        self.metadata: Metadata = tuple((str(key), value) for key, value in context.invocation_metadata())
         left_s = context.time_remaining()
         has_deadline = left_s is not None and left_s < _NO_DEADLINE_S
         self.deadline_ns = time.monotonic_ns() + int(left_s * 1e9) if has_deadline else 0

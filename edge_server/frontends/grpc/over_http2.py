@@ -373,7 +373,7 @@ class Http2Call:
         else:
             try:
                 # Not filled with zeros: memory is used up by what comes, not by what is announced.
-                whole = memoryview(np.empty(length + -length % _ALIGNMENT, np.uint8))
+                whole = np.empty(length + -length % _ALIGNMENT, np.uint8).data
             except MemoryError:
                 self._fail(Throttled(f"there is no memory for a message of {length} bytes"))
                 return
@@ -385,11 +385,11 @@ class Http2Call:
     def _fill(self, count: int) -> None:
         """Count bytes of the message at hand, and put it where it is delivered from once it is whole."""
         self._filled += count
-        if count:
-            self._transport.hold(self, count)
         buffer = self._buffer
-        if buffer is None or self._filled < self._length:
+        if self._filled < self._length:
+            self._transport.hold(self, count)
             return
+        assert buffer is not None
         self._buffer = None
         self._transport.release(self)
         message: Message | bytearray = bytearray(buffer) if self._is_compressed else buffer.toreadonly()
