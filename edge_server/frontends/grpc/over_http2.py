@@ -266,7 +266,10 @@ class Http2Call:
         if level:
             body = _compressed(message, level)
         else:
-            body = (_PREFIX.pack(0, sum(map(len, message))), *message)
+            size = sum(map(len, message))
+            body = (_PREFIX.pack(0, size), *message)
+            if size <= _SMALL_BYTES:
+                body = (b"".join(body),)
         assert self._lock is not None
         with self._lock:
             if self._is_over:
@@ -356,7 +359,12 @@ class Http2Call:
             self._prefix = prefix
             return len(data)
         self._prefix = b""
-        self._begin(*_PREFIX.unpack(prefix))
+        flag, length = _PREFIX.unpack(prefix)
+        end = stop + length
+        if length <= _SMALL_BYTES and end <= len(data) and not flag and self._message is None:
+            self._put_aside(bytes(data[stop:end]))
+            return end
+        self._begin(flag, length)
         return stop
 
     def _begin(self, flag: int, length: int) -> None:
@@ -392,7 +400,10 @@ class Http2Call:
         assert buffer is not None
         self._buffer = None
         self._transport.release(self)
-        message: Message | bytearray = bytearray(buffer) if self._is_compressed else buffer.toreadonly()
+        self._put_aside(bytearray(buffer) if self._is_compressed else buffer.toreadonly())
+
+    def _put_aside(self, message: Message | bytearray) -> None:
+        """Keep a whole message until it is delivered."""
         if self.is_stream:
             self._inbox.append(message)
         else:
