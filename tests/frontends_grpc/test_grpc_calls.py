@@ -60,6 +60,24 @@ def test_an_order_that_takes_long_holds_up_nobody_else(door: Any, monkeypatch: p
             order.result(20)
 
 
+def test_a_message_that_takes_long_to_read_holds_up_nobody_else(
+    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    door.service.behaviours["named"] = lambda call: (names.append(threading.current_thread().name), call.answer())
+    values = np.zeros(100_000, "<f4")
+    for typed in (True, False, False):
+        request = make_request("named", values)
+        if typed:
+            del request.raw_input_contents[:]
+            request.inputs[0].contents.fp32_contents.extend(values.tolist())
+        door.call("ModelInfer", request)
+        assert len(list(door.stream([request, request]))) == 2
+    door.call("ModelInfer", make_request("named"))
+    if names[-1] == "http2":
+        assert [name == "http2" for name in names] == [False] * 4 + [True] * 6
+
+
 def test_many_clients_at_once_get_their_own_answers(door: Any, make_request: Any) -> None:
     infer = door.channel().unary_unary(MODEL_INFER)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.core.message import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
 from edge_server.errors import Unsupported
 from edge_server.frontends.grpc.access import Restriction
-from edge_server.frontends.grpc.call import Call, Message, Metadata, UnarySide, ending, known
+from edge_server.frontends.grpc.call import Call, Message, Metadata, UnarySide, ending, known, run_blocking
 from edge_server.frontends.grpc.encode import response_message
 from edge_server.frontends.grpc.header_cache import RequestReader
 from edge_server.frontends.grpc.message import InferMessage
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 REAL_ERRORS_KEY = "triton_grpc_error"
 """Metadata: when "true", the first error ends a stream with its status instead of travelling in a message."""
+
+LARGE_BYTES = 256 << 10
+"""From this size on messages are read on the transport's thread only if nothing but their head is looked at."""
 
 COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"
 """Triton's names, in traces, for what the front end does after a model has answered."""
@@ -68,6 +72,12 @@ class InferCall(UnarySide):
         self._is_answered = self._has_left = False
 
     def on_message(self, message: Message) -> None:
+        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(message):
+            run_blocking(self._call, partial(self._submit, message))
+        else:
+            self._submit(message)
+
+    def _submit(self, message: Message) -> None:
         call, inference = self._call, self._inference
         service = inference.service
         self._plan = plan = Plan()

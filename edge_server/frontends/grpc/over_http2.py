@@ -675,7 +675,9 @@ class Http2Transport:
             self.streams.add(call)
         elif len(self.calls) >= _MOST_OPEN * self.max_calls:
             # Most of them were opened by somebody who sends no messages: the eldest give their places to others.
-            waiting = sorted((each for each in self.calls if each.waits_for_message), key=lambda each: each.begun_s)
+            waiting = sorted(
+                (each for each in list(self.calls) if each.waits_for_message), key=lambda each: each.begun_s
+            )
             for each in waiting[: 1 + len(waiting) // 4]:
                 each.give_up(_too_many(len(self.calls), "calls"))
         self.calls.add(call)

@@ -11,15 +11,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from edge_server.core.message import RequestMemo, Response
 from edge_server.errors import Draining, EdgeServerError, Throttled
 from edge_server.frontends.grpc.access import Restriction
-from edge_server.frontends.grpc.call import OK, Call, Message, Pieces, ending, known
+from edge_server.frontends.grpc.call import OK, Call, Message, Pieces, ending, known, run_blocking
 from edge_server.frontends.grpc.encode import empty_final_message, stream_error_message, stream_message
 from edge_server.frontends.grpc.infer import (
     COMPLETE,
+    LARGE_BYTES,
     REAL_ERRORS_KEY,
     SEND_END,
     SEND_START,
@@ -125,6 +127,12 @@ class InferStream:
     def on_message(self, message: Message) -> None:
         self._accepted += 1
         self._accepted_bytes += len(message)
+        if len(message) >= LARGE_BYTES and not self._reader.is_quick(message):
+            run_blocking(self._call, partial(self._take_up, message))
+        else:
+            self._take_up(message)
+
+    def _take_up(self, message: Message) -> None:
         try:
             self._submit(message)
         except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
