@@ -360,7 +360,7 @@ class Http2Call:
             return len(data)
         self._prefix = b""
         flag, length = _PREFIX.unpack(prefix)
-        end = stop + length
+        end: int = stop + length
         if length <= _SMALL_BYTES and end <= len(data) and not flag and self._message is None:
             self._put_aside(bytes(data[stop:end]))
             return end
