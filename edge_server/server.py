@@ -204,6 +204,7 @@ class Server:
             self._core.service,
             self._config.grpc,
             [frames],
+            max_bytes_in_flight=self._config.http.max_body_bytes_in_flight,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
         )

@@ -374,6 +374,8 @@ class Http2Call:
         """
         if flag > 1 or (flag and not self._head.encoding):
             self._fail(InvalidRequest("a message is marked as compressed, but the call names no grpc-encoding"))
+        elif length > self._transport.budget_bytes:
+            self.refuse_message(self._transport.budget_bytes)
         elif length > MAX_MESSAGE_BYTES:
             self._fail(Throttled(f"a message of {length} bytes is longer than gRPC's {MAX_MESSAGE_BYTES}"))
         elif self._message is not None:
@@ -575,7 +577,9 @@ class Http2Call:
 class Http2Transport:
     """A listener on this server's HTTP/2. `start` once, then `stop` once."""
 
-    def __init__(self, methods: Methods, config: GrpcConfig, max_calls: int, max_streams: int) -> None:
+    def __init__(
+        self, methods: Methods, config: GrpcConfig, max_calls: int, max_streams: int, max_bytes_in_flight: int = 0
+    ) -> None:
         """Raises ServingFault for TLS files that cannot be used."""
         self._methods = methods
         self._config = config
@@ -592,7 +596,9 @@ class Http2Transport:
         """Those of unlimited length among the calls."""
         self.inflating = threading.Lock()
         available = read_memory().available_bytes or 0
-        self.budget_bytes = max(_LEAST_BUDGET_BYTES, available // _SHARE_OF_MEMORY, min(MAX_MESSAGE_BYTES, available))
+        self.budget_bytes = max_bytes_in_flight or max(
+            _LEAST_BUDGET_BYTES, available // _SHARE_OF_MEMORY, min(MAX_MESSAGE_BYTES, available)
+        )
         """What all messages that are not whole may hold together."""
         self._held_bytes = 0
         self._partial: dict[Http2Call, int] = {}

@@ -33,8 +33,11 @@ class GrpcFrontend:
         *,
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
+        max_bytes_in_flight: int = 0,
     ) -> None:
+        """`max_bytes_in_flight` bounds what messages that are not whole hold together; 0: as of HttpConfig's bodies."""
         self._config = config
+        self._max_bytes_in_flight = max_bytes_in_flight
         self._methods = served_methods(service, config, guests, allows_code_upload=allows_code_upload, tokens=tokens)
         self._transport: GrpcioTransport | Http2Transport | None = None
 
@@ -49,7 +52,7 @@ class GrpcFrontend:
         else:
             from edge_server.frontends.grpc.over_http2 import Http2Transport
 
-            transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS)
+            transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS, self._max_bytes_in_flight)
         port = transport.start()
         self._transport = transport
         return port
