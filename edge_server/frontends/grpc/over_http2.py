@@ -32,6 +32,7 @@ from edge_server.frontends.grpc.call import (
     known,
 )
 from edge_server.frontends.grpc.credentials import tls_context
+from edge_server.frontends.http2.frames import ErrorCode
 from edge_server.frontends.http2.headers import HeaderBlock, encode_headers
 from edge_server.frontends.http2.limits import Limits
 from edge_server.frontends.http2.server import Http2Server, Timer
@@ -162,7 +163,7 @@ class Http2Call:
     """One call: the receiver of its stream, and the `Call` of its side."""
 
     __slots__ = (
-        "_buffer", "_filled", "_has_head", "_head", "_inbox", "_is_compressed", "_is_delivering",
+        "_buffer", "_filled", "_has_head", "_head", "_inbox", "_is_answering", "_is_compressed", "_is_delivering",
         "_is_half_closed", "_is_over", "_is_wanted", "_length", "_lock", "_message", "_prefix", "_server",
         "_side", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns", "hold_us", "is_stream",
     )  # fmt: skip
@@ -173,7 +174,7 @@ class Http2Call:
         self._stream = stream
         self._head = head
         self._side: Side | None = None
-        self._is_over = self.is_stream = False
+        self._is_over = self._is_answering = self.is_stream = False
         self._timer: Timer | None = None
         self.deadline_ns = time.monotonic_ns() + head.timeout_ns if head.timeout_ns else 0
         self.hold_us = READING_THREAD_HOLD_US
@@ -240,16 +241,33 @@ class Http2Call:
         for piece in message:
             size += len(piece)
         if not self._transport.zlib_level or not self._head.accepts_gzip or size < _LEAST_COMPRESSED_BYTES:
-            self._stream.respond(_OK_HEAD, (_PREFIX.pack(0, size), *message), _OK_TRAILERS)
-            self._close()
+            self._respond(_OK_HEAD, (_PREFIX.pack(0, size), *message), size)
         elif size < _LARGE_BYTES or threading.get_ident() != self._server.thread_id:
             self._answer_compressed(message)
         else:
             threading.Thread(target=self._answer_compressed, args=(message,), name="grpc-gzip", daemon=True).start()
 
     def _answer_compressed(self, message: Pieces) -> None:
-        self._stream.respond(_GZIP_HEAD, _compressed(message, self._transport.zlib_level), _OK_TRAILERS)
-        self._close()
+        body = _compressed(message, self._transport.zlib_level)
+        self._respond(_GZIP_HEAD, body, len(body[1]))
+
+    def _respond(self, head: bytes, body: Pieces, size: int) -> None:
+        if size < _LARGE_BYTES:
+            self._stream.respond(head, body, _OK_TRAILERS)
+            self._close()
+            return
+        self._is_answering = True
+        if self._stream.send(head, body):
+            self._stream.finish(_OK_TRAILERS)
+            self._close()
+        else:
+            # `on_sent` goes on. Meanwhile it counts as a message on its way.
+            self._server.run_soon(partial(self._hold_answer, size))
+
+    def _hold_answer(self, size: int) -> None:
+        if not self._is_over:
+            self.begun_s = self._server.now_s
+            self._transport.hold(self, size)
 
     def end(self, done: Ending) -> None:
         lock = self._lock
@@ -321,7 +339,10 @@ class Http2Call:
         self._received(count, is_end)
 
     def on_sent(self) -> None:
-        if not self._is_over and self._side is not None:
+        if self._is_answering:
+            self._stream.finish(_OK_TRAILERS)
+            self._close()
+        elif not self._is_over and self._side is not None:
             self._side.on_sent()
 
     def on_reset(self, code: int) -> None:
@@ -534,8 +555,8 @@ class Http2Call:
         """Give the call up: the messages on their way hold too much, and this one among the most."""
         self._fail(
             Throttled(
-                f"message refused after {self._filled} bytes: the messages on their way to this server hold more than "
-                f"{budget_bytes} bytes together, and this one is among those that hold most, for longest",
+                f"message refused after {self._filled} bytes: the messages on their way hold more than {budget_bytes} "
+                "bytes together, and this one is among those that hold most, for longest",
                 retry_after_s=_RETRY_AFTER_S,
             )
         )
@@ -551,7 +572,10 @@ class Http2Call:
             self._side.on_client_left()
 
     def _finish(self, block: bytes) -> None:
-        self._stream.finish(block)
+        if self._is_answering:
+            self._stream.reset(ErrorCode.ENHANCE_YOUR_CALM)
+        else:
+            self._stream.finish(block)
         self._close()
 
     def _close(self) -> None:
@@ -565,13 +589,12 @@ class Http2Call:
             transport.active.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._buffer is not None:
-            self._server.run_soon(self._drop_buffer)
+        if self._buffer is not None or self._is_answering:
+            self._server.run_soon(self._drop)
 
-    def _drop_buffer(self) -> None:
-        if self._buffer is not None:
-            self._buffer = None
-            self._transport.release(self)
+    def _drop(self) -> None:
+        self._buffer = None
+        self._transport.release(self)
 
 
 class Http2Transport:

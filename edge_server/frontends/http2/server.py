@@ -227,7 +227,7 @@ class Http2Server:
                 call = heapq.heappop(self._timers)[2].call
                 if call is not None:
                     self._guarded(call)
-            if self.unsent:
+            while self.unsent:
                 self._send_unsent()
             if self.now_s >= next_tick_s:
                 next_tick_s = self.now_s + self.limits.tick_s
@@ -242,8 +242,9 @@ class Http2Server:
                         break
                 else:
                     self._more[connection.fd] = connection
-            connection.flush()
+            # Before the flush, whose `on_sent` may make more output.
             self.unsent.discard(connection)
+            connection.flush()
         except ConnectionFault as fault:
             self._drop(connection, fault)
         except OSError:
