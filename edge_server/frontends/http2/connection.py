@@ -7,6 +7,7 @@ thread reads them all in turn; only an incomplete frame is kept by the connectio
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
@@ -30,6 +31,7 @@ _DATA, _HEADERS, _CONTINUATION = frames.DATA, frames.HEADERS, frames.CONTINUATIO
 _END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
     frames.END_STREAM, frames.END_HEADERS, frames.PADDED, frames.HAS_PRIORITY
 )  # fmt: skip
+_END_OF_ANSWER = _END_HEADERS | _END_STREAM
 _HEADER = frames.HEADER
 _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
 
@@ -41,6 +43,9 @@ _MOST_PIECES = 512
 
 _TARGET_FROM_BYTES = 4096
 """The least rest of a frame for which the receiver is asked for memory of its own."""
+
+_RECEIVED_BYTES = 64 << 10
+"""Received at most at once where it is copied again: large messages go on in memory of their own."""
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
@@ -62,12 +67,13 @@ class Connection:
 
     __slots__ = (
         "_age_end_s", "_block", "_block_flags", "_block_frames", "_block_stream", "_blocked", "_connection_grant",
-        "_control_credit", "_credit_s", "_data_flags", "_data_left", "_data_padding", "_data_stream", "_fin_s",
-        "_handshake_end_s", "_has_preface", "_has_settings", "_headers", "_initial_send_window", "_is_ending",
-        "_is_going_away", "_last_ping_s", "_last_sent_s", "_limits", "_lock", "_max_send_frame",
-        "_output", "_output_bytes", "_ping_sent_s", "_ping_strikes", "_reset_credit", "_rest",
-        "_send_window", "_sent", "_server", "_socket", "_streams", "_target", "_unread_answers", "_watches_output", "fd",
-        "is_closed", "is_tls", "last_received_s", "last_stream_id", "peer",
+        "_control_credit", "_credit_s", "_data_flags", "_data_left", "_data_padding", "_data_stream",
+        "_handshake_end_s", "_has_preface", "_has_sent_data", "_has_settings", "_headers", "_highest_stream_id",
+        "_initial_send_window", "_is_ending", "_is_going_away", "_last_ping_s", "_limits", "_lock", "_max_send_frame",
+        "_output", "_output_bytes", "_ping_sent_s", "_ping_strikes", "_pings_without_data", "_queued_bytes",
+        "_reset_credit", "_reset_ids", "_rest", "_send_window", "_sent", "_server", "_socket", "_streams", "_target",
+        "_unread_answers", "_unsent_since_s", "_watches_output", "fd", "is_closed", "is_tls", "last_received_s",
+        "last_stream_id", "peer",
     )  # fmt: skip
 
     def __init__(self, server: Http2Server, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool) -> None:
@@ -83,7 +89,11 @@ class Connection:
         self._lock = threading.Lock()
         self.is_closed = False
         self.last_stream_id = 0
+        self._highest_stream_id = 0
+        """Also of streams that were not taken after the last GOAWAY, which `last_stream_id` is not."""
         self._streams: dict[int, Stream] = {}
+        self._reset_ids: deque[int] = deque(maxlen=limits.MAX_RESET_IDS)
+        """Streams that ended while the client's side was open: more may be on its way to them."""
 
         # What is being received.
         self._rest = b""
@@ -120,10 +130,14 @@ class Connection:
         self._sent: list[Stream] = []
         """Streams whose receivers are to be told that their queues are empty."""
         self._is_going_away = self._is_ending = False
+        self._queued_bytes = 0
 
         # Time and conduct.
         self._handshake_end_s = now_s + settings.handshake_s
-        self.last_received_s = self._last_sent_s = now_s
+        self.last_received_s = now_s
+        self._has_sent_data = False
+        """Whether DATA was sent since the client's last PING, or ours."""
+        self._pings_without_data = 0
         self._ping_sent_s = 0.0
         self._last_ping_s = 0.0
         self._ping_strikes = 0
@@ -131,11 +145,16 @@ class Connection:
         self._reset_credit = settings.control_rate
         self._credit_s = now_s
         self._age_end_s = now_s + settings.max_age_s if settings.max_age_s else 0.0
-        self._fin_s = 0.0
+        self._unsent_since_s = 0.0
 
     @property
     def stream_count(self) -> int:
         return len(self._streams)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream is open, or something is still to be sent."""
+        return bool(self._streams or self._output)
 
     # -- receiving: the reading thread ------------------------------------------------------------------------------
 
@@ -156,7 +175,7 @@ class Connection:
                 with self._lock:
                     count = self._socket.recv_into(target if target is not None else view[start:])
             elif target is None:
-                count = self._socket.recv_into(view[start:] if start else view)
+                count = self._socket.recv_into(view[start:] if start else view, _RECEIVED_BYTES)
             else:
                 # The rest of a message, straight into its own memory, and what follows it.
                 count = self._socket.recvmsg_into((target, view))[0]
@@ -249,7 +268,8 @@ class Connection:
                     break
                 position = self._begin_data(stream, stream_id, size, flags, body)
                 continue
-            self._check_frame(kind, size, stream_id)
+            if kind != _HEADERS or self._block_stream or not self._has_settings or stop > end:
+                self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
             if kind in (_HEADERS, _CONTINUATION):
@@ -279,7 +299,7 @@ class Connection:
         if size > limits.MAX_FRAME_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
         if stream is None:
-            if not stream_id or stream_id > self.last_stream_id or not stream_id % 2:
+            if not stream_id or stream_id > self._highest_stream_id or not stream_id % 2:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
             # Of a stream that was ended while this was on its way: counted and dropped.
         elif not stream.is_remote_open:
@@ -287,7 +307,8 @@ class Connection:
             stream = None
         elif size > stream.receive_window:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window allows")
-        if not size or (stream is None and size < 256):
+        # An empty frame that ends the stream is how many clients end each call.
+        if (not size and not flags & _END_STREAM) or (stream is None and size < 256):
             self._charge_control()
         padding = 0
         if flags & _PADDED:
@@ -308,8 +329,6 @@ class Connection:
             if stream.content_left < 0 or is_short:  # section 8.1.1
                 self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
                 stream = None
-            elif not stream.content_left and not flags & _END_STREAM:
-                stream.content_left = 0
         self._data_stream = stream
         self._data_left, self._data_flags, self._data_padding = size, flags, padding
         if not size:
@@ -408,20 +427,22 @@ class Connection:
         return block[start:end]
 
     def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
-        if stream_id <= self.last_stream_id:
-            if self._reset_credit < self._limits.control_rate:
-                # It may have been on its way when the stream was reset.
-                self._charge_control()
-                return
+        if stream_id <= self._highest_stream_id:
+            self._charge_control()
+            if stream_id in self._reset_ids:
+                return  # trailers that were on their way when the stream was reset, section 5.1
             raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+        self._highest_stream_id = stream_id
         if self._is_ending:
+            self._reset_ids.append(stream_id)
             return  # its number is above that of the last GOAWAY: the client sends it to another server, section 6.8
         self.last_stream_id = stream_id
         stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
-        if headers.request_problem() or (ends and headers.content_length > 0):
+        if headers.request_problem or (ends and headers.content_length > 0):
+            self._charge_control()
             self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
-        if len(self._streams) >= self._limits.max_streams:
+        if len(self._streams) >= self._limits.max_streams or self._queued_bytes > limits.QUEUED_BYTES:
             self._charge_control()
             self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM)
             return
@@ -439,6 +460,7 @@ class Connection:
 
     def _refuse_stream(self, stream_id: int, code: ErrorCode) -> None:
         with self._lock:
+            self._reset_ids.append(stream_id)
             self._put(frames.frame(frames.RST_STREAM, 0, stream_id, frames.UINT32.pack(code)))
 
     # -- the other frames, sections 6.3 to 6.9
@@ -478,7 +500,7 @@ class Connection:
         count = frames.UINT32.unpack(payload)[0] & 0x7FFFFFFF
         stream = self._streams.get(stream_id)
         if stream_id and stream is None:
-            if stream_id > self.last_stream_id:
+            if stream_id > self._highest_stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
             return
         if not count:
@@ -506,7 +528,7 @@ class Connection:
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
-        if not stream_id or stream_id > self.last_stream_id:
+        if not stream_id or stream_id > self._highest_stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
         # Opening and cancelling streams without end costs us more than the client (CVE-2023-44487).
         self._refill_credit()
@@ -566,12 +588,13 @@ class Connection:
         settings = self._limits
         has_leave = self._streams or settings.permits_keepalive_without_streams
         interval_s = settings.min_ping_interval_s if has_leave else max(settings.min_ping_interval_s, 7200.0)
-        if self._last_ping_s and self._last_sent_s <= self._last_ping_s and now_s - self._last_ping_s < interval_s:
+        if self._has_sent_data:
+            self._has_sent_data = False
+            self._ping_strikes = self._pings_without_data = 0
+        elif self._last_ping_s and now_s - self._last_ping_s < interval_s:
             self._ping_strikes += 1
             if settings.max_ping_strikes and self._ping_strikes > settings.max_ping_strikes:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-        elif self._last_sent_s > self._last_ping_s:
-            self._ping_strikes = 0
         self._last_ping_s = now_s
         with self._lock:
             self._unread_answers += 1
@@ -618,13 +641,11 @@ class Connection:
             ):
                 self._send_window -= size
                 pieces = (
-                    _pack(0, head_size, _HEADERS, _END_HEADERS, stream_id)
-                    if head_size < 256
-                    else frames.frame_header(head_size, _HEADERS, _END_HEADERS, stream_id),
+                    _pack(head_size >> 8, head_size & 255, _HEADERS, _END_HEADERS, stream_id),
                     head,
                     _pack(size >> 8, size & 255, _DATA, 0, stream_id),
                     *body,
-                    frames.frame_header(trailers_size, _HEADERS, _END_HEADERS | _END_STREAM, stream_id),
+                    _pack(trailers_size >> 8, trailers_size & 255, _HEADERS, _END_OF_ANSWER, stream_id),
                     trailers,
                 )
                 if size < _JOIN_BELOW_BYTES:
@@ -632,7 +653,7 @@ class Connection:
                 else:
                     self._output.extend(pieces)
                 self._output_bytes += size + head_size + trailers_size + 27
-                self._last_sent_s = self._server.now_s
+                self._has_sent_data = True
                 self._close_stream(stream)
             else:
                 self._queue_headers(stream, head, 0)
@@ -677,6 +698,7 @@ class Connection:
             was_open = self._forget(stream)
             if was_open:
                 self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
+                self._flush_if_elsewhere()
         if was_open:
             stream.receiver.on_reset(code)
 
@@ -699,8 +721,13 @@ class Connection:
     def _queue_payload(self, stream: Stream, body: Pieces) -> None:
         if stream.queue is None:
             stream.queue = deque()
-        stream.queue.extend([(piece, True) for piece in body if len(piece)])
+        for piece in body:
+            if size := len(piece):
+                self._queued_bytes += size
+                stream.queued_bytes += size
+                stream.queue.append((piece, True))
         if stream.queue:
+            stream.moved_s = stream.moved_s or time.monotonic()
             self._blocked[stream.id] = stream
 
     def _end_after_queue(self, stream: Stream, block: bytes) -> None:
@@ -735,8 +762,11 @@ class Connection:
                 size += len(piece)
                 pieces.append(piece)
             stream.send_window -= size
+            stream.queued_bytes -= size
+            self._queued_bytes -= size
             self._send_window -= size
-            self._last_sent_s = self._server.now_s
+            stream.moved_s = self._server.now_s if queue else 0.0
+            self._has_sent_data = True
             self._put(frames.frame_header(size, _DATA, 0, stream_id))
             for piece in pieces:
                 self._put(piece)
@@ -755,6 +785,7 @@ class Connection:
         stream.is_closed = True
         self._streams.pop(stream.id, None)
         if stream.is_remote_open:
+            self._reset_ids.append(stream.id)
             self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(ErrorCode.NO_ERROR)))
 
     def _forget(self, stream: Stream) -> bool:
@@ -763,6 +794,8 @@ class Connection:
             return False
         stream.is_closed = True
         stream.queue = None
+        self._queued_bytes -= stream.queued_bytes
+        self._reset_ids.append(stream.id)
         self._streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
         return True
@@ -783,6 +816,7 @@ class Connection:
         output = self._output
         if not output or self.is_closed:
             return
+        has_progress = False
         try:
             while output:
                 if self._output_bytes <= _JOIN_BELOW_BYTES or self.is_tls:
@@ -791,7 +825,7 @@ class Connection:
                     sent = self._socket.send(data)
                 else:
                     sent = self._socket.sendmsg(output[:_MOST_PIECES])
-                self._fin_s = 0.0
+                has_progress = True
                 self._output_bytes -= sent
                 if not self._output_bytes:
                     output.clear()
@@ -812,9 +846,12 @@ class Connection:
             # The reading thread meets the same error, and lets go of the connection.
             output.clear()
             self._output_bytes = 0
+        if not output:
+            self._unsent_since_s = 0.0
+        elif has_progress or not self._unsent_since_s:
+            self._unsent_since_s = time.monotonic()
         if bool(output) is not self._watches_output:
             self._watches_output = bool(output)
-            self._fin_s = time.monotonic() if output else 0.0
             self._server.watch(self, select.EPOLLIN | select.EPOLLOUT if output else select.EPOLLIN)
         if self._sent and threading.get_ident() != self._server.thread_id:
             self._server.run_soon(self.flush)
@@ -855,6 +892,11 @@ class Connection:
             if self._has_preface:
                 self._put(frames.goaway(self.last_stream_id, fault.code, fault.text))
                 self._flush()
+            if not self.is_tls:
+                # What lies unread when a socket is closed takes with it what was sent last.
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
+                    self._socket.recv_into(self._server.view)
 
     def close(self) -> None:
         """Close the socket and tell the receivers. On the reading thread."""
@@ -879,18 +921,23 @@ class Connection:
         settings = self._limits
         if self._handshake_end_s and now_s >= self._handshake_end_s:
             raise ConnectionFault(ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
-        if self._fin_s and now_s - self._fin_s >= settings.stall_s:
+        if self._unsent_since_s and now_s - self._unsent_since_s >= settings.stall_s:
             raise ConnectionFault(ErrorCode.NO_ERROR, "the client reads nothing")
         if self._block_stream and now_s - self.last_received_s >= settings.stall_s:
             raise ConnectionFault(ErrorCode.NO_ERROR, "the client stopped within a header block")
         for stream in list(self._streams.values()):
-            stream.receiver.on_tick(now_s)
+            if stream.queue and stream.moved_s and now_s - stream.moved_s >= settings.stall_s:
+                self._fail_stream(stream, ErrorCode.CANCEL)  # the client opens no window for what it asked for
+            else:
+                stream.receiver.on_tick(now_s)
         if self._age_end_s and now_s >= self._age_end_s:
             if not self._is_going_away:
                 self.begin_going_away()
                 self._age_end_s = now_s + settings.max_age_grace_s if settings.max_age_grace_s else 0.0
             else:
                 raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
+        elif self._is_going_away and settings.max_age_s and not self._age_end_s and not self._streams:
+            self.end_going_away()
         self._keep_alive(now_s)
         if self._is_ending and not self._streams and not self._output:
             raise ConnectionFault(ErrorCode.NO_ERROR, "")
@@ -904,8 +951,15 @@ class Connection:
             return
         if not settings.keepalive_time_s or now_s - self.last_received_s < settings.keepalive_time_s:
             return
-        if self._streams or settings.permits_keepalive_without_streams or not settings.max_pings_without_data:
+        if self._has_sent_data:
+            self._has_sent_data = False
+            self._pings_without_data = 0
+        most = settings.max_pings_without_data
+        if (self._streams or settings.permits_keepalive_without_streams) and (
+            not most or self._pings_without_data < most
+        ):
             self._ping_sent_s = now_s
+            self._pings_without_data += 1
             with self._lock:
                 self._put(frames.frame(frames.PING, 0, 0, bytes(8)))
                 self._flush()

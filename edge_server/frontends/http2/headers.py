@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from hpack import Decoder, HPACKError
 
-from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCK_BYTES, MAX_REMEMBERED_BLOCKS
+from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCKS, MAX_REMEMBERED_LIST_BYTES
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
@@ -30,11 +30,14 @@ class HeaderBlock:
     """Header fields of a request, or its trailers. Shared by requests: not to be changed.
 
     `pairs` are the regular fields in their order, repeated ones each; names are in lower case. `problem` says what
-    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to keep what it
-    made of the block: None at first.
+    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to keep
+    what it made of the block: None at first.
     """
 
-    __slots__ = ("authority", "content_length", "is_too_large", "memo", "method", "pairs", "path", "problem", "scheme")
+    __slots__ = (
+        "authority", "content_length", "is_too_large", "memo", "method", "pairs", "path", "problem",
+        "request_problem", "scheme",
+    )  # fmt: skip
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]], *, is_too_large: bool = False) -> None:
         self.method = self.path = self.scheme = self.authority = b""
@@ -65,16 +68,14 @@ class HeaderBlock:
         self.pairs = tuple(pairs)
         self.method, self.path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         self.scheme, self.authority = pseudo.get(b":scheme", b""), pseudo.get(b":authority", b"")
+        self.request_problem = self.problem
+        """What makes these no headers of a request, "" if nothing does. RFC 9113 section 8.3.1."""
+        if not self.problem and not (self.method and self.path and self.scheme):
+            self.request_problem = ":method, :scheme or :path is missing"
 
     @property
     def has_pseudo(self) -> bool:
         return bool(self.method or self.path or self.scheme or self.authority)
-
-    def request_problem(self) -> str:
-        """Return what makes these no headers of a request, "" if nothing does. RFC 9113 section 8.3.1."""
-        if not self.problem and not (self.method and self.path and self.scheme):
-            return ":method, :scheme or :path is missing"
-        return self.problem
 
     def trailers_problem(self) -> str:
         """Return what makes these no trailers, "" if nothing does. RFC 9113 section 8.1."""
@@ -102,7 +103,7 @@ class HeaderReader:
         found = HeaderBlock(fields, is_too_large=size > self._limit)
         if _changes_table(block):
             self._remembered.clear()
-        elif len(block) <= MAX_REMEMBERED_BLOCK_BYTES and not found.is_too_large:
+        elif size <= MAX_REMEMBERED_LIST_BYTES:
             if len(self._remembered) >= MAX_REMEMBERED_BLOCKS:
                 self._remembered.clear()
             self._remembered[block] = found

@@ -38,6 +38,9 @@ _ACCEPTS_IN_A_ROW = 64
 _RECORDS_IN_A_ROW = 16
 """Records of TLS read from one connection before the others have their turn."""
 
+_CLEAN_TIMERS_AT = 4096
+"""Timers at which cancelled ones are dropped; from then on, twice as many as were left."""
+
 _REST_S = 0.5
 """How long nothing is accepted when there is no file for it."""
 
@@ -80,6 +83,7 @@ class Http2Server:
         self._is_woken = False
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_numbers = itertools.count()
+        self._clean_timers_at = _CLEAN_TIMERS_AT
         self._more: dict[int, Connection] = {}
         """Connections with bytes that TLS has decrypted already: epoll does not tell of them."""
         self._accepts_from_s = 0.0
@@ -98,7 +102,7 @@ class Http2Server:
         """Those with output made on the reading thread, which is sent in a moment."""
 
     def start(self, address: str, port: int, *, reuses_port: bool = False) -> int:
-        """Listen on an address ("unix:PATH" for a Unix socket), begin to serve, and return the port of the first socket.
+        """Listen on an address ("unix:PATH" for a Unix socket), begin to serve, and return the first socket's port.
 
         Raises OSError when the address cannot be had; nothing is left open then.
         """
@@ -142,7 +146,7 @@ class Http2Server:
     def run_soon(self, call: Callable[[], None]) -> None:
         """Have the reading thread make a call, after what it is doing. It must not block."""
         self._calls.append(call)
-        # No lock: the reading thread clears the flag before it empties the line.
+        # No lock: the reading thread clears the flag when it was woken, and before it looks at the calls.
         if not self._is_woken:
             self._is_woken = True
             with contextlib.suppress(OSError):
@@ -152,9 +156,10 @@ class Http2Server:
         """Have the reading thread make a call at a time of time.monotonic. From the reading thread only."""
         timer = Timer(call)
         heapq.heappush(self._timers, (when_s, next(self._timer_numbers), timer))
-        if len(self._timers) > 4096 and len(self._timers) > 2 * sum(item[2].call is not None for item in self._timers):
+        if len(self._timers) >= self._clean_timers_at:
             self._timers = [item for item in self._timers if item[2].call is not None]
             heapq.heapify(self._timers)
+            self._clean_timers_at = max(_CLEAN_TIMERS_AT, 2 * len(self._timers))
         return timer
 
     def use_tls(self, context: ssl.SSLContext) -> None:
@@ -212,6 +217,7 @@ class Http2Server:
                     self._handle(connection, kinds)
                 elif fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
+                    self._is_woken = False
                 elif fd in self._listeners:
                     self._guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:
@@ -227,11 +233,11 @@ class Http2Server:
                 call = heapq.heappop(self._timers)[2].call
                 if call is not None:
                     self._guarded(call)
-            while self.unsent:
-                self._send_unsent()
             if self.now_s >= next_tick_s:
                 next_tick_s = self.now_s + self.limits.tick_s
                 self._tick()
+            while self.unsent:
+                self._send_unsent()
         self._close_all()
 
     def _handle(self, connection: Connection, kinds: int) -> None:
@@ -400,9 +406,9 @@ class Http2Server:
             connection.end_going_away()
 
     def _look_whether_over(self) -> None:
-        """Be over when no stream is open, or the grace has passed; else look again."""
+        """Be over when no stream is open and all was sent, or the grace has passed; else look again."""
         self._is_over = self.now_s >= self._stop_at_s or not any(
-            connection.stream_count for connection in self._connections.values()
+            connection.is_busy for connection in self._connections.values()
         )
         if not self._is_over:
             self.call_at(min(self._stop_at_s, self.now_s + 0.01), self._look_whether_over)
@@ -429,4 +435,5 @@ class Http2Server:
         self._listeners.clear()
         if not self._epoll.closed:
             self._epoll.close()
+            self._is_woken = True  # nobody writes to a number that another file may get
             os.close(self._wake_fd)

@@ -58,8 +58,8 @@ class Stream:
     """Made by its connection. The methods may be called from any thread; once the stream is closed they do nothing."""
 
     __slots__ = (
-        "connection", "content_left", "ends_after_queue", "headers", "id", "is_closed", "is_remote_open", "queue",
-        "receive_window", "receiver", "send_window", "wants_sent",
+        "connection", "content_left", "ends_after_queue", "headers", "id", "is_closed", "is_remote_open", "moved_s",
+        "queue", "queued_bytes", "receive_window", "receiver", "send_window", "wants_sent",
     )  # fmt: skip
 
     receiver: Receiver
@@ -79,6 +79,9 @@ class Stream:
         self.send_window = send_window
         self.queue: deque[tuple[bytes | memoryview, bool]] | None = None
         """What waits for windows or for the socket: pieces of payload (True), and whole frames (False)."""
+        self.queued_bytes = 0
+        self.moved_s = 0.0
+        """When something last left the queue, or came into an empty one; 0 while it is empty."""
         self.ends_after_queue = False
         self.wants_sent = False
 
