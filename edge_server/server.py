@@ -14,6 +14,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from edge_server import __version__
 from edge_server.composition import Core, build, copy_first, first_wish
@@ -36,6 +37,9 @@ from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics, Source
 from edge_server.telemetry.service_manager import Check
+
+if TYPE_CHECKING:
+    from edge_server.frontends.grpc.server import GrpcFrontend
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +94,7 @@ class Server:
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
         self._sources: list[Source] = []
+        self._grpc: GrpcFrontend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     async def run(self) -> int:
@@ -191,14 +196,15 @@ class Server:
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
 
     async def _open_grpc(self) -> None:
-        from edge_server.frontends.grpc.handlers import StreamService
+        from edge_server.frontends.grpc.methods import StreamService
         from edge_server.frontends.grpc.server import GrpcFrontend
 
-        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.answers})
+        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.open})
         front = GrpcFrontend(
             self._core.service,
             self._config.grpc,
             [frames],
+            max_bytes_in_flight=self._config.http.max_body_bytes_in_flight,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
         )
@@ -207,6 +213,7 @@ class Server:
             self._supervision.add_reload(
                 ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
             )
+        self._grpc = front
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
@@ -319,8 +326,13 @@ class Server:
         # A server that was never ready, or has lost what it needs, has nothing to answer.
         if delay_s and self._core.service.has_started and self.end.code is None:
             self._core.service.begin_drain_delay()
+            if self._grpc is not None:
+                self._grpc.begin_drain()
             log.info("not ready any more, answering for %g s more", delay_s)
             await asyncio.sleep(delay_s)
+        if self._grpc is not None:
+            # Before the core refuses work: clients try what comes from now on elsewhere.
+            await asyncio.to_thread(self._grpc.end_drain)
         in_flight = self._core.manager.in_flight()
         log.info("taking nothing new, draining %d request(s) for at most %g s", in_flight, timeout_s)
         # Before the core refuses work: streams end with their last results, not with a refusal for each frame.

@@ -77,7 +77,12 @@ GRPC = (
     Setting("grpc.address", "--grpc-address", TEXT, "Address that gRPC listens on; 0.0.0.0 opens it to the network."),
     Setting("grpc.port", "--grpc-port", PORT, "Port of gRPC; 0 lets the system choose."),
     Setting("grpc.reuses_port", "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too."),
-    Setting("grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take inference straight from gRPC's core. Faster."),
+    Setting(
+        "grpc.transport",
+        "--grpc-transport",
+        choice("http2", "grpcio"),
+        "Carry gRPC by the server's own HTTP/2, or by the server of the library grpcio.",
+    ),
     Setting(
         "grpc.compression_level",
         "--grpc-infer-response-compression-level",

@@ -24,6 +24,7 @@ RateLimitMode = Literal["off", "execution_count"]
 ReloadPolicyName = Literal["overlap", "replace"]
 LogFormat = Literal["default", "ISO8601", "text", "json"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
+GrpcTransport = Literal["http2", "grpcio"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
 
@@ -88,14 +89,14 @@ class GrpcConfig:
 
     `is_mutual_tls` implies `is_tls` and asks clients for a certificate signed by `root_cert`. The keepalive numbers are
     gRPC's channel arguments of the same name, in milliseconds; 0 for the two connection ages means unlimited.
-    `may_be_direct`: inference may be read from gRPC's completion queue, past grpcio's own server.
+    `transport`: this server's own HTTP/2, or grpcio's server.
     """
 
     is_enabled: bool = True
     address: str = LOOPBACK
     port: int = 8001
     reuses_port: bool = False
-    may_be_direct: bool = True
+    transport: GrpcTransport = "http2"
     compression_level: CompressionLevel = "none"
     header_pattern: re.Pattern[str] | None = None
     restricted: tuple[RestrictedGroup, ...] = ()

@@ -177,6 +177,14 @@ class Http2Server:
         open or come nevertheless are served."""
         self.run_soon(self._begin_drain)
 
+    def stop_accepting(self) -> None:
+        """Accept nothing further and take no new streams; those that are open go on. *Blocking* for a moment."""
+        if self._thread.is_alive():
+            is_done = threading.Event()
+            self.run_soon(self._stop_accepting)
+            self.run_soon(is_done.set)
+            is_done.wait()
+
     def stop(self, grace_s: float) -> None:
         """Accept nothing further and take no new streams; wait up to `grace_s` for those that are open, then cut them.
         *Blocking.*"""
@@ -228,7 +236,7 @@ class Http2Server:
             if self.now_s >= next_tick_s:
                 next_tick_s = self.now_s + self.limits.tick_s
                 self._tick()
-            if self.unsent:
+            while self.unsent:
                 self._send_unsent()
         self._close_all()
 
@@ -240,8 +248,9 @@ class Http2Server:
                         break
                 else:
                     self._more[connection.fd] = connection
-            connection.flush()
+            # Before the flush, whose `on_sent` may make more output.
             self.unsent.discard(connection)
+            connection.flush()
         except ConnectionFault as fault:
             self._drop(connection, fault)
         except OSError:
@@ -386,12 +395,15 @@ class Http2Server:
 
     def _begin_stop(self, grace_s: float) -> None:
         self._stop_at_s = self.now_s + grace_s
+        self._stop_accepting()
+        self._look_whether_over()
+
+    def _stop_accepting(self) -> None:
         self._close_listeners()
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
         for connection in list(self._connections.values()):
             connection.end_going_away()
-        self._look_whether_over()
 
     def _look_whether_over(self) -> None:
         """Be over when no stream is open and all was sent, or the grace has passed; else look again."""
