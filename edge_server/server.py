@@ -25,6 +25,8 @@ from edge_server.frontends.access import open_orders
 from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
+from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
+from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
 from edge_server.frontends.tokens import Tokens
 from edge_server.memory.allocator import keep_big_blocks
 from edge_server.records import compile_initializers
@@ -93,7 +95,10 @@ class Server:
             core.manager.on_stranded = lambda reason: self.end.give(ExitCode.GPU_LOST, reason)
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
-        self._sources: list[Source] = []
+        largest = config.http.max_input_size_bytes
+        most = most_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
+        self._budget = MemoryBudget(most, largest)
+        self._sources: list[Source] = [self._budget.families]
         self._grpc: GrpcFrontend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
@@ -204,7 +209,7 @@ class Server:
             self._core.service,
             self._config.grpc,
             [frames],
-            max_bytes_in_flight=self._config.http.max_body_bytes_in_flight,
+            budget=self._budget,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
         )

@@ -31,8 +31,9 @@ HTTP = (
         "http.max_body_bytes_in_flight",
         "--http-max-body-bytes-in-flight",
         integer(0, 2**50),
-        "Most bytes of HTTP bodies, all together, that have come but are no requests yet; beyond, those that hold most "
-        "for longest are answered 503. 0: a quarter of the memory that is available at the start, at least 256 MiB.",
+        "Most bytes of HTTP bodies and gRPC messages, all together, that have come but are no requests yet; beyond, "
+        "those that hold most for longest are refused. 0: a quarter of the memory that is available at the start, at "
+        "least 256 MiB, and room for one gRPC message of any size if the machine has that.",
     ),
     Setting(
         "http.max_connections",

@@ -62,10 +62,11 @@ class HttpConfig:
 
     `header_pattern`: request headers whose whole name it matches become request parameters; None forwards nothing.
     `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body. `max_connections` 0:
-    half of the files that the process may have open. `max_body_bytes_in_flight` bounds all bodies together that are
-    being received, and so a single one too; 0: a quarter of the memory that is available at the start, at least
-    256 MiB, and room for one input of the largest size if the machine has that. `allowed_hosts`: names under which
-    web pages of this server may give orders, besides addresses and this machine's own names.
+    half of the files that the process may have open. `max_body_bytes_in_flight` bounds all bodies, and gRPC messages,
+    together that are being received, and so a single one too; 0: a quarter of the memory that is available at the
+    start, at least 256 MiB, and room for one input or message of the largest size if the machine has that.
+    `allowed_hosts`: names under which web pages of this server may give orders, besides addresses and this machine's
+    own names.
     """
 
     is_enabled: bool = True

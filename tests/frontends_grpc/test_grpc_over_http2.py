@@ -17,6 +17,7 @@ from edge_server.frontends.grpc import over_http2
 from edge_server.frontends.grpc.call import Ending, Method, UnarySide, ending
 from edge_server.frontends.grpc.over_http2 import CallHead, Http2Transport
 from edge_server.frontends.http2.headers import HeaderBlock
+from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.frontends.status import GrpcStatus
 
 PATH = b"/test.Service/Method"
@@ -113,7 +114,7 @@ def test_unknown_methods_and_encodings_are_unimplemented() -> None:
 
 @pytest.fixture
 def transport() -> Http2Transport:
-    return Http2Transport(METHODS, GrpcConfig(), 64, 4)
+    return Http2Transport(METHODS, GrpcConfig(), 64, 4, MemoryBudget(1 << 30, 1 << 30))
 
 
 def framed(*messages: bytes, flag: int = 0) -> bytes:
@@ -122,7 +123,7 @@ def framed(*messages: bytes, flag: int = 0) -> bytes:
 
 @given(st.lists(st.binary(max_size=9000), min_size=1, max_size=4), st.data())
 def test_messages_are_taken_out_of_frames_that_cut_them_anywhere(messages: list[bytes], data: st.DataObject) -> None:
-    transport = Http2Transport(METHODS, GrpcConfig(), 8, 4)
+    transport = Http2Transport(METHODS, GrpcConfig(), 8, 4, MemoryBudget(1 << 30, 1 << 30))
     stream = Stream((*FIELDS[:2], (b":path", b"/test.Service/Stream"), FIELDS[3]))
     call = transport._on_stream(stream)  # type: ignore[arg-type]
     transport.server.thread_id = over_http2.threading.get_ident()
@@ -145,7 +146,7 @@ def test_messages_are_taken_out_of_frames_that_cut_them_anywhere(messages: list[
         call.receive()
     assert [bytes(message) for message in side.messages] == messages
     assert side.is_last
-    assert transport._held_bytes == 0
+    assert transport.budget.held == 0
     assert not stream.ends
 
 
@@ -180,7 +181,8 @@ def test_a_unary_call_without_exactly_one_whole_message_is_refused(transport: Ht
 
 
 def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Transport) -> None:
-    transport.budget_bytes = 10_000
+    transport.budget.total = 10_000
+    transport.server.thread_id = over_http2.threading.get_ident()
     streams = [Stream() for _ in range(3)]
     calls = [transport._on_stream(stream) for stream in streams]  # type: ignore[arg-type]
     for call, count in zip(calls, (1000, 6000, 2000), strict=True):

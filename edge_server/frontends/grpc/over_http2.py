@@ -37,8 +37,8 @@ from edge_server.frontends.http2.headers import HeaderBlock, encode_headers
 from edge_server.frontends.http2.limits import Limits
 from edge_server.frontends.http2.server import Http2Server, Timer
 from edge_server.frontends.http2.stream import Stream
+from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.frontends.status import GrpcStatus
-from edge_server.memory.pressure import read_memory
 from edge_server.service import READING_THREAD_HOLD_US
 
 _CONTENT_TYPE = "application/grpc"
@@ -82,9 +82,6 @@ _LAST_ANSWERS_S = 0.5
 _MOST_OPEN = 8
 """How many times as many calls may be open as may be answered at once: the others wait for their messages."""
 
-_RETRY_AFTER_S = 5.0
-_LEAST_BUDGET_BYTES = 256 << 20
-_SHARE_OF_MEMORY = 4
 
 _OK_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
 _GZIP_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-encoding", b"gzip")])
@@ -165,7 +162,8 @@ class Http2Call:
     __slots__ = (
         "_buffer", "_filled", "_has_head", "_head", "_inbox", "_is_answering", "_is_compressed", "_is_delivering",
         "_is_half_closed", "_is_over", "_is_wanted", "_length", "_lock", "_message", "_prefix", "_server",
-        "_side", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns", "hold_us", "is_stream",
+        "_side", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns", "filled", "hold_us",
+        "is_stream",
     )  # fmt: skip
 
     def __init__(self, transport: Http2Transport, stream: Stream, head: CallHead) -> None:
@@ -186,6 +184,8 @@ class Http2Call:
         self._buffer: memoryview | None = None
         """Where the message at hand is received: `_filled` of `_length` bytes so far."""
         self._filled = self._length = self._ungranted = 0
+        self.filled = 0
+        """What the memory budget counts for it, see memory_budget.Body."""
         self._is_compressed = self._is_half_closed = False
         self._message: Message | bytearray | None = None
         """The message of a unary call; a bytearray where it is still compressed."""
@@ -266,8 +266,8 @@ class Http2Call:
 
     def _hold_answer(self, size: int) -> None:
         if not self._is_over:
-            self.begun_s = self._server.now_s
-            self._transport.hold(self, size)
+            self._transport.budget.enter(self)
+            self._transport.budget.grow(self, size)
 
     def end(self, done: Ending) -> None:
         lock = self._lock
@@ -395,8 +395,13 @@ class Http2Call:
         """
         if flag > 1 or (flag and not self._head.encoding):
             self._fail(InvalidRequest("a message is marked as compressed, but the call names no grpc-encoding"))
-        elif length > self._transport.budget_bytes:
-            self.refuse_message(self._transport.budget_bytes)
+        elif length > self._transport.budget.total:
+            self._fail(
+                Throttled(
+                    f"a message of {length} bytes is longer than all bodies and messages on their way may be together: "
+                    f"{self._transport.budget.total} bytes (--http-max-body-bytes-in-flight)"
+                )
+            )
         elif length > MAX_MESSAGE_BYTES:
             self._fail(Throttled(f"a message of {length} bytes is longer than gRPC's {MAX_MESSAGE_BYTES}"))
         elif self._message is not None:
@@ -411,6 +416,7 @@ class Http2Call:
             self._is_compressed = bool(flag)
             self._length, self._filled = length, 0
             self._buffer = whole[-length % _ALIGNMENT :]
+            self._transport.budget.enter(self)
             self._fill(0)
 
     def _fill(self, count: int) -> None:
@@ -418,11 +424,11 @@ class Http2Call:
         self._filled += count
         buffer = self._buffer
         if self._filled < self._length:
-            self._transport.hold(self, count)
+            self._transport.budget.grow(self, count)
             return
         assert buffer is not None
         self._buffer = None
-        self._transport.release(self)
+        self._transport.budget.leave(self)
         self._put_aside(bytearray(buffer) if self._is_compressed else buffer.toreadonly())
 
     def _put_aside(self, message: Message | bytearray) -> None:
@@ -520,7 +526,7 @@ class Http2Call:
         try:
             # One after the other: what a few bytes become may be large.
             with transport.inflating:
-                inflated = _inflated(message, self._head.encoding, transport.budget_bytes)
+                inflated = _inflated(message, self._head.encoding, transport.budget.total)
         except EdgeServerError as error:
             self._server.run_soon(partial(self._fail, error))
             return
@@ -551,15 +557,13 @@ class Http2Call:
         if not self._is_over and self._side is not None:
             self._side.on_server_stopping()
 
-    def refuse_message(self, budget_bytes: int) -> None:
-        """Give the call up: the messages on their way hold too much, and this one among the most."""
-        self._fail(
-            Throttled(
-                f"message refused after {self._filled} bytes: the messages on their way hold more than {budget_bytes} "
-                "bytes together, and this one is among those that hold most, for longest",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        )
+    def give_way(self, refusal: Refusal) -> None:
+        """Give the call up: what it holds is needed for others. See memory_budget.Body; from any thread."""
+        error = Throttled(refusal.message, retry_after_s=refusal.retry_after_s)
+        if threading.get_ident() == self._server.thread_id:
+            self._fail(error)
+        else:
+            self._server.run_soon(partial(self._fail, error))
 
     def _fail(self, error: EdgeServerError) -> None:
         if not self._is_over:
@@ -594,14 +598,14 @@ class Http2Call:
 
     def _drop(self) -> None:
         self._buffer = None
-        self._transport.release(self)
+        self._transport.budget.leave(self)
 
 
 class Http2Transport:
     """A listener on this server's HTTP/2. `start` once, then `stop` once."""
 
     def __init__(
-        self, methods: Methods, config: GrpcConfig, max_calls: int, max_streams: int, max_bytes_in_flight: int = 0
+        self, methods: Methods, config: GrpcConfig, max_calls: int, max_streams: int, budget: MemoryBudget
     ) -> None:
         """Raises ServingFault for TLS files that cannot be used."""
         self._methods = methods
@@ -618,13 +622,8 @@ class Http2Transport:
         self.streams: set[Http2Call] = set()
         """Those of unlimited length among the calls."""
         self.inflating = threading.Lock()
-        available = read_memory().available_bytes or 0
-        self.budget_bytes = max_bytes_in_flight or max(
-            _LEAST_BUDGET_BYTES, available // _SHARE_OF_MEMORY, min(MAX_MESSAGE_BYTES, available)
-        )
-        """What all messages that are not whole may hold together."""
-        self._held_bytes = 0
-        self._partial: dict[Http2Call, int] = {}
+        self.budget = budget
+        """Bounds what messages that are not whole, and answers that are not read, hold together with HTTP's bodies."""
         self.server = Http2Server(
             self._on_stream,
             Limits(
@@ -711,24 +710,6 @@ class Http2Transport:
                 each.give_up(_too_many(len(self.calls), "calls"))
         self.calls.add(call)
         return None
-
-    def hold(self, call: Http2Call, count: int) -> None:
-        """Count bytes of a message that is not whole. At the bound, end the calls that hold most for longest, until an
-        eighth is free again."""
-        self._held_bytes += count
-        self._partial[call] = self._partial.get(call, 0) + count
-        if self._held_bytes <= self.budget_bytes:
-            return
-        costs = {each: nbytes * (self.server.now_s - each.begun_s + 1) for each, nbytes in self._partial.items()}
-        for each in sorted(costs, key=costs.__getitem__, reverse=True):
-            if self._held_bytes <= self.budget_bytes * 7 // 8:
-                break
-            self.release(each)
-            each.refuse_message(self.budget_bytes)
-
-    def release(self, call: Http2Call) -> None:
-        """Count a message no more: it is whole, or given up."""
-        self._held_bytes -= self._partial.pop(call, 0)
 
 
 def _too_many(most: int, what: str) -> Ending:

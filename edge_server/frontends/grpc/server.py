@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.config import GrpcConfig
+from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.grpc.methods import StreamService, served_methods
+from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
 from edge_server.frontends.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -33,11 +35,11 @@ class GrpcFrontend:
         *,
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
-        max_bytes_in_flight: int = 0,
+        budget: MemoryBudget | None = None,
     ) -> None:
-        """`max_bytes_in_flight` bounds what messages that are not whole hold together; 0: as of HttpConfig's bodies."""
+        """`budget` bounds what messages that are not whole hold; None for one of its own, by the memory there is."""
         self._config = config
-        self._max_bytes_in_flight = max_bytes_in_flight
+        self._budget = budget or MemoryBudget(most_bytes(0, MAX_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
         self._methods = served_methods(service, config, guests, allows_code_upload=allows_code_upload, tokens=tokens)
         self._transport: GrpcioTransport | Http2Transport | None = None
 
@@ -52,7 +54,7 @@ class GrpcFrontend:
         else:
             from edge_server.frontends.grpc.over_http2 import Http2Transport
 
-            transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS, self._max_bytes_in_flight)
+            transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS, self._budget)
         port = transport.start()
         self._transport = transport
         return port
