@@ -172,6 +172,14 @@ class Http2Server:
         open or come nevertheless are served."""
         self.run_soon(self._begin_drain)
 
+    def stop_accepting(self) -> None:
+        """Accept nothing further and take no new streams; those that are open go on. *Blocking* for a moment."""
+        if self._thread.is_alive():
+            is_done = threading.Event()
+            self.run_soon(self._stop_accepting)
+            self.run_soon(is_done.set)
+            is_done.wait()
+
     def stop(self, grace_s: float) -> None:
         """Accept nothing further and take no new streams; wait up to `grace_s` for those that are open, then cut them.
         *Blocking.*"""
@@ -380,12 +388,15 @@ class Http2Server:
 
     def _begin_stop(self, grace_s: float) -> None:
         self._stop_at_s = self.now_s + grace_s
+        self._stop_accepting()
+        self._look_whether_over()
+
+    def _stop_accepting(self) -> None:
         self._close_listeners()
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
         for connection in list(self._connections.values()):
             connection.end_going_away()
-        self._look_whether_over()
 
     def _look_whether_over(self) -> None:
         """Be over when no stream is open, or the grace has passed; else look again."""
