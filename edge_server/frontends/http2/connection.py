@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpack import HPACKError
@@ -30,6 +31,7 @@ _DATA, _HEADERS, _CONTINUATION = frames.DATA, frames.HEADERS, frames.CONTINUATIO
 _END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
     frames.END_STREAM, frames.END_HEADERS, frames.PADDED, frames.HAS_PRIORITY
 )  # fmt: skip
+_END_BOTH = _END_HEADERS | _END_STREAM
 _HEADER = frames.HEADER
 _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
 
@@ -41,6 +43,9 @@ _MOST_PIECES = 512
 
 _TARGET_FROM_BYTES = 4096
 """The least rest of a frame for which the receiver is asked for memory of its own."""
+
+_SMALL_GRANT_BYTES = 16
+"""A WINDOW_UPDATE of less is counted as a frame that brings nothing when output waits for it."""
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
@@ -62,12 +67,12 @@ class Connection:
 
     __slots__ = (
         "_age_end_s", "_block", "_block_flags", "_block_frames", "_block_stream", "_blocked", "_connection_grant",
-        "_control_credit", "_credit_s", "_data_flags", "_data_left", "_data_padding", "_data_stream", "_fin_s",
-        "_handshake_end_s", "_has_preface", "_has_settings", "_headers", "_initial_send_window", "_is_ending",
-        "_is_going_away", "_last_ping_s", "_last_sent_s", "_limits", "_lock", "_max_send_frame",
-        "_output", "_output_bytes", "_ping_sent_s", "_ping_strikes", "_reset_credit", "_rest",
-        "_send_window", "_sent", "_server", "_socket", "_streams", "_target", "_unread_answers", "_watches_output", "fd",
-        "is_closed", "is_tls", "last_received_s", "last_stream_id", "peer",
+        "_control_credit", "_credit_s", "_data_flags", "_data_left", "_data_padding", "_data_stream",
+        "_handshake_end_s", "_has_preface", "_has_sent", "_has_settings", "_headers", "_initial_send_window",
+        "_is_ending", "_is_going_away", "_last_ping_s", "_limits", "_lock", "_max_send_frame", "_output",
+        "_output_bytes", "_ping_sent_s", "_ping_strikes", "_reset_credit", "_reset_ids", "_rest", "_send_window",
+        "_sent", "_server", "_socket", "_stalled_since_s", "_streams", "_target", "_unread_answers",
+        "_watches_output", "fd", "is_closed", "is_tls", "is_unsent", "last_received_s", "last_stream_id", "peer",
     )  # fmt: skip
 
     def __init__(self, server: Http2Server, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool) -> None:
@@ -83,7 +88,11 @@ class Connection:
         self._lock = threading.Lock()
         self.is_closed = False
         self.last_stream_id = 0
+        self.is_unsent = False
+        """Whether it is in the server's list of connections with output made on the reading thread."""
         self._streams: dict[int, Stream] = {}
+        self._reset_ids: dict[int, None] = {}
+        """Streams that were closed while the client could send on them: what was under way is no error, section 5.1."""
 
         # What is being received.
         self._rest = b""
@@ -123,19 +132,27 @@ class Connection:
 
         # Time and conduct.
         self._handshake_end_s = now_s + settings.handshake_s
-        self.last_received_s = self._last_sent_s = now_s
+        self.last_received_s = now_s
         self._ping_sent_s = 0.0
         self._last_ping_s = 0.0
         self._ping_strikes = 0
+        self._has_sent = False
+        """Whether HEADERS or DATA were sent since the last PING came."""
         self._control_credit = settings.control_rate
         self._reset_credit = settings.control_rate
         self._credit_s = now_s
         self._age_end_s = now_s + settings.max_age_s if settings.max_age_s else 0.0
-        self._fin_s = 0.0
+        self._stalled_since_s = 0.0
+        """When the socket last took something of the output that waits; 0 when none does."""
 
     @property
     def stream_count(self) -> int:
         return len(self._streams)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream is open, or something waits to be sent."""
+        return bool(self._streams or self._output)
 
     # -- receiving: the reading thread ------------------------------------------------------------------------------
 
@@ -151,10 +168,12 @@ class Connection:
         if start:
             view[:start] = rest
             self._rest = b""
+        has_more = False
         try:
             if self.is_tls:
                 with self._lock:
                     count = self._socket.recv_into(target if target is not None else view[start:])
+                    has_more = self._socket.pending() > 0  # type: ignore[attr-defined]
             elif target is None:
                 count = self._socket.recv_into(view[start:] if start else view)
             else:
@@ -190,12 +209,14 @@ class Connection:
             and stream is not None
             and not (stream.is_closed or self._data_padding)
         ):
-            self._target = stream.receiver.target(self._data_left)
+            target = stream.receiver.target(self._data_left)
+            self._target = target[: self._data_left] if target else None
         if self._connection_grant >= _GRANT_FROM_BYTES:
             with self._lock:
                 self._put(frames.window_update(0, self._connection_grant))
+                self._flush_if_elsewhere()
             self._connection_grant = 0
-        return self.is_tls and self._socket.pending() > 0  # type: ignore[attr-defined]
+        return has_more
 
     def _parse(self, end: int) -> None:
         """Handle the frames in the server's buffer, up to byte `end`."""
@@ -232,11 +253,11 @@ class Connection:
                     and size
                     and stream.is_remote_open
                     and stream.content_left < 0
-                    and size <= stream.receive_window
+                    and size <= stream.granted - stream.received
                     and not self._block_stream
                 ):
                     # A whole frame of an open stream: the usual case.
-                    stream.receive_window -= size
+                    stream.received += size
                     self._connection_grant += size
                     position = stop
                     if flags & _END_STREAM:
@@ -279,15 +300,19 @@ class Connection:
         if size > limits.MAX_FRAME_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
         if stream is None:
-            if not stream_id or stream_id > self.last_stream_id or not stream_id % 2:
+            if self._is_idle(stream_id):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
-            # Of a stream that was ended while this was on its way: counted and dropped.
+            # Of a stream that was closed while this was on its way: counted and dropped.
+            if stream_id not in self._reset_ids:
+                self._charge_control()
+            elif flags & _END_STREAM:
+                self._reset_ids.pop(stream_id, None)
         elif not stream.is_remote_open:
             self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
             stream = None
-        elif size > stream.receive_window:
+        elif size > stream.granted - stream.received:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window allows")
-        if not size or (stream is None and size < 256):
+        if not size and not flags & _END_STREAM:
             self._charge_control()
         padding = 0
         if flags & _PADDED:
@@ -308,8 +333,6 @@ class Connection:
             if stream.content_left < 0 or is_short:  # section 8.1.1
                 self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
                 stream = None
-            elif not stream.content_left and not flags & _END_STREAM:
-                stream.content_left = 0
         self._data_stream = stream
         self._data_left, self._data_flags, self._data_padding = size, flags, padding
         if not size:
@@ -343,7 +366,7 @@ class Connection:
     def _count_data(self, count: int, stream: Stream | None) -> None:
         self._connection_grant += count
         if stream is not None:
-            stream.receive_window -= count
+            stream.received += count
 
     def grant(self, stream: Stream, count: int) -> None:
         """See Stream.consume. Section 6.9."""
@@ -352,7 +375,7 @@ class Connection:
         with self._lock:
             if stream.is_closed or not stream.is_remote_open:
                 return
-            stream.receive_window += count
+            stream.granted += count
             self._put(frames.window_update(stream.id, count))
             self._flush_if_elsewhere()
 
@@ -374,7 +397,7 @@ class Connection:
             if not stream_id % 2:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}: clients open odd ones")
             if flags & (_PADDED | _HAS_PRIORITY):
-                block = self._without_padding(block, flags, stream_id)
+                block = self._without_padding(block, flags)
             if not flags & _END_HEADERS:
                 self._block, self._block_stream, self._block_flags, self._block_frames = block, stream_id, flags, 0
                 return
@@ -393,42 +416,41 @@ class Connection:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
 
-    def _without_padding(self, block: bytes, flags: int, stream_id: int) -> bytes:
+    @staticmethod
+    def _without_padding(block: bytes, flags: int) -> bytes:
         start = 0
         end = len(block)
         if flags & _PADDED:
             start = 1
             end -= block[0] if block else end + 1
         if flags & _HAS_PRIORITY:
-            if block[start : start + 4] and int.from_bytes(block[start : start + 4], "big") & 0x7FFFFFFF == stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
-            start += 5
+            start += 5  # section 5.3: priorities are ignored
         if start > end:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
         return block[start:end]
 
     def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
-        if stream_id <= self.last_stream_id:
-            if self._reset_credit < self._limits.control_rate:
-                # It may have been on its way when the stream was reset.
-                self._charge_control()
-                return
-            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
-        if self._is_ending:
+        if self._is_ending and stream_id > self.last_stream_id:
             return  # its number is above that of the last GOAWAY: the client sends it to another server, section 6.8
+        if stream_id <= self.last_stream_id:
+            # Section 5.1: it may have been on its way when the stream was closed.
+            self._charge_control()
+            if stream_id not in self._reset_ids:
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+            if ends:
+                self._reset_ids.pop(stream_id, None)
+            return
         self.last_stream_id = stream_id
         stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
         if headers.request_problem() or (ends and headers.content_length > 0):
-            self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._charge_control()
+            self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR, ends=ends)
             return
         if len(self._streams) >= self._limits.max_streams:
             self._charge_control()
-            self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM, ends=ends)
             return
-        with self._lock:
-            # The peer's initial window may have changed since: it is guarded by the lock.
-            stream.send_window = self._initial_send_window
-            self._streams[stream_id] = stream
+        self._streams[stream_id] = stream
         stream.receiver = self._server.on_stream(stream)
         if self._server.is_draining and not self._is_going_away:
             # A new connection: told after its first stream, or its client would never use it.
@@ -437,9 +459,26 @@ class Connection:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
 
-    def _refuse_stream(self, stream_id: int, code: ErrorCode) -> None:
+    def _refuse_stream(self, stream_id: int, code: ErrorCode, *, ends: bool) -> None:
         with self._lock:
+            if not ends:
+                self._remember_reset(stream_id)
             self._put(frames.frame(frames.RST_STREAM, 0, stream_id, frames.UINT32.pack(code)))
+            self._flush_if_elsewhere()
+
+    def _remember_reset(self, stream_id: int) -> None:
+        """Under the lock."""
+        reset_ids = self._reset_ids
+        reset_ids[stream_id] = None
+        if len(reset_ids) > limits.MAX_RESET_IDS:
+            del reset_ids[next(iter(reset_ids))]
+
+    def _is_idle(self, stream_id: int) -> bool:
+        """Return whether a frame on a stream that is not open is an error: the stream never was. Section 5.1."""
+        if not stream_id % 2:
+            return True
+        # Streams above the number in the last GOAWAY are ignored with all their frames, section 6.8.
+        return stream_id > self.last_stream_id and not self._is_ending
 
     # -- the other frames, sections 6.3 to 6.9
 
@@ -454,19 +493,25 @@ class Connection:
             if stream_id or len(payload) != 8:
                 code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionFault(code, "PING with a stream, or not of 8 bytes")
-            if not flags & frames.ACK:
+            if flags & frames.ACK:
+                self._charge_control()
+            else:
                 self._on_ping(payload)
         elif kind == frames.GOAWAY:
             if stream_id or len(payload) < 8:
                 code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionFault(code, "GOAWAY with a stream, or too short")
+            self._charge_control()
             # The client opens no more streams; it closes the connection when the open ones have ended.
         elif kind == frames.PRIORITY:
             self._charge_control()
             if not stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
             if len(payload) != 5:
-                self._refuse_stream(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+                stream = self._streams.get(stream_id)
+                if stream is None:
+                    raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 bytes")
+                self._fail_stream(stream, ErrorCode.FRAME_SIZE_ERROR)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients must not push")
         else:
@@ -478,7 +523,7 @@ class Connection:
         count = frames.UINT32.unpack(payload)[0] & 0x7FFFFFFF
         stream = self._streams.get(stream_id)
         if stream_id and stream is None:
-            if stream_id > self.last_stream_id:
+            if self._is_idle(stream_id):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
             return
         if not count:
@@ -487,6 +532,8 @@ class Connection:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
             return
+        if count < _SMALL_GRANT_BYTES and self._blocked:
+            self._charge_control()  # each would be answered by a frame of its own
         with self._lock:
             if stream is None:
                 self._send_window += count
@@ -498,6 +545,7 @@ class Connection:
                     self._blocked[stream_id] = stream
             if self._blocked and not is_too_much:
                 self._pump()
+                self._flush_if_elsewhere()
         if is_too_much:
             if stream is None:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
@@ -506,7 +554,7 @@ class Connection:
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
-        if not stream_id or stream_id > self.last_stream_id:
+        if self._is_idle(stream_id):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
         # Opening and cancelling streams without end costs us more than the client (CVE-2023-44487).
         self._refill_credit()
@@ -526,6 +574,7 @@ class Connection:
         if flags & frames.ACK:
             if payload:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK is not empty")
+            self._charge_control()
             return
         if len(payload) % 6 or len(payload) > 6 * 64:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is no multiple of 6 bytes, or too long")
@@ -555,9 +604,10 @@ class Connection:
                     raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
                 # The size of the header table is of no interest: `encode_headers` does not use it.
             self._put(frames.SETTINGS_ACK)
-            self._unread_answers += 1
+            self._count_answer()
             if self._blocked:
                 self._pump()
+            self._flush_if_elsewhere()
 
     def _on_ping(self, payload: bytes) -> None:
         """Answer, and count pings that come too often: gRPC's rule for servers (gRFC A8)."""
@@ -566,18 +616,24 @@ class Connection:
         settings = self._limits
         has_leave = self._streams or settings.permits_keepalive_without_streams
         interval_s = settings.min_ping_interval_s if has_leave else max(settings.min_ping_interval_s, 7200.0)
-        if self._last_ping_s and self._last_sent_s <= self._last_ping_s and now_s - self._last_ping_s < interval_s:
+        if self._has_sent:
+            # As in gRPC's core: what was sent meanwhile permits the next ping.
+            self._has_sent = False
+            self._ping_strikes = 0
+        elif self._last_ping_s and now_s - self._last_ping_s < interval_s:
             self._ping_strikes += 1
             if settings.max_ping_strikes and self._ping_strikes > settings.max_ping_strikes:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-        elif self._last_sent_s > self._last_ping_s:
-            self._ping_strikes = 0
         self._last_ping_s = now_s
         with self._lock:
-            self._unread_answers += 1
-            if self._unread_answers > limits.MAX_UNREAD_ANSWERS:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers to PING are not read")
+            self._count_answer()
             self._put(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self._flush_if_elsewhere()
+
+    def _count_answer(self) -> None:
+        self._unread_answers += 1
+        if self._unread_answers > limits.MAX_UNREAD_ANSWERS:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers to PING and SETTINGS are not read")
 
     def _charge_control(self) -> None:
         """Count a frame that brings nothing. Raises ConnectionFault for too many of them."""
@@ -608,23 +664,20 @@ class Connection:
             if stream.is_closed:
                 return
             if (
-                size <= stream.send_window
+                0 < size <= stream.send_window
                 and size <= self._send_window
                 and size <= self._max_send_frame
                 and self._output_bytes < limits.OUTPUT_BYTES
                 and head_size <= frames.DEFAULT_FRAME_BYTES
                 and trailers_size <= frames.DEFAULT_FRAME_BYTES
-                and size
             ):
                 self._send_window -= size
                 pieces = (
-                    _pack(0, head_size, _HEADERS, _END_HEADERS, stream_id)
-                    if head_size < 256
-                    else frames.frame_header(head_size, _HEADERS, _END_HEADERS, stream_id),
+                    _pack(head_size >> 8, head_size & 255, _HEADERS, _END_HEADERS, stream_id),
                     head,
                     _pack(size >> 8, size & 255, _DATA, 0, stream_id),
                     *body,
-                    frames.frame_header(trailers_size, _HEADERS, _END_HEADERS | _END_STREAM, stream_id),
+                    _pack(trailers_size >> 8, trailers_size & 255, _HEADERS, _END_BOTH, stream_id),
                     trailers,
                 )
                 if size < _JOIN_BELOW_BYTES:
@@ -632,7 +685,7 @@ class Connection:
                 else:
                     self._output.extend(pieces)
                 self._output_bytes += size + head_size + trailers_size + 27
-                self._last_sent_s = self._server.now_s
+                self._has_sent = True
                 self._close_stream(stream)
             else:
                 self._queue_headers(stream, head, 0)
@@ -677,6 +730,7 @@ class Connection:
             was_open = self._forget(stream)
             if was_open:
                 self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
+                self._flush_if_elsewhere()
         if was_open:
             stream.receiver.on_reset(code)
 
@@ -693,6 +747,7 @@ class Connection:
             if stream.queue:
                 stream.queue.append((data, False))
             else:
+                self._has_sent = True
                 self._put(data)
             kind = _CONTINUATION
 
@@ -721,7 +776,7 @@ class Connection:
             stream_id, stream = next(iter(blocked.items()))
             del blocked[stream_id]
             queue = stream.queue
-            room = min(stream.send_window, self._send_window, self._max_send_frame)
+            room = min(stream.send_window, self._send_window, self._max_send_frame, limits.OUTPUT_BYTES)
             if room <= 0 or not queue:
                 continue
             size = 0
@@ -736,7 +791,8 @@ class Connection:
                 pieces.append(piece)
             stream.send_window -= size
             self._send_window -= size
-            self._last_sent_s = self._server.now_s
+            self._has_sent = True
+            stream.stalled_since_s = 0.0
             self._put(frames.frame_header(size, _DATA, 0, stream_id))
             for piece in pieces:
                 self._put(piece)
@@ -755,6 +811,7 @@ class Connection:
         stream.is_closed = True
         self._streams.pop(stream.id, None)
         if stream.is_remote_open:
+            self._remember_reset(stream.id)
             self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(ErrorCode.NO_ERROR)))
 
     def _forget(self, stream: Stream) -> bool:
@@ -763,6 +820,8 @@ class Connection:
             return False
         stream.is_closed = True
         stream.queue = None
+        if stream.is_remote_open:
+            self._remember_reset(stream.id)
         self._streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
         return True
@@ -775,8 +834,9 @@ class Connection:
         """Send now, unless this is the reading thread, which sends once after all that it has read."""
         if threading.get_ident() != self._server.thread_id:
             self._flush()
-        else:
-            self._server.unsent.add(self)
+        elif not self.is_unsent:
+            self.is_unsent = True
+            self._server.unsent.append(self)
 
     def _flush(self) -> None:
         """Send output as far as the socket takes it; the reading thread goes on when the socket takes more."""
@@ -791,7 +851,7 @@ class Connection:
                     sent = self._socket.send(data)
                 else:
                     sent = self._socket.sendmsg(output[:_MOST_PIECES])
-                self._fin_s = 0.0
+                self._stalled_since_s = 0.0
                 self._output_bytes -= sent
                 if not self._output_bytes:
                     output.clear()
@@ -814,8 +874,9 @@ class Connection:
             self._output_bytes = 0
         if bool(output) is not self._watches_output:
             self._watches_output = bool(output)
-            self._fin_s = time.monotonic() if output else 0.0
             self._server.watch(self, select.EPOLLIN | select.EPOLLOUT if output else select.EPOLLIN)
+        if output and not self._stalled_since_s:
+            self._stalled_since_s = time.monotonic()
         if self._sent and threading.get_ident() != self._server.thread_id:
             self._server.run_soon(self.flush)
 
@@ -823,15 +884,18 @@ class Connection:
 
     def flush(self) -> None:
         """Send what the socket takes, and tell the receivers whose queues became empty."""
-        if self._output:
+        while True:
             with self._lock:
+                self.is_unsent = False
                 self._flush()
-        while self._sent:
-            with self._lock:
+                if not self._sent:
+                    return
                 sent, self._sent = self._sent, []
             for stream in sent:
                 if not stream.is_closed:
                     stream.receiver.on_sent()
+            if not self.is_unsent and not self._sent:
+                return
 
     def begin_going_away(self) -> None:
         """Ask the client to open its next streams elsewhere; those that come are served. Section 6.8."""
@@ -872,19 +936,25 @@ class Connection:
             self._data_stream = None
             self._socket.close()
         for stream in streams:
-            stream.receiver.on_reset(ErrorCode.CANCEL)
+            self._server.guarded(partial(stream.receiver.on_reset, ErrorCode.CANCEL))
 
     def tick(self, now_s: float) -> None:
         """Look after what time does to a connection. Raises ConnectionFault when it must end."""
         settings = self._limits
         if self._handshake_end_s and now_s >= self._handshake_end_s:
             raise ConnectionFault(ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
-        if self._fin_s and now_s - self._fin_s >= settings.stall_s:
+        if self._stalled_since_s and now_s - self._stalled_since_s >= settings.stall_s:
             raise ConnectionFault(ErrorCode.NO_ERROR, "the client reads nothing")
         if self._block_stream and now_s - self.last_received_s >= settings.stall_s:
             raise ConnectionFault(ErrorCode.NO_ERROR, "the client stopped within a header block")
         for stream in list(self._streams.values()):
             stream.receiver.on_tick(now_s)
+            if stream.queue:
+                if not stream.stalled_since_s:
+                    stream.stalled_since_s = now_s
+                elif now_s - stream.stalled_since_s >= settings.stall_s:
+                    # The client leaves its window closed: what waits would be held for ever.
+                    self._fail_stream(stream, ErrorCode.CANCEL)
         if self._age_end_s and now_s >= self._age_end_s:
             if not self._is_going_away:
                 self.begin_going_away()
@@ -908,4 +978,4 @@ class Connection:
             self._ping_sent_s = now_s
             with self._lock:
                 self._put(frames.frame(frames.PING, 0, 0, bytes(8)))
-                self._flush()
+                self._flush_if_elsewhere()

@@ -26,6 +26,9 @@ MAX_REMEMBERED_BLOCK_BYTES = 2048
 MAX_UNREAD_ANSWERS = 4096
 """Answers to PING and SETTINGS that may wait for a client that does not read."""
 
+MAX_RESET_IDS = 4096
+"""How many streams that were reset a connection remembers: frames that were on their way to them are no error."""
+
 OUTPUT_BYTES = 1 << 20
 """Bytes handed to a connection's output at which streams keep what else they have to send."""
 
@@ -38,6 +41,7 @@ class Limits:
     for the owner to refuse, and beyond that the connection ends. `keepalive_*`, `max_ping_strikes` and
     `min_ping_interval_s` are gRPC's channel arguments of those names. `control_rate` is how many frames a second that
     bring nothing (SETTINGS, PING, empty DATA, PRIORITY), and how many cancelled streams, a client may send for long.
+    `stall_s` is how long a client may take nothing of what is sent to it, or stop within a header block.
     """
 
     max_connections: int = 4096
