@@ -170,9 +170,9 @@ class Client:
     def until(self, kind: type[Frame], stream_id: int | None = None) -> Any:
         """Return the next frame of a kind; fail at the end of the connection."""
         while (frame := self.receive()) is not None:
-            if isinstance(frame, kind) and stream_id in (None, frame.stream_id):
-                if not (isinstance(frame, SettingsFrame | PingFrame) and "ACK" not in frame.flags):
-                    return frame
+            is_question = isinstance(frame, SettingsFrame | PingFrame) and "ACK" not in frame.flags
+            if isinstance(frame, kind) and stream_id in (None, frame.stream_id) and not is_question:
+                return frame
         raise AssertionError(f"the connection ended before {kind.__name__}: {self.frames}")
 
     def response(self, stream_id: int) -> bytes:

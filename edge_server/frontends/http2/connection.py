@@ -532,7 +532,7 @@ class Connection:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
             return
-        if count < _SMALL_GRANT_BYTES and self._blocked:
+        if count < _SMALL_GRANT_BYTES and (self._blocked if stream is None else stream.queue):
             self._charge_control()  # each would be answered by a frame of its own
         with self._lock:
             if stream is None:
