@@ -391,8 +391,8 @@ def test_a_renewed_context_is_used_and_plain_clients_are_refused(serve: Serve, c
     asking.load_cert_chain(*certificate)
     server.connect(tls=asking).check_alive()
     without = server.connect(tls=_contexts(certificate, ["h2"])[1], says_hello=False)
-    with pytest.raises(ssl.SSLError):
-        without.receive()
+    with contextlib.suppress(ssl.SSLError):  # the alert, unless the connection's end came first
+        assert without.receive() is None
 
 
 def test_answers_are_encoded_without_state() -> None:

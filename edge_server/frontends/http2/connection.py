@@ -270,7 +270,8 @@ class Connection:
                     break
                 position = self._begin_data(stream, stream_id, size, flags, body)
                 continue
-            self._check_frame(kind, size, stream_id)
+            if kind != _HEADERS or self._block_stream or not self._has_settings or size > limits.MAX_HEADER_BLOCK_BYTES:
+                self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
             if kind in (_HEADERS, _CONTINUATION):
@@ -442,7 +443,7 @@ class Connection:
             return
         self.last_stream_id = stream_id
         stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
-        if headers.request_problem() or (ends and headers.content_length > 0):
+        if not headers.is_request or (ends and headers.content_length > 0):
             self._charge_control()
             self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR, ends=ends)
             return
@@ -686,7 +687,11 @@ class Connection:
                     self._output.extend(pieces)
                 self._output_bytes += size + head_size + trailers_size + 27
                 self._has_sent = True
-                self._close_stream(stream)
+                if stream.is_remote_open:
+                    self._close_stream(stream)
+                else:
+                    stream.is_closed = True
+                    del self._streams[stream_id]
             else:
                 self._queue_headers(stream, head, 0)
                 self._queue_payload(stream, body)

@@ -33,11 +33,22 @@ class HeaderBlock:
     """Header fields of a request, or its trailers. Shared by requests: not to be changed.
 
     `pairs` are the regular fields in their order, repeated ones each; names are in lower case. `problem` says what
-    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to
-    keep what it made of the block: None at first.
+    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does; `is_request` is whether they are
+    headers of a well-formed request. `memo` is for the layer above, to keep what it made of the block: None at first.
     """
 
-    __slots__ = ("authority", "content_length", "is_too_large", "memo", "method", "pairs", "path", "problem", "scheme")
+    __slots__ = (
+        "authority",
+        "content_length",
+        "is_request",
+        "is_too_large",
+        "memo",
+        "method",
+        "pairs",
+        "path",
+        "problem",
+        "scheme",
+    )
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]], *, is_too_large: bool = False) -> None:
         self.method = self.path = self.scheme = self.authority = b""
@@ -68,6 +79,7 @@ class HeaderBlock:
         self.pairs = tuple(pairs)
         self.method, self.path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         self.scheme, self.authority = pseudo.get(b":scheme", b""), pseudo.get(b":authority", b"")
+        self.is_request = not self.request_problem()
 
     @property
     def has_pseudo(self) -> bool:
