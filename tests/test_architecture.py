@@ -67,6 +67,7 @@ PARTS_OF_BACKENDS = {
 
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/",),
+    "hpack": ("frontends/http2/",),
     "grpc": ("frontends/grpc/", "client/", "perf/grpc_wire.py"),
     "google": ("protocol/", "frontends/grpc/", "repository/"),
     "onnxruntime": ("backends/onnxruntime",),

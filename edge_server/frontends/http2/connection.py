@@ -960,6 +960,9 @@ class Connection:
                 elif now_s - stream.stalled_since_s >= settings.stall_s:
                     # The client leaves its window closed: what waits would be held for ever.
                     self._fail_stream(stream, ErrorCode.CANCEL)
+        if settings.max_age_s and self._is_going_away and not self._streams and not self._server.is_draining:
+            # It was told at an earlier tick, and has opened nothing since.
+            raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
         if self._age_end_s and now_s >= self._age_end_s:
             if not self._is_going_away:
                 self.begin_going_away()
