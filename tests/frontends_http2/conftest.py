@@ -1,14 +1,25 @@
-"""A server that answers with what it was sent, and a client of bare frames."""
+"""A server whose receivers record what they are told, and a client that sends frames of any kind."""
 
 from __future__ import annotations
 
+import queue
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from hpack import Encoder
-from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, SettingsFrame
+from hpack import Decoder, Encoder
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+)
 
 from edge_server.frontends.http2.frames import PREFACE
 from edge_server.frontends.http2.headers import encode_headers
@@ -16,154 +27,195 @@ from edge_server.frontends.http2.limits import Limits
 from edge_server.frontends.http2.server import Http2Server
 from edge_server.frontends.http2.stream import Stream
 
-HEAD = encode_headers([(b":status", b"200")])
-TRAILERS = encode_headers([(b"x-status", b"0")])
-REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/echo"), (b":authority", b"test")]
+HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+TRAILERS = encode_headers([(b"grpc-status", b"0")])
+REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/echo"), (":authority", "x"), ("te", "trailers")]
+WAIT_S = 30.0
 
 
 class Echo:
-    """Answers a request with its payload, once that is whole."""
+    """Answers with what came, when all of it has come; other paths record only. With `/target` payload is received
+    into memory of its own."""
 
-    def __init__(self, stream: Stream, seen: Seen) -> None:
+    def __init__(self, server: Server, stream: Stream) -> None:
+        self.server = server
         self.stream = stream
-        self.seen = seen
-        self.payload = b""
-        self.memory: memoryview | None = None
+        self.path = stream.headers.path.decode()
+        self.body = bytearray()
+        self.events: list[Any] = []
+        self.memory = bytearray(1 << 21)
+        self.is_sent = threading.Event()
+        self.is_reset = threading.Event()
+        self.has_ended = threading.Event()
 
     def on_data(self, data: memoryview, is_end: bool) -> None:
-        self.payload += bytes(data)
-        self._go_on(len(data), is_end)
+        self.body += data
+        self.stream.consume(len(data))
+        self._ended(is_end)
 
     def target(self, size: int) -> memoryview | None:
-        self.memory = memoryview(bytearray(size))
-        return self.memory
+        return memoryview(self.memory)[:size] if self.path == "/target" else None
 
     def on_filled(self, count: int, is_end: bool) -> None:
-        assert self.memory is not None
-        self.payload += bytes(self.memory[:count])
-        self._go_on(count, is_end)
-
-    def _go_on(self, count: int, is_end: bool) -> None:
+        self.events.append(("filled", count))
+        self.body += self.memory[:count]
         self.stream.consume(count)
-        if is_end and not self.seen.holds_answers:
-            self.stream.respond(HEAD, (self.payload,), TRAILERS)
+        self._ended(is_end)
+
+    def _ended(self, is_end: bool) -> None:
+        if is_end:
+            self.has_ended.set()
+            if self.path in ("/echo", "/target"):
+                self.stream.respond(HEAD, (bytes(self.body),), TRAILERS)
 
     def on_sent(self) -> None:
-        pass
+        self.is_sent.set()
+        if self.path == "/more":
+            self.path = "/"
+            self.stream.send(None, (b"more",))
+            self.stream.finish(TRAILERS)
 
     def on_reset(self, code: int) -> None:
-        self.seen.resets.append(code)
-        self.seen.was_reset.set()
+        self.events.append(("reset", int(code)))
+        self.is_reset.set()
+        if self.path == "/raise":
+            raise ValueError("a receiver that breaks its promise")
 
     def on_tick(self, now_s: float) -> None:
-        pass
+        if self.path == "/tick":
+            self.path = "/"
+            self.stream.respond(HEAD, (b"tick",), TRAILERS)
 
 
-class Seen:
-    """What the server of a test has seen."""
+class Server:
+    HEAD, TRAILERS, REQUEST, WAIT_S = HEAD, TRAILERS, REQUEST, WAIT_S
 
-    def __init__(self) -> None:
-        self.streams: list[Stream] = []
-        self.resets: list[int] = []
-        self.was_reset = threading.Event()
-        self.holds_answers = False
+    def __init__(self, tls: ssl.SSLContext | None = None, **settings: Any) -> None:
+        self.clients: list[Client] = []
+        self.opened: queue.SimpleQueue[Echo] = queue.SimpleQueue()
+        self.http2 = Http2Server(self._on_stream, Limits(**{"tick_s": 0.02, **settings}), tls)
+        self.port = self.http2.start("127.0.0.1", 0)
 
-    def on_stream(self, stream: Stream) -> Echo:
-        self.streams.append(stream)
-        return Echo(stream, self)
+    def _on_stream(self, stream: Stream) -> Echo:
+        echo = Echo(self, stream)
+        self.opened.put(echo)
+        return echo
+
+    def connect(self, settings: dict[int, int] | None = None, **details: Any) -> Client:
+        self.clients.append(Client(self, settings, **details))
+        return self.clients[-1]
+
+    def next_stream(self) -> Echo:
+        return self.opened.get(timeout=WAIT_S)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Return what a function gives on the reading thread."""
+        results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.http2.run_soon(lambda: results.put(function()))
+        return results.get(timeout=WAIT_S)
 
 
 class Client:
-    """One connection; frames are hyperframe's, header blocks hpack's."""
+    """Sends frames, valid or not, and reads what comes. It acknowledges nothing by itself."""
 
-    def __init__(self, port: int, *, greets: bool = True) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+    def __init__(
+        self,
+        server: Server,
+        settings: dict[int, int] | None = None,
+        *,
+        says_hello: bool = True,
+        receive_buffer: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(WAIT_S)
+        self.socket.connect(("127.0.0.1", server.port))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.encoder = Encoder()
+        self.decoder = Decoder()
+        self.frames: list[Frame] = []
         self._rest = b""
-        if greets:
-            self.socket.sendall(PREFACE + SettingsFrame(0).serialize())
+        if says_hello:
+            self.socket.sendall(PREFACE + SettingsFrame(settings=settings or {}).serialize())
 
-    def send(self, *items: Frame | bytes) -> None:
-        self.socket.sendall(b"".join(item if isinstance(item, bytes) else item.serialize() for item in items))
+    def send(self, *frames: Frame | bytes) -> None:
+        self.socket.sendall(b"".join(frame if isinstance(frame, bytes) else frame.serialize() for frame in frames))
 
-    def headers(self, stream_id: int, *more: tuple[bytes, bytes], flags: tuple[str, ...] = ("END_HEADERS",)) -> bytes:
-        block = self.encoder.encode([*REQUEST, *more])
-        return HeadersFrame(stream_id, block, flags=flags).serialize()
+    def headers(self, stream_id: int, *flags: str, fields: Any = REQUEST, path: str = "") -> HeadersFrame:
+        if path:
+            fields = [(name, path if name == ":path" else value) for name, value in fields]
+        return HeadersFrame(stream_id, self.encoder.encode(fields), flags=["END_HEADERS", *flags])
 
-    def request(self, stream_id: int, payload: bytes) -> bytes:
-        return self.headers(stream_id) + DataFrame(stream_id, payload, flags=["END_STREAM"]).serialize()
-
-    def frames(self) -> Iterator[Frame]:
-        """Yield what the server sends, until it closes the connection."""
+    def receive(self) -> Frame | None:
+        """Return the next frame, or None at the end of the connection."""
         while True:
-            while len(self._rest) >= 9:
+            if len(self._rest) >= 9:
                 frame, size = Frame.parse_frame_header(memoryview(self._rest[:9]))
-                if len(self._rest) < 9 + size:
-                    break
-                frame.parse_body(memoryview(self._rest[9 : 9 + size]))
-                self._rest = self._rest[9 + size :]
-                yield frame
+                if len(self._rest) >= 9 + size:
+                    frame.parse_body(memoryview(self._rest[9 : 9 + size]))
+                    self._rest = self._rest[9 + size :]
+                    self.frames.append(frame)
+                    return frame
             try:
-                data = self.socket.recv(1 << 20)
+                data = self.socket.recv(1 << 18)
             except ConnectionResetError:
-                return
+                return None
             if not data:
-                return
+                return None
             self._rest += data
 
-    def until(self, kind: type[Frame], stream_id: int | None = None) -> Frame:
-        for frame in self.frames():
-            if isinstance(frame, kind) and stream_id in (None, frame.stream_id):
+    def until(self, kind: type[Frame], stream_id: int | None = None) -> Any:
+        """Return the next frame of a kind; fail at the end of the connection."""
+        while (frame := self.receive()) is not None:
+            is_question = isinstance(frame, SettingsFrame | PingFrame) and "ACK" not in frame.flags
+            if isinstance(frame, kind) and stream_id in (None, frame.stream_id) and not is_question:
                 return frame
-        raise AssertionError(f"the connection was closed before a {kind.__name__} came")
+        raise AssertionError(f"the connection ended before {kind.__name__}: {self.frames}")
 
-    def answer(self, stream_id: int) -> bytes | int:
-        """Return the payload of a stream's answer, or the code of its reset."""
-        payload = b""
-        for frame in self.frames():
-            if frame.stream_id == stream_id:
-                if isinstance(frame, RstStreamFrame):
-                    return frame.error_code
-                if isinstance(frame, DataFrame):
-                    payload += bytes(frame.data)
-                if "END_STREAM" in frame.flags:
-                    return payload
-        raise AssertionError("the connection was closed before the answer was whole")
+    def response(self, stream_id: int) -> bytes:
+        """Return the payload of a response up to its end."""
+        body = b""
+        while (frame := self.receive()) is not None:
+            if frame.stream_id != stream_id:
+                continue
+            assert not isinstance(frame, RstStreamFrame), frame
+            if isinstance(frame, DataFrame):
+                body += frame.data
+            elif isinstance(frame, HeadersFrame):
+                self.decoder.decode(frame.data)
+            if "END_STREAM" in frame.flags:
+                return body
+        raise AssertionError(f"the connection ended before the response: {self.frames}")
+
+    def goaway_code(self) -> int:
+        """Return the code of the GOAWAY with which the server ends the connection."""
+        code = int(self.until(GoAwayFrame).error_code)
+        while self.receive() is not None:
+            pass
+        return code
+
+    def check_alive(self) -> None:
+        self.send(PingFrame(0, b"are-you?"))
+        while self.until(PingFrame).opaque_data != b"are-you?":
+            pass
 
     def close(self) -> None:
         self.socket.close()
 
 
-Serve = Callable[..., int]
-
-
 @pytest.fixture
-def seen() -> Seen:
-    return Seen()
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
 
+    def start(**settings: Any) -> Server:
+        servers.append(Server(**settings))
+        return servers[-1]
 
-@pytest.fixture
-def serve(seen: Seen) -> Iterator[Serve]:
-    servers: list[Http2Server] = []
-
-    def start(**limits: float) -> int:
-        servers.append(Http2Server(seen.on_stream, Limits(**limits)))  # type: ignore[arg-type]
-        return servers[-1].start("127.0.0.1", 0)
-
-    start.servers = servers  # type: ignore[attr-defined]
     yield start
     for server in servers:
-        server.stop(0)
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[..., Client]]:
-    clients: list[Client] = []
-
-    def make(port: int, **options: bool) -> Client:
-        clients.append(Client(port, **options))
-        return clients[-1]
-
-    yield make
-    for client in clients:
-        client.close()
+        for client in server.clients:
+            client.close()
+        server.http2.stop(0)

@@ -7,7 +7,6 @@ thread reads them all in turn; only an incomplete frame is kept by the connectio
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import select
 import socket
@@ -15,6 +14,7 @@ import ssl
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hpack import HPACKError
@@ -31,7 +31,7 @@ _DATA, _HEADERS, _CONTINUATION = frames.DATA, frames.HEADERS, frames.CONTINUATIO
 _END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
     frames.END_STREAM, frames.END_HEADERS, frames.PADDED, frames.HAS_PRIORITY
 )  # fmt: skip
-_END_OF_ANSWER = _END_HEADERS | _END_STREAM
+_END_BOTH = _END_HEADERS | _END_STREAM
 _HEADER = frames.HEADER
 _pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
 
@@ -44,8 +44,8 @@ _MOST_PIECES = 512
 _TARGET_FROM_BYTES = 4096
 """The least rest of a frame for which the receiver is asked for memory of its own."""
 
-_RECEIVED_BYTES = 64 << 10
-"""Received at most at once where it is copied again: large messages go on in memory of their own."""
+_SMALL_GRANT_BYTES = 16
+"""A WINDOW_UPDATE of less is counted as a frame that brings nothing when output waits for it."""
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
@@ -68,12 +68,11 @@ class Connection:
     __slots__ = (
         "_age_end_s", "_block", "_block_flags", "_block_frames", "_block_stream", "_blocked", "_connection_grant",
         "_control_credit", "_credit_s", "_data_flags", "_data_left", "_data_padding", "_data_stream",
-        "_handshake_end_s", "_has_preface", "_has_sent_data", "_has_settings", "_headers", "_highest_stream_id",
-        "_initial_send_window", "_is_ending", "_is_going_away", "_last_ping_s", "_limits", "_lock", "_max_send_frame",
-        "_output", "_output_bytes", "_ping_sent_s", "_ping_strikes", "_pings_without_data", "_queued_bytes",
-        "_reset_credit", "_reset_ids", "_rest", "_send_window", "_sent", "_server", "_socket", "_streams", "_target",
-        "_unread_answers", "_unsent_since_s", "_watches_output", "fd", "is_closed", "is_tls", "last_received_s",
-        "last_stream_id", "peer",
+        "_handshake_end_s", "_has_preface", "_has_sent", "_has_settings", "_headers", "_initial_send_window",
+        "_is_ending", "_is_going_away", "_last_ping_s", "_limits", "_lock", "_max_send_frame", "_output",
+        "_output_bytes", "_ping_sent_s", "_ping_strikes", "_reset_credit", "_reset_ids", "_rest", "_send_window",
+        "_sent", "_server", "_socket", "_stalled_since_s", "_streams", "_target", "_unread_answers",
+        "_watches_output", "fd", "is_closed", "is_tls", "is_unsent", "last_received_s", "last_stream_id", "peer",
     )  # fmt: skip
 
     def __init__(self, server: Http2Server, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool) -> None:
@@ -89,11 +88,11 @@ class Connection:
         self._lock = threading.Lock()
         self.is_closed = False
         self.last_stream_id = 0
-        self._highest_stream_id = 0
-        """Also of streams that were not taken after the last GOAWAY, which `last_stream_id` is not."""
+        self.is_unsent = False
+        """Whether it is in the server's list of connections with output made on the reading thread."""
         self._streams: dict[int, Stream] = {}
-        self._reset_ids: deque[int] = deque(maxlen=limits.MAX_RESET_IDS)
-        """Streams that ended while the client's side was open: more may be on its way to them."""
+        self._reset_ids: dict[int, None] = {}
+        """Streams that were closed while the client could send on them: what was under way is no error, section 5.1."""
 
         # What is being received.
         self._rest = b""
@@ -130,22 +129,21 @@ class Connection:
         self._sent: list[Stream] = []
         """Streams whose receivers are to be told that their queues are empty."""
         self._is_going_away = self._is_ending = False
-        self._queued_bytes = 0
 
         # Time and conduct.
         self._handshake_end_s = now_s + settings.handshake_s
         self.last_received_s = now_s
-        self._has_sent_data = False
-        """Whether DATA was sent since the client's last PING, or ours."""
-        self._pings_without_data = 0
         self._ping_sent_s = 0.0
         self._last_ping_s = 0.0
         self._ping_strikes = 0
+        self._has_sent = False
+        """Whether HEADERS or DATA were sent since the last PING came."""
         self._control_credit = settings.control_rate
         self._reset_credit = settings.control_rate
         self._credit_s = now_s
         self._age_end_s = now_s + settings.max_age_s if settings.max_age_s else 0.0
-        self._unsent_since_s = 0.0
+        self._stalled_since_s = 0.0
+        """When the socket last took something of the output that waits; 0 when none does."""
 
     @property
     def stream_count(self) -> int:
@@ -153,7 +151,7 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a stream is open, or something is still to be sent."""
+        """Whether a stream is open, or something waits to be sent."""
         return bool(self._streams or self._output)
 
     # -- receiving: the reading thread ------------------------------------------------------------------------------
@@ -170,12 +168,14 @@ class Connection:
         if start:
             view[:start] = rest
             self._rest = b""
+        has_more = False
         try:
             if self.is_tls:
                 with self._lock:
                     count = self._socket.recv_into(target if target is not None else view[start:])
+                    has_more = self._socket.pending() > 0  # type: ignore[attr-defined]
             elif target is None:
-                count = self._socket.recv_into(view[start:] if start else view, _RECEIVED_BYTES)
+                count = self._socket.recv_into(view[start:] if start else view)
             else:
                 # The rest of a message, straight into its own memory, and what follows it.
                 count = self._socket.recvmsg_into((target, view))[0]
@@ -209,12 +209,14 @@ class Connection:
             and stream is not None
             and not (stream.is_closed or self._data_padding)
         ):
-            self._target = stream.receiver.target(self._data_left)
+            target = stream.receiver.target(self._data_left)
+            self._target = target[: self._data_left] if target else None
         if self._connection_grant >= _GRANT_FROM_BYTES:
             with self._lock:
                 self._put(frames.window_update(0, self._connection_grant))
+                self._flush_if_elsewhere()
             self._connection_grant = 0
-        return self.is_tls and self._socket.pending() > 0  # type: ignore[attr-defined]
+        return has_more
 
     def _parse(self, end: int) -> None:
         """Handle the frames in the server's buffer, up to byte `end`."""
@@ -251,11 +253,11 @@ class Connection:
                     and size
                     and stream.is_remote_open
                     and stream.content_left < 0
-                    and size <= stream.receive_window
+                    and size <= stream.granted - stream.received
                     and not self._block_stream
                 ):
                     # A whole frame of an open stream: the usual case.
-                    stream.receive_window -= size
+                    stream.received += size
                     self._connection_grant += size
                     position = stop
                     if flags & _END_STREAM:
@@ -268,7 +270,7 @@ class Connection:
                     break
                 position = self._begin_data(stream, stream_id, size, flags, body)
                 continue
-            if kind != _HEADERS or self._block_stream or not self._has_settings or stop > end:
+            if kind != _HEADERS or self._block_stream or not self._has_settings or size > limits.MAX_HEADER_BLOCK_BYTES:
                 self._check_frame(kind, size, stream_id)
             if stop > end:
                 break
@@ -299,16 +301,19 @@ class Connection:
         if size > limits.MAX_FRAME_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
         if stream is None:
-            if not stream_id or stream_id > self._highest_stream_id or not stream_id % 2:
+            if self._is_idle(stream_id):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
-            # Of a stream that was ended while this was on its way: counted and dropped.
+            # Of a stream that was closed while this was on its way: counted and dropped.
+            if stream_id not in self._reset_ids:
+                self._charge_control()
+            elif flags & _END_STREAM:
+                self._reset_ids.pop(stream_id, None)
         elif not stream.is_remote_open:
             self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
             stream = None
-        elif size > stream.receive_window:
+        elif size > stream.granted - stream.received:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window allows")
-        # An empty frame that ends the stream is how many clients end each call.
-        if (not size and not flags & _END_STREAM) or (stream is None and size < 256):
+        if not size and not flags & _END_STREAM:
             self._charge_control()
         padding = 0
         if flags & _PADDED:
@@ -362,7 +367,7 @@ class Connection:
     def _count_data(self, count: int, stream: Stream | None) -> None:
         self._connection_grant += count
         if stream is not None:
-            stream.receive_window -= count
+            stream.received += count
 
     def grant(self, stream: Stream, count: int) -> None:
         """See Stream.consume. Section 6.9."""
@@ -371,7 +376,7 @@ class Connection:
         with self._lock:
             if stream.is_closed or not stream.is_remote_open:
                 return
-            stream.receive_window += count
+            stream.granted += count
             self._put(frames.window_update(stream.id, count))
             self._flush_if_elsewhere()
 
@@ -393,7 +398,7 @@ class Connection:
             if not stream_id % 2:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}: clients open odd ones")
             if flags & (_PADDED | _HAS_PRIORITY):
-                block = self._without_padding(block, flags, stream_id)
+                block = self._without_padding(block, flags)
             if not flags & _END_HEADERS:
                 self._block, self._block_stream, self._block_flags, self._block_frames = block, stream_id, flags, 0
                 return
@@ -412,44 +417,41 @@ class Connection:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
 
-    def _without_padding(self, block: bytes, flags: int, stream_id: int) -> bytes:
+    @staticmethod
+    def _without_padding(block: bytes, flags: int) -> bytes:
         start = 0
         end = len(block)
         if flags & _PADDED:
             start = 1
             end -= block[0] if block else end + 1
         if flags & _HAS_PRIORITY:
-            if block[start : start + 4] and int.from_bytes(block[start : start + 4], "big") & 0x7FFFFFFF == stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
-            start += 5
+            start += 5  # section 5.3: priorities are ignored
         if start > end:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
         return block[start:end]
 
     def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
-        if stream_id <= self._highest_stream_id:
-            self._charge_control()
-            if stream_id in self._reset_ids:
-                return  # trailers that were on their way when the stream was reset, section 5.1
-            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
-        self._highest_stream_id = stream_id
-        if self._is_ending:
-            self._reset_ids.append(stream_id)
+        if self._is_ending and stream_id > self.last_stream_id:
             return  # its number is above that of the last GOAWAY: the client sends it to another server, section 6.8
+        if stream_id <= self.last_stream_id:
+            # Section 5.1: it may have been on its way when the stream was closed.
+            self._charge_control()
+            if stream_id not in self._reset_ids:
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+            if ends:
+                self._reset_ids.pop(stream_id, None)
+            return
         self.last_stream_id = stream_id
         stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
-        if headers.request_problem or (ends and headers.content_length > 0):
+        if not headers.is_request or (ends and headers.content_length > 0):
             self._charge_control()
-            self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
+            self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR, ends=ends)
             return
-        if len(self._streams) >= self._limits.max_streams or self._queued_bytes > limits.QUEUED_BYTES:
+        if len(self._streams) >= self._limits.max_streams:
             self._charge_control()
-            self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM, ends=ends)
             return
-        with self._lock:
-            # The peer's initial window may have changed since: it is guarded by the lock.
-            stream.send_window = self._initial_send_window
-            self._streams[stream_id] = stream
+        self._streams[stream_id] = stream
         stream.receiver = self._server.on_stream(stream)
         if self._server.is_draining and not self._is_going_away:
             # A new connection: told after its first stream, or its client would never use it.
@@ -458,10 +460,26 @@ class Connection:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
 
-    def _refuse_stream(self, stream_id: int, code: ErrorCode) -> None:
+    def _refuse_stream(self, stream_id: int, code: ErrorCode, *, ends: bool) -> None:
         with self._lock:
-            self._reset_ids.append(stream_id)
+            if not ends:
+                self._remember_reset(stream_id)
             self._put(frames.frame(frames.RST_STREAM, 0, stream_id, frames.UINT32.pack(code)))
+            self._flush_if_elsewhere()
+
+    def _remember_reset(self, stream_id: int) -> None:
+        """Under the lock."""
+        reset_ids = self._reset_ids
+        reset_ids[stream_id] = None
+        if len(reset_ids) > limits.MAX_RESET_IDS:
+            del reset_ids[next(iter(reset_ids))]
+
+    def _is_idle(self, stream_id: int) -> bool:
+        """Return whether a frame on a stream that is not open is an error: the stream never was. Section 5.1."""
+        if not stream_id % 2:
+            return True
+        # Streams above the number in the last GOAWAY are ignored with all their frames, section 6.8.
+        return stream_id > self.last_stream_id and not self._is_ending
 
     # -- the other frames, sections 6.3 to 6.9
 
@@ -476,19 +494,25 @@ class Connection:
             if stream_id or len(payload) != 8:
                 code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionFault(code, "PING with a stream, or not of 8 bytes")
-            if not flags & frames.ACK:
+            if flags & frames.ACK:
+                self._charge_control()
+            else:
                 self._on_ping(payload)
         elif kind == frames.GOAWAY:
             if stream_id or len(payload) < 8:
                 code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionFault(code, "GOAWAY with a stream, or too short")
+            self._charge_control()
             # The client opens no more streams; it closes the connection when the open ones have ended.
         elif kind == frames.PRIORITY:
             self._charge_control()
             if not stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
             if len(payload) != 5:
-                self._refuse_stream(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+                stream = self._streams.get(stream_id)
+                if stream is None:
+                    raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 bytes")
+                self._fail_stream(stream, ErrorCode.FRAME_SIZE_ERROR)
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients must not push")
         else:
@@ -500,7 +524,7 @@ class Connection:
         count = frames.UINT32.unpack(payload)[0] & 0x7FFFFFFF
         stream = self._streams.get(stream_id)
         if stream_id and stream is None:
-            if stream_id > self._highest_stream_id:
+            if self._is_idle(stream_id):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
             return
         if not count:
@@ -509,6 +533,8 @@ class Connection:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
             self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
             return
+        if count < _SMALL_GRANT_BYTES and (self._blocked if stream is None else stream.queue):
+            self._charge_control()  # each would be answered by a frame of its own
         with self._lock:
             if stream is None:
                 self._send_window += count
@@ -520,6 +546,7 @@ class Connection:
                     self._blocked[stream_id] = stream
             if self._blocked and not is_too_much:
                 self._pump()
+                self._flush_if_elsewhere()
         if is_too_much:
             if stream is None:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
@@ -528,7 +555,7 @@ class Connection:
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
-        if not stream_id or stream_id > self._highest_stream_id:
+        if self._is_idle(stream_id):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
         # Opening and cancelling streams without end costs us more than the client (CVE-2023-44487).
         self._refill_credit()
@@ -548,6 +575,7 @@ class Connection:
         if flags & frames.ACK:
             if payload:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK is not empty")
+            self._charge_control()
             return
         if len(payload) % 6 or len(payload) > 6 * 64:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is no multiple of 6 bytes, or too long")
@@ -577,9 +605,10 @@ class Connection:
                     raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
                 # The size of the header table is of no interest: `encode_headers` does not use it.
             self._put(frames.SETTINGS_ACK)
-            self._unread_answers += 1
+            self._count_answer()
             if self._blocked:
                 self._pump()
+            self._flush_if_elsewhere()
 
     def _on_ping(self, payload: bytes) -> None:
         """Answer, and count pings that come too often: gRPC's rule for servers (gRFC A8)."""
@@ -588,19 +617,24 @@ class Connection:
         settings = self._limits
         has_leave = self._streams or settings.permits_keepalive_without_streams
         interval_s = settings.min_ping_interval_s if has_leave else max(settings.min_ping_interval_s, 7200.0)
-        if self._has_sent_data:
-            self._has_sent_data = False
-            self._ping_strikes = self._pings_without_data = 0
+        if self._has_sent:
+            # As in gRPC's core: what was sent meanwhile permits the next ping.
+            self._has_sent = False
+            self._ping_strikes = 0
         elif self._last_ping_s and now_s - self._last_ping_s < interval_s:
             self._ping_strikes += 1
             if settings.max_ping_strikes and self._ping_strikes > settings.max_ping_strikes:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self._last_ping_s = now_s
         with self._lock:
-            self._unread_answers += 1
-            if self._unread_answers > limits.MAX_UNREAD_ANSWERS:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers to PING are not read")
+            self._count_answer()
             self._put(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self._flush_if_elsewhere()
+
+    def _count_answer(self) -> None:
+        self._unread_answers += 1
+        if self._unread_answers > limits.MAX_UNREAD_ANSWERS:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers to PING and SETTINGS are not read")
 
     def _charge_control(self) -> None:
         """Count a frame that brings nothing. Raises ConnectionFault for too many of them."""
@@ -631,13 +665,12 @@ class Connection:
             if stream.is_closed:
                 return
             if (
-                size <= stream.send_window
+                0 < size <= stream.send_window
                 and size <= self._send_window
                 and size <= self._max_send_frame
                 and self._output_bytes < limits.OUTPUT_BYTES
                 and head_size <= frames.DEFAULT_FRAME_BYTES
                 and trailers_size <= frames.DEFAULT_FRAME_BYTES
-                and size
             ):
                 self._send_window -= size
                 pieces = (
@@ -645,7 +678,7 @@ class Connection:
                     head,
                     _pack(size >> 8, size & 255, _DATA, 0, stream_id),
                     *body,
-                    _pack(trailers_size >> 8, trailers_size & 255, _HEADERS, _END_OF_ANSWER, stream_id),
+                    _pack(trailers_size >> 8, trailers_size & 255, _HEADERS, _END_BOTH, stream_id),
                     trailers,
                 )
                 if size < _JOIN_BELOW_BYTES:
@@ -653,8 +686,12 @@ class Connection:
                 else:
                     self._output.extend(pieces)
                 self._output_bytes += size + head_size + trailers_size + 27
-                self._has_sent_data = True
-                self._close_stream(stream)
+                self._has_sent = True
+                if stream.is_remote_open:
+                    self._close_stream(stream)
+                else:
+                    stream.is_closed = True
+                    del self._streams[stream_id]
             else:
                 self._queue_headers(stream, head, 0)
                 self._queue_payload(stream, body)
@@ -715,19 +752,15 @@ class Connection:
             if stream.queue:
                 stream.queue.append((data, False))
             else:
+                self._has_sent = True
                 self._put(data)
             kind = _CONTINUATION
 
     def _queue_payload(self, stream: Stream, body: Pieces) -> None:
         if stream.queue is None:
             stream.queue = deque()
-        for piece in body:
-            if size := len(piece):
-                self._queued_bytes += size
-                stream.queued_bytes += size
-                stream.queue.append((piece, True))
+        stream.queue.extend([(piece, True) for piece in body if len(piece)])
         if stream.queue:
-            stream.moved_s = stream.moved_s or time.monotonic()
             self._blocked[stream.id] = stream
 
     def _end_after_queue(self, stream: Stream, block: bytes) -> None:
@@ -748,7 +781,7 @@ class Connection:
             stream_id, stream = next(iter(blocked.items()))
             del blocked[stream_id]
             queue = stream.queue
-            room = min(stream.send_window, self._send_window, self._max_send_frame)
+            room = min(stream.send_window, self._send_window, self._max_send_frame, limits.OUTPUT_BYTES)
             if room <= 0 or not queue:
                 continue
             size = 0
@@ -762,11 +795,9 @@ class Connection:
                 size += len(piece)
                 pieces.append(piece)
             stream.send_window -= size
-            stream.queued_bytes -= size
-            self._queued_bytes -= size
             self._send_window -= size
-            stream.moved_s = self._server.now_s if queue else 0.0
-            self._has_sent_data = True
+            self._has_sent = True
+            stream.stalled_since_s = 0.0
             self._put(frames.frame_header(size, _DATA, 0, stream_id))
             for piece in pieces:
                 self._put(piece)
@@ -785,7 +816,7 @@ class Connection:
         stream.is_closed = True
         self._streams.pop(stream.id, None)
         if stream.is_remote_open:
-            self._reset_ids.append(stream.id)
+            self._remember_reset(stream.id)
             self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(ErrorCode.NO_ERROR)))
 
     def _forget(self, stream: Stream) -> bool:
@@ -794,8 +825,8 @@ class Connection:
             return False
         stream.is_closed = True
         stream.queue = None
-        self._queued_bytes -= stream.queued_bytes
-        self._reset_ids.append(stream.id)
+        if stream.is_remote_open:
+            self._remember_reset(stream.id)
         self._streams.pop(stream.id, None)
         self._blocked.pop(stream.id, None)
         return True
@@ -808,15 +839,15 @@ class Connection:
         """Send now, unless this is the reading thread, which sends once after all that it has read."""
         if threading.get_ident() != self._server.thread_id:
             self._flush()
-        else:
-            self._server.unsent.add(self)
+        elif not self.is_unsent:
+            self.is_unsent = True
+            self._server.unsent.append(self)
 
     def _flush(self) -> None:
         """Send output as far as the socket takes it; the reading thread goes on when the socket takes more."""
         output = self._output
         if not output or self.is_closed:
             return
-        has_progress = False
         try:
             while output:
                 if self._output_bytes <= _JOIN_BELOW_BYTES or self.is_tls:
@@ -825,7 +856,7 @@ class Connection:
                     sent = self._socket.send(data)
                 else:
                     sent = self._socket.sendmsg(output[:_MOST_PIECES])
-                has_progress = True
+                self._stalled_since_s = 0.0
                 self._output_bytes -= sent
                 if not self._output_bytes:
                     output.clear()
@@ -846,13 +877,11 @@ class Connection:
             # The reading thread meets the same error, and lets go of the connection.
             output.clear()
             self._output_bytes = 0
-        if not output:
-            self._unsent_since_s = 0.0
-        elif has_progress or not self._unsent_since_s:
-            self._unsent_since_s = time.monotonic()
         if bool(output) is not self._watches_output:
             self._watches_output = bool(output)
             self._server.watch(self, select.EPOLLIN | select.EPOLLOUT if output else select.EPOLLIN)
+        if output and not self._stalled_since_s:
+            self._stalled_since_s = time.monotonic()
         if self._sent and threading.get_ident() != self._server.thread_id:
             self._server.run_soon(self.flush)
 
@@ -860,15 +889,18 @@ class Connection:
 
     def flush(self) -> None:
         """Send what the socket takes, and tell the receivers whose queues became empty."""
-        if self._output:
+        while True:
             with self._lock:
+                self.is_unsent = False
                 self._flush()
-        while self._sent:
-            with self._lock:
+                if not self._sent:
+                    return
                 sent, self._sent = self._sent, []
             for stream in sent:
                 if not stream.is_closed:
                     stream.receiver.on_sent()
+            if not self.is_unsent and not self._sent:
+                return
 
     def begin_going_away(self) -> None:
         """Ask the client to open its next streams elsewhere; those that come are served. Section 6.8."""
@@ -892,11 +924,6 @@ class Connection:
             if self._has_preface:
                 self._put(frames.goaway(self.last_stream_id, fault.code, fault.text))
                 self._flush()
-            if not self.is_tls:
-                # What lies unread when a socket is closed takes with it what was sent last.
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_WR)
-                    self._socket.recv_into(self._server.view)
 
     def close(self) -> None:
         """Close the socket and tell the receivers. On the reading thread."""
@@ -914,30 +941,34 @@ class Connection:
             self._data_stream = None
             self._socket.close()
         for stream in streams:
-            stream.receiver.on_reset(ErrorCode.CANCEL)
+            self._server.guarded(partial(stream.receiver.on_reset, ErrorCode.CANCEL))
 
     def tick(self, now_s: float) -> None:
         """Look after what time does to a connection. Raises ConnectionFault when it must end."""
         settings = self._limits
         if self._handshake_end_s and now_s >= self._handshake_end_s:
             raise ConnectionFault(ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
-        if self._unsent_since_s and now_s - self._unsent_since_s >= settings.stall_s:
+        if self._stalled_since_s and now_s - self._stalled_since_s >= settings.stall_s:
             raise ConnectionFault(ErrorCode.NO_ERROR, "the client reads nothing")
         if self._block_stream and now_s - self.last_received_s >= settings.stall_s:
             raise ConnectionFault(ErrorCode.NO_ERROR, "the client stopped within a header block")
         for stream in list(self._streams.values()):
-            if stream.queue and stream.moved_s and now_s - stream.moved_s >= settings.stall_s:
-                self._fail_stream(stream, ErrorCode.CANCEL)  # the client opens no window for what it asked for
-            else:
-                stream.receiver.on_tick(now_s)
+            stream.receiver.on_tick(now_s)
+            if stream.queue:
+                if not stream.stalled_since_s:
+                    stream.stalled_since_s = now_s
+                elif now_s - stream.stalled_since_s >= settings.stall_s:
+                    # The client leaves its window closed: what waits would be held for ever.
+                    self._fail_stream(stream, ErrorCode.CANCEL)
+        if settings.max_age_s and self._is_going_away and not self._streams and not self._server.is_draining:
+            # It was told at an earlier tick, and has opened nothing since.
+            raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
         if self._age_end_s and now_s >= self._age_end_s:
             if not self._is_going_away:
                 self.begin_going_away()
                 self._age_end_s = now_s + settings.max_age_grace_s if settings.max_age_grace_s else 0.0
             else:
                 raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
-        elif self._is_going_away and settings.max_age_s and not self._age_end_s and not self._streams:
-            self.end_going_away()
         self._keep_alive(now_s)
         if self._is_ending and not self._streams and not self._output:
             raise ConnectionFault(ErrorCode.NO_ERROR, "")
@@ -951,15 +982,8 @@ class Connection:
             return
         if not settings.keepalive_time_s or now_s - self.last_received_s < settings.keepalive_time_s:
             return
-        if self._has_sent_data:
-            self._has_sent_data = False
-            self._pings_without_data = 0
-        most = settings.max_pings_without_data
-        if (self._streams or settings.permits_keepalive_without_streams) and (
-            not most or self._pings_without_data < most
-        ):
+        if self._streams or settings.permits_keepalive_without_streams or not settings.max_pings_without_data:
             self._ping_sent_s = now_s
-            self._pings_without_data += 1
             with self._lock:
                 self._put(frames.frame(frames.PING, 0, 0, bytes(8)))
-                self._flush()
+                self._flush_if_elsewhere()

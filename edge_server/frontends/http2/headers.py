@@ -5,11 +5,12 @@ A client whose HPACK table has settled sends the same bytes with each request of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from hpack import Decoder, HPACKError
 
-from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCKS, MAX_REMEMBERED_LIST_BYTES
+from edge_server.frontends.http2.limits import MAX_REMEMBERED_BLOCK_BYTES, MAX_REMEMBERED_BLOCKS
 
 _PSEUDO = frozenset((b":method", b":path", b":scheme", b":authority"))
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
@@ -21,23 +22,33 @@ _ENTRY_OVERHEAD_BYTES = 32
 _HARD_FACTOR = 4
 """A list this many times larger than announced is not decoded any more."""
 
-_NOT_IN_NAMES = frozenset(range(0x21)) | frozenset(range(ord("A"), ord("Z") + 1)) | frozenset(range(0x7F, 0x100))
-_NOT_IN_VALUES = (b"\x00", b"\r", b"\n")
-_NAME_TABLE = bytes(1 if octet in _NOT_IN_NAMES else 0 for octet in range(256))
+_IS_NAME = re.compile(rb"[!-9;-@\[-~]+").fullmatch
+"""Visible ASCII without upper case and colon, RFC 9113 section 8.2.1."""
+
+_IS_VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])").fullmatch
+"""No NUL, CR and LF, and no blanks at either end, RFC 9113 section 8.2.1."""
 
 
 class HeaderBlock:
     """Header fields of a request, or its trailers. Shared by requests: not to be changed.
 
     `pairs` are the regular fields in their order, repeated ones each; names are in lower case. `problem` says what
-    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does. `memo` is for the layer above, to keep
-    what it made of the block: None at first.
+    makes the request malformed (RFC 9113 section 8.1.1), "" if nothing does; `is_request` is whether they are
+    headers of a well-formed request. `memo` is for the layer above, to keep what it made of the block: None at first.
     """
 
     __slots__ = (
-        "authority", "content_length", "is_too_large", "memo", "method", "pairs", "path", "problem",
-        "request_problem", "scheme",
-    )  # fmt: skip
+        "authority",
+        "content_length",
+        "is_request",
+        "is_too_large",
+        "memo",
+        "method",
+        "pairs",
+        "path",
+        "problem",
+        "scheme",
+    )
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]], *, is_too_large: bool = False) -> None:
         self.method = self.path = self.scheme = self.authority = b""
@@ -48,12 +59,14 @@ class HeaderBlock:
         pairs: list[tuple[bytes, bytes]] = []
         pseudo: dict[bytes, bytes] = {}
         for name, value in fields:
+            if not _IS_VALUE(value):
+                self.problem = f"the value of field {name!r} is not allowed"
             if name[:1] == b":":
                 if name not in _PSEUDO or name in pseudo or pairs:
                     self.problem = f"pseudo-header field {name!r} is unknown, repeated, or after a regular one"
                 pseudo[name] = value
                 continue
-            if not name or name.translate(_NAME_TABLE).count(1) or b":" in name:
+            if not _IS_NAME(name):
                 self.problem = f"field name {name!r} is not allowed"
             elif name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
                 self.problem = f"field {name!r} has no meaning in HTTP/2"
@@ -62,20 +75,21 @@ class HeaderBlock:
                     self.problem = "content-length is no number, or given twice"
                 else:
                     self.content_length = int(value)
-            if any(octet in value for octet in _NOT_IN_VALUES) or value.strip(b" \t") != value:
-                self.problem = f"the value of field {name!r} is not allowed"
             pairs.append((name, value))
         self.pairs = tuple(pairs)
         self.method, self.path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         self.scheme, self.authority = pseudo.get(b":scheme", b""), pseudo.get(b":authority", b"")
-        self.request_problem = self.problem
-        """What makes these no headers of a request, "" if nothing does. RFC 9113 section 8.3.1."""
-        if not self.problem and not (self.method and self.path and self.scheme):
-            self.request_problem = ":method, :scheme or :path is missing"
+        self.is_request = not self.request_problem()
 
     @property
     def has_pseudo(self) -> bool:
         return bool(self.method or self.path or self.scheme or self.authority)
+
+    def request_problem(self) -> str:
+        """Return what makes these no headers of a request, "" if nothing does. RFC 9113 section 8.3.1."""
+        if not self.problem and not (self.method and self.path and self.scheme):
+            return ":method, :scheme or :path is missing"
+        return self.problem
 
     def trailers_problem(self) -> str:
         """Return what makes these no trailers, "" if nothing does. RFC 9113 section 8.1."""
@@ -103,7 +117,7 @@ class HeaderReader:
         found = HeaderBlock(fields, is_too_large=size > self._limit)
         if _changes_table(block):
             self._remembered.clear()
-        elif size <= MAX_REMEMBERED_LIST_BYTES:
+        elif len(block) <= MAX_REMEMBERED_BLOCK_BYTES and not found.is_too_large:
             if len(self._remembered) >= MAX_REMEMBERED_BLOCKS:
                 self._remembered.clear()
             self._remembered[block] = found

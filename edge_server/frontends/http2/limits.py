@@ -19,15 +19,12 @@ MAX_HEADER_BLOCK_BYTES = 64 << 10
 MAX_CONTINUATION_FRAMES = 16
 """Frames that one header block may be continued in. Empty ones without end cost processor time (CVE-2024-27316)."""
 
-MAX_REMEMBERED_BLOCKS = 32
-MAX_REMEMBERED_LIST_BYTES = 4096
-"""How many header blocks of a connection are remembered by their bytes, and up to which size of the decoded list."""
+MAX_REMEMBERED_BLOCKS = 64
+MAX_REMEMBERED_BLOCK_BYTES = 2048
+"""How many header blocks of a connection are remembered by their bytes, and up to which size."""
 
 MAX_UNREAD_ANSWERS = 4096
 """Answers to PING and SETTINGS that may wait for a client that does not read."""
-
-QUEUED_BYTES = 64 << 20
-"""Answers that may wait for a connection's windows or socket; new streams are refused beyond it."""
 
 MAX_RESET_IDS = 4096
 """How many streams that were reset a connection remembers: frames that were on their way to them are no error."""
@@ -42,14 +39,14 @@ class Limits:
 
     `max_header_list_bytes` is announced; a larger list (up to four times as large) is marked `HeaderBlock.is_too_large`
     for the owner to refuse, and beyond that the connection ends. `keepalive_*`, `max_ping_strikes` and
-    `min_ping_interval_s` are gRPC's channel arguments of those names. `stall_s` is how long a client may take nothing
-    of what is sent to it, or stop within a header block. `control_rate` is how many frames a second that bring nothing
-    (SETTINGS, PING, empty DATA, PRIORITY), and how many cancelled streams, a client may send for long.
+    `min_ping_interval_s` are gRPC's channel arguments of those names. `control_rate` is how many frames a second that
+    bring nothing (SETTINGS, PING, empty DATA, PRIORITY), and how many cancelled streams, a client may send for long.
+    `stall_s` is how long a client may take nothing of what is sent to it, or stop within a header block.
     """
 
     max_connections: int = 4096
     max_streams: int = 1024
-    max_header_list_bytes: int = 16 << 10
+    max_header_list_bytes: int = 64 << 10
     handshake_s: float = 10.0
     stall_s: float = 60.0
     tick_s: float = 1.0

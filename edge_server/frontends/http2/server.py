@@ -81,6 +81,7 @@ class Http2Server:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: deque[Callable[[], None]] = deque()
         self._is_woken = False
+        self._wake_lock = threading.Lock()
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_numbers = itertools.count()
         self._clean_timers_at = _CLEAN_TIMERS_AT
@@ -98,7 +99,7 @@ class Http2Server:
         self.view = memoryview(self.buffer)
         self.now_s = time.monotonic()
         self.thread_id = 0
-        self.unsent: set[Connection] = set()
+        self.unsent: list[Connection] = []
         """Those with output made on the reading thread, which is sent in a moment."""
 
     def start(self, address: str, port: int, *, reuses_port: bool = False) -> int:
@@ -146,10 +147,9 @@ class Http2Server:
     def run_soon(self, call: Callable[[], None]) -> None:
         """Have the reading thread make a call, after what it is doing. It must not block."""
         self._calls.append(call)
-        # No lock: the reading thread clears the flag when it was woken, and before it looks at the calls.
-        if not self._is_woken:
-            self._is_woken = True
-            with contextlib.suppress(OSError):
+        with self._wake_lock:
+            if not self._is_woken:
+                self._is_woken = True
                 os.eventfd_write(self._wake_fd, 1)
 
     def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
@@ -217,11 +217,11 @@ class Http2Server:
                     self._handle(connection, kinds)
                 elif fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
-                    self._is_woken = False
+                    self._is_woken = False  # before the calls are looked at
                 elif fd in self._listeners:
-                    self._guarded(partial(self._accept, self._listeners[fd]))
+                    self.guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:
-                    self._guarded(partial(self._shake_hands, fd))
+                    self.guarded(partial(self._shake_hands, fd))
             if self._more:
                 more, self._more = self._more, {}
                 for connection in more.values():
@@ -232,7 +232,7 @@ class Http2Server:
             while self._timers and self._timers[0][0] <= self.now_s:
                 call = heapq.heappop(self._timers)[2].call
                 if call is not None:
-                    self._guarded(call)
+                    self.guarded(call)
             if self.now_s >= next_tick_s:
                 next_tick_s = self.now_s + self.limits.tick_s
                 self._tick()
@@ -248,9 +248,8 @@ class Http2Server:
                         break
                 else:
                     self._more[connection.fd] = connection
-            # Before the flush, whose `on_sent` may make more output.
-            self.unsent.discard(connection)
-            connection.flush()
+            if connection.is_unsent or kinds & select.EPOLLOUT:
+                connection.flush()
         except ConnectionFault as fault:
             self._drop(connection, fault)
         except OSError:
@@ -260,7 +259,7 @@ class Http2Server:
             _LOG.exception("unexpected error on the connection of %s", connection.peer)
             self._drop(connection, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
 
-    def _guarded(self, call: Callable[[], None]) -> None:
+    def guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:  # noqa: BLE001 - the thread's boundary
@@ -268,15 +267,14 @@ class Http2Server:
             _LOG.exception("unexpected error in a call on the thread that reads HTTP/2")
 
     def _make_calls(self) -> None:
-        self._is_woken = False
         for _ in range(len(self._calls)):
-            self._guarded(self._calls.popleft())
+            self.guarded(self._calls.popleft())
 
     def _send_unsent(self) -> None:
-        unsent, self.unsent = self.unsent, set()
+        unsent, self.unsent = self.unsent, []
         for connection in unsent:
-            if not connection.is_closed:
-                connection.flush()
+            if connection.is_unsent and not connection.is_closed:
+                self._handle(connection, 0)
 
     def _drop(self, connection: Connection, fault: ConnectionFault | None = None) -> None:
         """Close a connection, and tell the client why if there is a reason."""
@@ -287,7 +285,6 @@ class Http2Server:
             _LOG.info("the HTTP/2 connection of %s is closed: %s", connection.peer, fault.text)
         del self._connections[connection.fd]
         self._more.pop(connection.fd, None)
-        self.unsent.discard(connection)
         with contextlib.suppress(OSError):
             self._epoll.unregister(connection.fd)
         connection.close()
@@ -299,8 +296,10 @@ class Http2Server:
                 connection.tick(self.now_s)
             except ConnectionFault as fault:
                 self._drop(connection, fault)
-            except OSError:
-                self._drop(connection)
+            except Exception:  # noqa: BLE001 - the thread's boundary
+                # As in _handle.
+                _LOG.exception("unexpected error on the connection of %s", connection.peer)
+                self._drop(connection, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
         for fd, (_, _, until_s) in list(self._handshakes.items()):
             if self.now_s >= until_s:
                 self._end_handshake(fd).close()
@@ -331,19 +330,24 @@ class Http2Server:
                 continue
             sock.setblocking(False)
             peer: tuple[str, int] | str = where if isinstance(where, str) else (where[0], where[1])
-            if not isinstance(where, str):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is None:
-                self._add(Connection(self, sock, peer, is_tls=False))
+            try:
+                if not isinstance(where, str):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is None:
+                    self._add(Connection(self, sock, peer, is_tls=False))
+                    continue
+                tls = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            except OSError as error:
+                _LOG.info("the connection of %s is lost: %s", peer, error)
+                sock.close()
                 continue
-            tls = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             self._handshakes[tls.fileno()] = (tls, peer, self.now_s + self.limits.handshake_s)
             self._epoll.register(tls.fileno(), select.EPOLLIN)
             self._shake_hands(tls.fileno())
 
     def _add(self, connection: Connection) -> None:
-        self._connections[connection.fd] = connection
         self._epoll.register(connection.fd, select.EPOLLIN)
+        self._connections[connection.fd] = connection
         connection.flush()
 
     def _drop_idle(self) -> bool:
@@ -406,7 +410,7 @@ class Http2Server:
             connection.end_going_away()
 
     def _look_whether_over(self) -> None:
-        """Be over when no stream is open and all was sent, or the grace has passed; else look again."""
+        """Be over when no stream is open and all is sent, or the grace has passed; else look again."""
         self._is_over = self.now_s >= self._stop_at_s or not any(
             connection.is_busy for connection in self._connections.values()
         )
@@ -421,12 +425,12 @@ class Http2Server:
         self._listeners.clear()
 
     def _close_all(self) -> None:
-        self._send_unsent()
         for connection in list(self._connections.values()):
             self._drop(connection)
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
         self._close_listeners()
+        self._make_calls()  # somebody may wait for one
         self._close_files()
 
     def _close_files(self) -> None:
@@ -435,5 +439,6 @@ class Http2Server:
         self._listeners.clear()
         if not self._epoll.closed:
             self._epoll.close()
-            self._is_woken = True  # nobody writes to a number that another file may get
-            os.close(self._wake_fd)
+            with self._wake_lock:
+                self._is_woken = True  # its number may be another file's from now on
+                os.close(self._wake_fd)

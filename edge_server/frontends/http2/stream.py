@@ -58,8 +58,8 @@ class Stream:
     """Made by its connection. The methods may be called from any thread; once the stream is closed they do nothing."""
 
     __slots__ = (
-        "connection", "content_left", "ends_after_queue", "headers", "id", "is_closed", "is_remote_open", "moved_s",
-        "queue", "queued_bytes", "receive_window", "receiver", "send_window", "wants_sent",
+        "connection", "content_left", "ends_after_queue", "granted", "headers", "id", "is_closed", "is_remote_open",
+        "queue", "received", "receiver", "send_window", "stalled_since_s", "wants_sent",
     )  # fmt: skip
 
     receiver: Receiver
@@ -75,13 +75,15 @@ class Stream:
         self.is_closed = False
         self.content_left = headers.content_length
         """Bytes that content-length promises and that did not come yet; -1 without it."""
-        self.receive_window = receive_window
+        self.granted = receive_window
+        """Bytes that the client may send, from the first on; raised under the connection's lock."""
+        self.received = 0
+        """Bytes that came; counted by the reading thread alone."""
         self.send_window = send_window
         self.queue: deque[tuple[bytes | memoryview, bool]] | None = None
         """What waits for windows or for the socket: pieces of payload (True), and whole frames (False)."""
-        self.queued_bytes = 0
-        self.moved_s = 0.0
-        """When something last left the queue, or came into an empty one; 0 while it is empty."""
+        self.stalled_since_s = 0.0
+        """When it was first seen that the queue waits for the client; 0 when payload was sent since."""
         self.ends_after_queue = False
         self.wants_sent = False
 
