@@ -21,11 +21,11 @@ from hyperframe.frame import (
     SettingsFrame,
 )
 
+from edge_server.frontends.http2.connection import Stream
 from edge_server.frontends.http2.frames import PREFACE
 from edge_server.frontends.http2.headers import encode_headers
 from edge_server.frontends.http2.limits import Limits
 from edge_server.frontends.http2.server import Http2Server
-from edge_server.frontends.http2.stream import Stream
 
 HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
 TRAILERS = encode_headers([(b"grpc-status", b"0")])

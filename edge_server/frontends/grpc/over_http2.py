@@ -32,11 +32,11 @@ from edge_server.frontends.grpc.call import (
     known,
 )
 from edge_server.frontends.grpc.credentials import tls_context
+from edge_server.frontends.http2.connection import Stream
 from edge_server.frontends.http2.frames import ErrorCode
 from edge_server.frontends.http2.headers import HeaderBlock, encode_headers
 from edge_server.frontends.http2.limits import Limits
 from edge_server.frontends.http2.server import Http2Server, Timer
-from edge_server.frontends.http2.stream import Stream
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.frontends.status import GrpcStatus
 from edge_server.service import READING_THREAD_HOLD_US

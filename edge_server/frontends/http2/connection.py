@@ -8,6 +8,7 @@ thread reads them all in turn; only an incomplete frame is kept by the connectio
 from __future__ import annotations
 
 import errno
+import logging
 import select
 import socket
 import ssl
@@ -22,10 +23,12 @@ from hpack import HPACKError
 from edge_server.frontends.http2 import frames, limits
 from edge_server.frontends.http2.frames import ErrorCode
 from edge_server.frontends.http2.headers import HeaderBlock, HeaderReader
-from edge_server.frontends.http2.stream import Pieces, Stream
+from edge_server.frontends.http2.receiver import Pieces, Receiver
 
 if TYPE_CHECKING:
     from edge_server.frontends.http2.server import Http2Server
+
+_LOG = logging.getLogger(__name__)
 
 _DATA, _HEADERS, _CONTINUATION = frames.DATA, frames.HEADERS, frames.CONTINUATION
 _END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
@@ -47,6 +50,17 @@ _TARGET_FROM_BYTES = 4096
 _SMALL_GRANT_BYTES = 16
 """A WINDOW_UPDATE of less is counted as a frame that brings nothing when output waits for it."""
 
+_TABLE_BYTES = 4096
+"""Size of a header table before anybody states another one, section 6.5.2."""
+
+_EMPTY_TABLE = b"\x20"
+"""The table's size becomes 0, RFC 7541 section 6.3."""
+
+_RECORDS_IN_A_ROW = 16
+"""Records of TLS read before other connections have their turn."""
+
+_READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
 _GOING_AWAY = 2**31 - 1
@@ -62,17 +76,120 @@ class ConnectionFault(Exception):
         self.text = text
 
 
+class Stream:
+    """Made by its connection. The methods may be called from any thread; once the stream is closed they do nothing."""
+
+    __slots__ = (
+        "connection", "content_left", "ends_after_queue", "granted", "headers", "id", "is_closed", "is_remote_open",
+        "queue", "received", "receiver", "send_window", "stalled_since_s", "wants_sent",
+    )  # fmt: skip
+
+    receiver: Receiver
+
+    def __init__(
+        self, connection: Connection, stream_id: int, headers: HeaderBlock, send_window: int, receive_window: int
+    ) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.headers = headers
+        self.is_remote_open = True
+        """Whether the client may send more on it."""
+        self.is_closed = False
+        self.content_left = headers.content_length
+        """Bytes that content-length promises and that did not come yet; -1 without it."""
+        self.granted = receive_window
+        """Bytes that the client may send, from the first on; raised under the connection's lock."""
+        self.received = 0
+        """Bytes that came; counted by the reading thread alone."""
+        self.send_window = send_window
+        self.queue: deque[tuple[bytes | memoryview, bool]] | None = None
+        """What waits for windows or for the socket: pieces of payload (True), and whole frames (False)."""
+        self.stalled_since_s = 0.0
+        """When it was first seen that the queue waits for the client; 0 when payload was sent since."""
+        self.ends_after_queue = False
+        self.wants_sent = False
+
+    @property
+    def peer(self) -> tuple[str, int] | str:
+        """The client's address and port, or the path of a Unix socket."""
+        return self.connection.peer
+
+    def respond(self, head: bytes, body: Pieces, trailers: bytes) -> None:
+        """Send a whole response: encoded headers, payload, encoded trailers. Ends the stream."""
+        self.connection.send_response(self, head, body, trailers)
+
+    def send(self, head: bytes | None, body: Pieces) -> bool:
+        """Send headers if given, then payload. Return whether all of it went to the connection's output; if not,
+        `Receiver.on_sent` says when it has."""
+        return self.connection.send_data(self, head, body)
+
+    def finish(self, block: bytes) -> None:
+        """Send trailers, or headers where none were sent, after what was sent before. Ends the stream."""
+        self.connection.send_end(self, block)
+
+    def reset(self, code: ErrorCode) -> None:
+        """End the stream by RST_STREAM at once; what was not sent yet is dropped."""
+        self.connection.reset_stream(self, code)
+
+    def consume(self, count: int) -> None:
+        """Let the client send `count` bytes more."""
+        self.connection.grant(self, count)
+
+
 class Connection:
     """Made by the server for each accepted socket, and read by its thread alone."""
 
     __slots__ = (
-        "_age_end_s", "_block", "_block_flags", "_block_frames", "_block_stream", "_blocked", "_connection_grant",
-        "_control_credit", "_credit_s", "_data_flags", "_data_left", "_data_padding", "_data_stream",
-        "_handshake_end_s", "_has_preface", "_has_sent", "_has_settings", "_headers", "_initial_send_window",
-        "_is_ending", "_is_going_away", "_last_ping_s", "_limits", "_lock", "_max_send_frame", "_output",
-        "_output_bytes", "_ping_sent_s", "_ping_strikes", "_reset_credit", "_reset_ids", "_rest", "_send_window",
-        "_sent", "_server", "_socket", "_stalled_since_s", "_streams", "_target", "_unread_answers",
-        "_watches_output", "fd", "is_closed", "is_tls", "is_unsent", "last_received_s", "last_stream_id", "peer",
+        "_age_end_s",
+        "_block",
+        "_block_flags",
+        "_block_frames",
+        "_block_stream",
+        "_blocked",
+        "_connection_grant",
+        "_control_credit",
+        "_credit_s",
+        "_data_flags",
+        "_data_left",
+        "_data_padding",
+        "_data_stream",
+        "_handshake_end_s",
+        "_has_preface",
+        "_has_sent",
+        "_has_settings",
+        "_headers",
+        "_initial_send_window",
+        "_is_ending",
+        "_is_going_away",
+        "_last_ping_s",
+        "_limits",
+        "_lock",
+        "_max_send_frame",
+        "_output",
+        "_output_bytes",
+        "_ping_sent_s",
+        "_ping_strikes",
+        "_queued_bytes",
+        "_reset_credit",
+        "_reset_ids",
+        "_rest",
+        "_send_window",
+        "_sent",
+        "_server",
+        "_socket",
+        "_stalled_since_s",
+        "_streams",
+        "_table_update",
+        "_target",
+        "_unread_answers",
+        "_watches_output",
+        "fd",
+        "is_closed",
+        "is_tls",
+        "is_unsent",
+        "last_received_s",
+        "last_stream_id",
+        "peer",
     )  # fmt: skip
 
     def __init__(self, server: Http2Server, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool) -> None:
@@ -124,8 +241,12 @@ class Connection:
         self._watches_output = False
         self._send_window = self._initial_send_window = frames.DEFAULT_WINDOW_BYTES
         self._max_send_frame = frames.DEFAULT_FRAME_BYTES
+        self._table_update = b""
+        """What the next header block must begin with, as the client wants a small table: RFC 7541 section 4.2."""
         self._blocked: dict[int, Stream] = {}
         """Streams with something in their queue; the one that is served next comes first."""
+        self._queued_bytes = 0
+        """Payload in the queues of all streams."""
         self._sent: list[Stream] = []
         """Streams whose receivers are to be told that their queues are empty."""
         self._is_going_away = self._is_ending = False
@@ -402,10 +523,12 @@ class Connection:
             if not flags & _END_HEADERS:
                 self._block, self._block_stream, self._block_flags, self._block_frames = block, stream_id, flags, 0
                 return
-        try:
-            headers = self._headers.read(block)
-        except HPACKError as error:
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+        headers = self._headers.remembered.get(block)
+        if headers is None:
+            try:
+                headers = self._headers.read(block)
+            except HPACKError as error:
+                raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
         stream = self._streams.get(stream_id)
         if stream is None:
             self._open_stream(stream_id, headers, ends=bool(flags & _END_STREAM))
@@ -447,7 +570,7 @@ class Connection:
             self._charge_control()
             self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR, ends=ends)
             return
-        if len(self._streams) >= self._limits.max_streams:
+        if len(self._streams) >= self._limits.max_streams or self._queued_bytes > limits.QUEUED_BYTES:
             self._charge_control()
             self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM, ends=ends)
             return
@@ -603,7 +726,9 @@ class Connection:
                     self._max_send_frame = value
                 elif name == frames.ENABLE_PUSH and value > 1:
                     raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
-                # The size of the header table is of no interest: `encode_headers` does not use it.
+                elif name == frames.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
+                    # `encode_headers` uses no table at all.
+                    self._table_update = _EMPTY_TABLE
             self._put(frames.SETTINGS_ACK)
             self._count_answer()
             if self._blocked:
@@ -664,6 +789,9 @@ class Connection:
         with self._lock:
             if stream.is_closed:
                 return
+            if self._table_update:
+                head, self._table_update = self._table_update + head, b""
+                head_size += 1
             if (
                 0 < size <= stream.send_window
                 and size <= self._send_window
@@ -743,6 +871,8 @@ class Connection:
 
     def _queue_headers(self, stream: Stream, block: bytes, flags: int) -> None:
         """Send a header block behind the payload that waits, in frames that every client takes."""
+        if self._table_update and not stream.queue:
+            block, self._table_update = self._table_update + block, b""
         most = frames.DEFAULT_FRAME_BYTES
         kind = _HEADERS
         for start in range(0, len(block), most) or (0,):
@@ -759,7 +889,10 @@ class Connection:
     def _queue_payload(self, stream: Stream, body: Pieces) -> None:
         if stream.queue is None:
             stream.queue = deque()
-        stream.queue.extend([(piece, True) for piece in body if len(piece)])
+        for piece in body:
+            if len(piece):
+                stream.queue.append((piece, True))
+                self._queued_bytes += len(piece)
         if stream.queue:
             self._blocked[stream.id] = stream
 
@@ -796,6 +929,7 @@ class Connection:
                 pieces.append(piece)
             stream.send_window -= size
             self._send_window -= size
+            self._queued_bytes -= size
             self._has_sent = True
             stream.stalled_since_s = 0.0
             self._put(frames.frame_header(size, _DATA, 0, stream_id))
@@ -824,6 +958,8 @@ class Connection:
         if stream.is_closed:
             return False
         stream.is_closed = True
+        if stream.queue:
+            self._queued_bytes -= sum(len(piece) for piece, is_payload in stream.queue if is_payload)
         stream.queue = None
         if stream.is_remote_open:
             self._remember_reset(stream.id)
@@ -886,6 +1022,26 @@ class Connection:
             self._server.run_soon(self.flush)
 
     # -- events from the server's thread ----------------------------------------------------------------------------
+
+    def on_event(self, kinds: int) -> None:
+        """Handle what epoll tells of the connection; 0 to send what was put into the output. Never raises."""
+        try:
+            if kinds & _READS:
+                for _ in range(_RECORDS_IN_A_ROW):
+                    if not self.on_readable():
+                        break
+                else:
+                    self._server.more[self.fd] = self
+            if self.is_unsent or kinds & select.EPOLLOUT:
+                self.flush()
+        except ConnectionFault as fault:
+            self._server.drop(self, fault)
+        except OSError:
+            self._server.drop(self)
+        except Exception:  # noqa: BLE001 - the thread's boundary
+            # The thread serves all connections: an error in one of them must not be the end of the others.
+            _LOG.exception("unexpected error on the connection of %s", self.peer)
+            self._server.drop(self, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
 
     def flush(self) -> None:
         """Send what the socket takes, and tell the receivers whose queues became empty."""

@@ -100,27 +100,26 @@ class HeaderReader:
     """Decodes the header blocks of one connection, in their order. Raises HPACKError for what cannot be decoded: the
     connection is of no use then."""
 
-    __slots__ = ("_decoder", "_limit", "_remembered")
+    __slots__ = ("_decoder", "_limit", "remembered")
 
     def __init__(self, max_list_bytes: int) -> None:
         self._decoder = Decoder(max_list_bytes * _HARD_FACTOR)
         self._limit = max_list_bytes
-        self._remembered: dict[bytes, HeaderBlock] = {}
+        self.remembered: dict[bytes, HeaderBlock] = {}
+        """Blocks by their bytes, as long as they mean the same."""
 
     def read(self, block: bytes) -> HeaderBlock:
-        """Return what the block says. The same object comes again for the same bytes while the table stays as it is."""
-        found = self._remembered.get(block)
-        if found is not None:
-            return found
+        """Return what the block says. While the table stays as it is, `remembered` has the same object for the same
+        bytes: ask there first."""
         fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         size = sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields)
         found = HeaderBlock(fields, is_too_large=size > self._limit)
         if _changes_table(block):
-            self._remembered.clear()
+            self.remembered.clear()
         elif len(block) <= MAX_REMEMBERED_BLOCK_BYTES and not found.is_too_large:
-            if len(self._remembered) >= MAX_REMEMBERED_BLOCKS:
-                self._remembered.clear()
-            self._remembered[block] = found
+            if len(self.remembered) >= MAX_REMEMBERED_BLOCKS:
+                self.remembered.clear()
+            self.remembered[block] = found
         return found
 
 

@@ -29,6 +29,9 @@ MAX_UNREAD_ANSWERS = 4096
 MAX_RESET_IDS = 4096
 """How many streams that were reset a connection remembers: frames that were on their way to them are no error."""
 
+QUEUED_BYTES = 64 << 20
+"""Answers that may wait for a connection's windows or its socket; beyond, new streams are refused."""
+
 OUTPUT_BYTES = 1 << 20
 """Bytes handed to a connection's output at which streams keep what else they have to send."""
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from edge_server.frontends.http2.connection import Connection, ConnectionFault
+from edge_server.frontends.http2.connection import Connection, ConnectionFault, Stream
 from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, ErrorCode
 from edge_server.frontends.http2.limits import MAX_HEADER_BLOCK_BYTES, Limits
-from edge_server.frontends.http2.stream import Receiver, Stream
+from edge_server.frontends.http2.receiver import Receiver
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,18 +35,14 @@ _BACKLOG = 1024
 _ACCEPTS_IN_A_ROW = 64
 """Connections accepted before those that are open are read again."""
 
-_RECORDS_IN_A_ROW = 16
-"""Records of TLS read from one connection before the others have their turn."""
-
 _CLEAN_TIMERS_AT = 4096
-"""Timers at which cancelled ones are dropped; from then on, twice as many as were left."""
+"""Timers at which cancelled ones are dropped; from then on, at twice as many as were left."""
 
 _REST_S = 0.5
 """How long nothing is accepted when there is no file for it."""
 
 _LOG_EVERY_S = 60.0
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 
 class Timer:
@@ -65,7 +61,7 @@ class Timer:
 class Http2Server:
     """Serves one address. `start` once, then `stop` once.
 
-    `on_stream` is called for each new stream, see `stream.Receiver` for what follows. `tls` must offer "h2" by ALPN.
+    `on_stream` is called for each new stream, see `receiver.Receiver` for what follows. `tls` must offer "h2" by ALPN.
     """
 
     def __init__(self, on_stream: OnStream, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -85,7 +81,7 @@ class Http2Server:
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_numbers = itertools.count()
         self._clean_timers_at = _CLEAN_TIMERS_AT
-        self._more: dict[int, Connection] = {}
+        self.more: dict[int, Connection] = {}
         """Connections with bytes that TLS has decrypted already: epoll does not tell of them."""
         self._accepts_from_s = 0.0
         self._logged_s = -_LOG_EVERY_S
@@ -206,7 +202,7 @@ class Http2Server:
         connections = self._connections
         next_tick_s = time.monotonic() + self.limits.tick_s
         while not self._is_over:
-            wait_s = 0.0 if self._more or self._calls else next_tick_s - self.now_s
+            wait_s = 0.0 if self.more or self._calls else next_tick_s - self.now_s
             if self._timers:
                 wait_s = min(wait_s, self._timers[0][0] - self.now_s)
             events = poll(wait_s if wait_s > 0 else 0.0)
@@ -214,7 +210,7 @@ class Http2Server:
             for fd, kinds in events:
                 connection = connections.get(fd)
                 if connection is not None:
-                    self._handle(connection, kinds)
+                    connection.on_event(kinds)
                 elif fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
                     self._is_woken = False  # before the calls are looked at
@@ -222,11 +218,11 @@ class Http2Server:
                     self.guarded(partial(self._accept, self._listeners[fd]))
                 elif fd in self._handshakes:
                     self.guarded(partial(self._shake_hands, fd))
-            if self._more:
-                more, self._more = self._more, {}
+            if self.more:
+                more, self.more = self.more, {}
                 for connection in more.values():
                     if not connection.is_closed:
-                        self._handle(connection, select.EPOLLIN)
+                        connection.on_event(select.EPOLLIN)
             if self._calls:
                 self._make_calls()
             while self._timers and self._timers[0][0] <= self.now_s:
@@ -240,30 +236,11 @@ class Http2Server:
                 self._send_unsent()
         self._close_all()
 
-    def _handle(self, connection: Connection, kinds: int) -> None:
-        try:
-            if kinds & _READS:
-                for _ in range(_RECORDS_IN_A_ROW):
-                    if not connection.on_readable():
-                        break
-                else:
-                    self._more[connection.fd] = connection
-            if connection.is_unsent or kinds & select.EPOLLOUT:
-                connection.flush()
-        except ConnectionFault as fault:
-            self._drop(connection, fault)
-        except OSError:
-            self._drop(connection)
-        except Exception:  # noqa: BLE001 - the thread's boundary
-            # The thread serves all connections: an error in one of them must not be the end of the others.
-            _LOG.exception("unexpected error on the connection of %s", connection.peer)
-            self._drop(connection, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
-
     def guarded(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:  # noqa: BLE001 - the thread's boundary
-            # As above.
+            # The thread serves all connections: see Connection.on_event.
             _LOG.exception("unexpected error in a call on the thread that reads HTTP/2")
 
     def _make_calls(self) -> None:
@@ -274,9 +251,9 @@ class Http2Server:
         unsent, self.unsent = self.unsent, []
         for connection in unsent:
             if connection.is_unsent and not connection.is_closed:
-                self._handle(connection, 0)
+                connection.on_event(0)
 
-    def _drop(self, connection: Connection, fault: ConnectionFault | None = None) -> None:
+    def drop(self, connection: Connection, fault: ConnectionFault | None = None) -> None:
         """Close a connection, and tell the client why if there is a reason."""
         if connection.is_closed:
             return
@@ -284,7 +261,7 @@ class Http2Server:
             connection.fail(fault)
             _LOG.info("the HTTP/2 connection of %s is closed: %s", connection.peer, fault.text)
         del self._connections[connection.fd]
-        self._more.pop(connection.fd, None)
+        self.more.pop(connection.fd, None)
         with contextlib.suppress(OSError):
             self._epoll.unregister(connection.fd)
         connection.close()
@@ -295,11 +272,11 @@ class Http2Server:
             try:
                 connection.tick(self.now_s)
             except ConnectionFault as fault:
-                self._drop(connection, fault)
+                self.drop(connection, fault)
             except Exception:  # noqa: BLE001 - the thread's boundary
-                # As in _handle.
+                # As in Connection.on_event.
                 _LOG.exception("unexpected error on the connection of %s", connection.peer)
-                self._drop(connection, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
+                self.drop(connection, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
         for fd, (_, _, until_s) in list(self._handshakes.items()):
             if self.now_s >= until_s:
                 self._end_handshake(fd).close()
@@ -355,7 +332,7 @@ class Http2Server:
         idle = [connection for connection in self._connections.values() if not connection.stream_count]
         if not idle:
             return False
-        self._drop(min(idle, key=lambda connection: connection.last_received_s))
+        self.drop(min(idle, key=lambda connection: connection.last_received_s))
         return True
 
     def _shake_hands(self, fd: int) -> None:
@@ -379,7 +356,7 @@ class Http2Server:
             return
         connection = Connection(self, tls, peer, is_tls=True)
         self._add(connection)
-        self._handle(connection, select.EPOLLIN)
+        connection.on_event(select.EPOLLIN)
 
     def _end_handshake(self, fd: int) -> ssl.SSLSocket:
         self._epoll.unregister(fd)
@@ -426,7 +403,7 @@ class Http2Server:
 
     def _close_all(self) -> None:
         for connection in list(self._connections.values()):
-            self._drop(connection)
+            self.drop(connection)
         for fd in list(self._handshakes):
             self._end_handshake(fd).close()
         self._close_listeners()
