@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = str(ROOT / "edge_server") + os.sep
-WARM, REQUESTS = 200, 21
+WARM, REQUESTS = 200, 61
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 QUIET_S = 0.01
 """A request is over for the server when no thread of it has called anything for so long."""
