@@ -11,7 +11,7 @@ from edge_server.core.message import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
 from edge_server.frontends.grpc import encode
-from edge_server.frontends.grpc.encode import (
+from edge_server.frontends.grpc.infer import (
     FINAL_KEY,
     empty_final_message,
     response_message,

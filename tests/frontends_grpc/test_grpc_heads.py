@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
-from edge_server.frontends.grpc.header_cache import MOST_HEAD_BYTES, MOST_HEADS, RequestReader, outline
+from edge_server.frontends.grpc.infer import MOST_HEAD_BYTES, MOST_HEADS, RequestReader, outline
 from edge_server.frontends.grpc.message import InferMessage
 from edge_server.frontends.grpc.request import Plan
 from edge_server.memory.shared_memory import SharedMemoryRegistry

@@ -18,7 +18,6 @@ from edge_server.core.message import RequestMemo, Response
 from edge_server.errors import Draining, EdgeServerError, Throttled
 from edge_server.frontends.grpc.access import Restriction
 from edge_server.frontends.grpc.call import OK, Call, Message, Pieces, ending, known, run_blocking
-from edge_server.frontends.grpc.encode import empty_final_message, stream_error_message, stream_message
 from edge_server.frontends.grpc.infer import (
     COMPLETE,
     LARGE_BYTES,
@@ -27,7 +26,10 @@ from edge_server.frontends.grpc.infer import (
     SEND_START,
     Inference,
     begin_trace,
+    empty_final_message,
     forwarded_metadata,
+    stream_error_message,
+    stream_message,
 )
 from edge_server.frontends.grpc.message import InferMessage
 from edge_server.frontends.grpc.request import Plan
