@@ -593,10 +593,13 @@ class InferCall(UnarySide):
         if plan.places is not None:
             plan.release()
         # Errors are not raised: batch mates share them, and a traceback on one would pin every one of their requests.
+        # The two refer to each other: let go, so that they, and the message, are freed at once.
+        call = self._call
+        del self._call
         if error is None:
-            self._call.answer(message)
+            call.answer(message)
         else:
-            self._call.end(ending(error))
+            call.end(ending(error))
         if trace is not None:
             trace.stamp(SEND_END)
             trace.finish()

@@ -23,7 +23,7 @@ from hpack import HPACKError
 from edge_server.frontends.http2 import frames, limits
 from edge_server.frontends.http2.frames import ErrorCode
 from edge_server.frontends.http2.headers import HeaderBlock, HeaderReader
-from edge_server.frontends.http2.receiver import Pieces, Receiver
+from edge_server.frontends.http2.receiver import NoReceiver, Pieces, Receiver
 
 if TYPE_CHECKING:
     from edge_server.frontends.http2.server import Http2Server
@@ -62,6 +62,8 @@ _RECORDS_IN_A_ROW = 16
 _READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
+
+_NO_RECEIVER = NoReceiver()
 
 _GOING_AWAY = 2**31 - 1
 """Last stream of the first GOAWAY: more streams are still taken, section 6.8."""
@@ -819,6 +821,7 @@ class Connection:
                     self._close_stream(stream)
                 else:
                     stream.is_closed = True
+                    stream.receiver = _NO_RECEIVER
                     del self._streams[stream_id]
             else:
                 self._queue_headers(stream, head, 0)
@@ -948,6 +951,7 @@ class Connection:
     def _close_stream(self, stream: Stream) -> None:
         """Our side has ended: the stream is closed, see the table of states."""
         stream.is_closed = True
+        stream.receiver = _NO_RECEIVER
         self._streams.pop(stream.id, None)
         if stream.is_remote_open:
             self._remember_reset(stream.id)

@@ -45,3 +45,8 @@ class Receiver(Protocol):
 
     def on_tick(self, now_s: float) -> None:
         """Time passed, about a second since the last call. `now_s` is of time.monotonic."""
+
+
+class NoReceiver(Receiver):
+    """Takes the place of a stream's receiver when the stream is closed: the two, which refer to each other, are freed
+    at once then, and with them a message of any size."""
