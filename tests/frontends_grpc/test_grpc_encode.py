@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge_server.core.message import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
-from edge_server.frontends.grpc import encode
+from edge_server.frontends.grpc import infer
 from edge_server.frontends.grpc.infer import (
     FINAL_KEY,
     empty_final_message,
@@ -131,7 +131,7 @@ def test_a_parameter_over_64_bits_is_the_servers_fault(value: int) -> None:
 
 
 def test_a_response_longer_than_grpc_allows_is_refused_before_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(infer, "MAX_MESSAGE_BYTES", 1000)
     tensor = Tensor("x", DType.UINT8, np.zeros(1001, "u1"))
     with pytest.raises(ServingFault, match="more than the 1000 bytes"):
         response_message(Response("m", 1, "", (tensor,)), {})
