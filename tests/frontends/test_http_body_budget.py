@@ -25,7 +25,7 @@ LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "by aiohttp": ("Accept-Encoding: gzip",),
+    "compressed answer": ("Accept-Encoding: gzip",),
     "in chunks": ("Transfer-Encoding: chunked",),
 }
 

@@ -13,9 +13,9 @@ import pytest
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2 import json_header
+from edge_server.frontends.v2 import header_cache
+from edge_server.frontends.v2.header_cache import MAX_KEPT, HeaderCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer
-from edge_server.frontends.v2.json_header import MAX_KEPT, InferDecoder
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 
 REGIONS = SharedMemoryRegistry(is_allowed=True)
@@ -35,7 +35,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(1)
         return decode_infer(*args, **options)
 
-    monkeypatch.setattr(json_header, "decode_infer", counting)
+    monkeypatch.setattr(header_cache, "decode_infer", counting)
     return made
 
 
@@ -85,7 +85,7 @@ def test_a_header_decodes_the_same_the_third_time(spec, decodings, case):
     members, payload = SAMES[case]
     text = text_of(members)
     expected = shown(decode_infer(text + payload, len(text), spec, REGIONS, version=3))
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     for _ in range(5):
         assert shown(decoder.decode(text + payload, len(text), spec, version=3)) == expected
     assert len(decodings) == 2
@@ -94,7 +94,7 @@ def test_a_header_decodes_the_same_the_third_time(spec, decodings, case):
 @pytest.mark.parametrize("extra", [{"from": "head"}, {"mine": "head"}])
 def test_forwarded_headers_join_the_parameters_of_a_known_header_too(spec, extra):
     text = text_of({"inputs": [tensor()], "parameters": {"mine": 1}})
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     for _ in range(4):
         decoder.decode(text + bytes(8), len(text), spec)
         found = decoder.decode(text + bytes(8), len(text), spec, extra=extra).request.parameters
@@ -102,7 +102,7 @@ def test_forwarded_headers_join_the_parameters_of_a_known_header_too(spec, extra
 
 
 def test_ids_in_front_may_change_and_tensors_do(spec, decodings):
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     for i in range(9):
         text = text_of({"id": f"r{i}", "inputs": [tensor()]})
         payload = np.array([i, -i], "<f4").tobytes()
@@ -112,7 +112,7 @@ def test_ids_in_front_may_change_and_tensors_do(spec, decodings):
 
 
 def test_one_request_cannot_change_the_parameters_of_the_next(spec):
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     text = text_of({"inputs": [tensor()], "parameters": {"mine": 1}})
     for _ in range(4):
         parameters = decoder.decode(text + bytes(8), len(text), spec).request.parameters
@@ -121,7 +121,7 @@ def test_one_request_cannot_change_the_parameters_of_the_next(spec):
 
 
 def test_known_headers_with_wrong_payloads_are_refused_in_the_same_words(spec):
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     text = text_of({"inputs": [tensor()]})
     for _ in range(3):
         decoder.decode(text + bytes(8), len(text), spec)
@@ -139,7 +139,7 @@ def test_known_headers_with_wrong_payloads_are_refused_in_the_same_words(spec):
 
 
 def test_a_deadline_counts_from_each_request(spec):
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     text = text_of({"inputs": [tensor()], "parameters": {"edge_deadline_ms": 1000}})
     for _ in range(4):
         before = time.monotonic_ns()
@@ -156,14 +156,14 @@ def test_a_deadline_counts_from_each_request(spec):
     ],
 )
 def test_what_is_wrong_stays_wrong(spec, text):
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     for _ in range(4):
         with pytest.raises(InvalidRequest):
             decoder.decode(text, len(text), spec)
 
 
 def test_an_id_within_the_header_is_each_request_s_own(spec):
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     for i in range(4):
         for name in ("a", "b"):
             text = text_of({"inputs": [tensor()], "id": name})
@@ -171,7 +171,7 @@ def test_an_id_within_the_header_is_each_request_s_own(spec):
 
 
 def test_a_client_that_never_repeats_itself_fills_no_memory(spec):
-    decoder = InferDecoder(REGIONS)
+    decoder = HeaderCache(REGIONS)
     for i in range(5 * MAX_KEPT):
         text = text_of({"inputs": [tensor(f"IN{i}")]})
         for _ in range(2):

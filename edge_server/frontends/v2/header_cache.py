@@ -54,8 +54,8 @@ class _Known:
     sequence: SequenceStep | None
 
 
-class InferDecoder:
-    """Decodes inference bodies as `decode_infer` does. Used by one thread."""
+class HeaderCache:
+    """Decodes inference bodies as `decode_infer` does, by what is kept of headers seen before. Used by one thread."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
