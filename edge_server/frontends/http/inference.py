@@ -26,7 +26,7 @@ from edge_server.frontends.http.response import JOIN_BELOW_BYTES, JSON_TYPE, WRI
 from edge_server.frontends.tokens import Tokens
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.header_cache import HeaderCache
-from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer, parse_header_length
+from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.version import parse_version
 from edge_server.records import dataclass
 from edge_server.service import READING_THREAD_HOLD_US, InferenceService, Ticket
@@ -49,7 +49,7 @@ DECOUPLED = "HTTP end point doesn't support models with decoupled transaction po
 class Inference:
     """What every inference needs. Lives on one event loop; `workers` take what would hold the loop up."""
 
-    __slots__ = ("_header_pattern", "dispatch", "headers", "images", "service", "tokens", "traces", "workers")
+    __slots__ = ("_header_pattern", "dispatch", "images", "service", "texts", "tokens", "traces", "workers")
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Inference:
         self.dispatch = dispatch
         self.workers = workers
         self.tokens = tokens
-        self.headers = HeaderCache(service.shared_memory)
+        self.texts = HeaderCache(service.shared_memory)
         self.images = ImageBodies()
         self._header_pattern = header_pattern
 
@@ -77,17 +77,21 @@ class Inference:
         text = headers.get(HEADER_LENGTH)
         json_size = None if text is None else parse_header_length(text)
         content_type = headers.get("Content-Type") or ""
+        image_type = content_type if json_size is None and is_image_body(content_type) else ""
+        extra = forwarded(headers.items(), self._header_pattern)
+        encoding = request_encoding(headers.get("Content-Encoding"))
         return InferTarget(
             self,
             model,
             parse_version(version),
             json_size,
-            {} if self._header_pattern is None else forwarded(headers.items(), self._header_pattern),
+            extra,
             caller,
             head,
-            request_encoding(headers.get("Content-Encoding")),
+            encoding,
             accepted_encoding(headers.get("Accept-Encoding")),
-            content_type if json_size is None and is_image_body(content_type) else "",
+            image_type,
+            not (extra or encoding or image_type),
             max(0, json_size or 0),
         )
 
@@ -107,6 +111,8 @@ class InferTarget:
     encoding: str | None
     accepts: str | None
     image_type: str
+    is_plain: bool
+    """Whether the body is read as it came, and nothing of the head is added to it."""
     aligned_at: int
     is_kept: bool = True
 
@@ -150,16 +156,20 @@ class InferCall:
                 inference.tokens.count(target.caller, "inference")
             if inference.traces.is_on:
                 self._begin_trace()
-            self._spec = spec = inference.service.model_spec(target.model, target.version)
+            texts, size, version = inference.texts, target.json_size, target.version
+            decoded = texts.recall(body, size, target.model, version) if target.is_plain else None
+            memo = None if decoded is None else decoded.request.memo
+            if memo is not None:
+                self._spec = spec = inference.service.spec_of(memo, target.model, version)
+            else:
+                self._spec = spec = inference.service.model_spec(target.model, version)
             if spec.is_decoupled:
                 raise Unsupported(DECOUPLED)
-            size = len(body) if target.json_size is None else target.json_size
-            if target.encoding is not None or target.image_type or size > TEXT_ON_LOOP_BYTES:
-                self._start(self._decode_beside(body, spec, reader))
-                return
-            decoded = inference.headers.decode(
-                body, target.json_size, spec, version=target.version, extra=target.extra
-            )  # fmt: skip
+            if decoded is None:
+                if not target.is_plain or (len(body) if size is None else size) > TEXT_ON_LOOP_BYTES:
+                    self._start(self._decode_beside(body, spec, reader))
+                    return
+                decoded = texts.learn(body, size, spec, version)
             if reader is not None:
                 reader.release()
             self._submit(decoded)
@@ -240,7 +250,7 @@ class InferCall:
             raise ServingFault(f"model '{spec.name}' sent {self._response_count} responses where one was expected")
         if self._trace is not None:
             self._trace.stamp("INFER_RESPONSE_COMPLETE")
-        text, chunks, json_size = encode_infer(response, decoded, response.spec or spec)
+        text, chunks, json_size = self._target.inference.texts.encode(response, decoded, response.spec or spec)
         encoding = self._target.accepts
         if encoding is None:
             self._send([text, *chunks], json_size)

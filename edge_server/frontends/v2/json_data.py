@@ -42,7 +42,7 @@ def tensor_from_json(name: str, dtype: DType, shape: Sequence[int], data: object
     if len(flat) != count:
         raise _other_count(name, count, len(flat), model)
     _check_types(name, dtype, flat, model)
-    return Tensor(name, dtype, _array(name, dtype, flat, model).reshape(tuple(shape)))
+    return Tensor(name, dtype, array_from_list(name, dtype, flat, model).reshape(tuple(shape)))
 
 
 def json_from_tensor(tensor: Tensor) -> list[object]:
@@ -89,7 +89,7 @@ def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model
         _check_types(name, dtype, flat, model)
         if filled + len(flat) > count:
             raise _other_count(name, count, most, model)
-        array[filled : filled + len(flat)] = _array(name, dtype, flat, model)
+        array[filled : filled + len(flat)] = array_from_list(name, dtype, flat, model)
         filled += len(flat)
     if filled != count:
         raise _other_count(name, count, filled, model)
@@ -142,7 +142,8 @@ _ALLOWED: dict[DType, set[type]] = {
 _WANTED = {DType.BOOL: "true or false", DType.BYTES: "strings", DType.FP32: "numbers", DType.FP64: "numbers"}
 
 
-def _array(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
+def array_from_list(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
+    """Return the elements, whose types suit `dtype`, as an array. Raises InvalidRequest for a number out of range."""
     if dtype is DType.BYTES:
         array = np.empty(len(flat), dtype=object)
         array[:] = [str(element).encode("utf-8") for element in flat]
