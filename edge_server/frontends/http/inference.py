@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Executor, Future
-from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from edge_server.core.message import Parameter, Response
@@ -22,7 +23,15 @@ from edge_server.frontends.http.connection import Connection
 from edge_server.frontends.http.images import FORM_TYPE, ImageBodies, form_file, is_image_body
 from edge_server.frontends.http.loop_dispatch import LoopDispatch
 from edge_server.frontends.http.request_head import RequestHead
-from edge_server.frontends.http.response import JOIN_BELOW_BYTES, JSON_TYPE, WRITE_BYTES, failure_reply, infer_head
+from edge_server.frontends.http.response import (
+    BINARY_HEAD,
+    JOIN_BELOW_BYTES,
+    JSON_HEAD,
+    JSON_TYPE,
+    LAST_LINES,
+    WRITE_BYTES,
+    failure_reply,
+)
 from edge_server.frontends.tokens import Tokens
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.header_cache import HeaderCache
@@ -225,8 +234,15 @@ class InferCall:
         self._decoded = decoded
         if self._trace is not None:
             decoded.request.trace = self._trace.first
-        sink = partial(inference.dispatch.deliver, self._receive)
-        self._ticket = inference.service.submit(decoded.request, sink, hold_us=READING_THREAD_HOLD_US)
+        self._ticket = inference.service.submit(decoded.request, self._take, hold_us=READING_THREAD_HOLD_US)
+
+    def _take(self, response: Response) -> None:
+        """Take a response on any thread. One that was computed on the loop's own is not handed over."""
+        dispatch = self._target.inference.dispatch
+        if dispatch.thread_id == get_ident() and not dispatch.arrived:
+            self._receive(response)
+        else:
+            dispatch.deliver(self._receive, response)
 
     def _receive(self, response: Response) -> None:
         if not response.is_empty:
@@ -277,7 +293,9 @@ class InferCall:
             return
         size = sum(map(len, chunks))
         if connection.is_plain and self._target.accepts is None:
-            head = infer_head(size, json_size)
+            second = int(time.time())
+            last = LAST_LINES.lines if LAST_LINES.second == second else LAST_LINES.renew(second)
+            head = JSON_HEAD % (size, last) if json_size is None else BINARY_HEAD % (json_size, size, last)
         else:
             headers = {"Content-Type": JSON_TYPE}
             if json_size is not None:
@@ -313,7 +331,7 @@ class InferCall:
     def _release(self) -> None:
         decoded, self._decoded = self._decoded, None
         self._response = self._ticket = None
-        if decoded is not None:
+        if decoded is not None and decoded.output_places:
             decoded.output_pins.release()
         if self._connection is None and self._trace is not None:
             self._trace.finish()

@@ -21,17 +21,17 @@ class LoopDispatch:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """To be made on the loop's thread."""
         self._loop = loop
-        self._arrived: deque[tuple[Receiver, Response]] = deque()
+        self.arrived: deque[tuple[Receiver, Response]] = deque()
         self._is_called = False
-        self._thread_id = threading.get_ident()
+        self.thread_id = threading.get_ident()
 
     def deliver(self, receiver: Receiver, response: Response) -> None:
         """Hand over one response; returns at once and never raises, as a sink must. What was computed on the loop's
         own thread is handed over before this returns."""
-        if threading.get_ident() == self._thread_id and not self._arrived:
+        if threading.get_ident() == self.thread_id and not self.arrived:
             receiver(response)
             return
-        self._arrived.append((receiver, response))
+        self.arrived.append((receiver, response))
         # No lock: the loop clears the flag before it empties the line. Whoever finds the flag set has appended before
         # that, so is seen; two threads that both find it clear cost one needless call.
         if self._is_called:
@@ -40,10 +40,10 @@ class LoopDispatch:
         try:
             self._loop.call_soon_threadsafe(self._hand_out)
         except RuntimeError:
-            self._arrived.clear()  # the loop is closed: nobody waits there any more
+            self.arrived.clear()  # the loop is closed: nobody waits there any more
 
     def _hand_out(self) -> None:
         self._is_called = False
-        while self._arrived:
-            receiver, response = self._arrived.popleft()
+        while self.arrived:
+            receiver, response = self.arrived.popleft()
             receiver(response)

@@ -34,8 +34,8 @@ WRITE_BYTES = 512 * 1024
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b"
-_BINARY_HEAD = (
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b"
+BINARY_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
     b"Content-Length: %d\r\n%b"
 )
@@ -52,30 +52,20 @@ class Reply:
     """Whether the connection ends with it."""
 
 
-class _LastLines:
-    """The last lines of every head, Date and Server; made once a second."""
+class LastLines:
+    """The last lines of every head, Date and Server, as long as the clock (time.time) does not show `second` + 1."""
 
     def __init__(self) -> None:
-        self._second = -1
-        self._lines = b""
+        self.second = -1
+        self.lines = b""
 
-    def get(self) -> bytes:
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            text = f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER}\r\n\r\n"
-            self._lines = text.encode("ascii")
-        return self._lines
+    def renew(self, second: int) -> bytes:
+        self.second = second
+        self.lines = f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER}\r\n\r\n".encode("ascii")
+        return self.lines
 
 
-_LAST_LINES = _LastLines()
-
-
-def infer_head(size: int, json_size: int | None) -> bytes:
-    """Return the head of an inference's answer of `size` bytes; `json_size` None when all of them are JSON."""
-    if json_size is None:
-        return _JSON_HEAD % (size, _LAST_LINES.get())
-    return _BINARY_HEAD % (json_size, size, _LAST_LINES.get())
+LAST_LINES = LastLines()
 
 
 def head_bytes(status: int, headers: Mapping[str, str], *, says_keep_alive: bool, closes: bool) -> bytes:
@@ -83,7 +73,7 @@ def head_bytes(status: int, headers: Mapping[str, str], *, says_keep_alive: bool
     lines = [f"HTTP/1.1 {status} {_reason(status)}", *(f"{name}: {value}" for name, value in headers.items())]
     if closes or says_keep_alive:
         lines.append("Connection: close" if closes else "Connection: keep-alive")
-    return "\r\n".join(lines).encode("utf-8", "replace") + b"\r\n" + _LAST_LINES.get()
+    return "\r\n".join(lines).encode("utf-8", "replace") + b"\r\n" + LAST_LINES.renew(int(time.time()))
 
 
 def reply_bytes(reply: Reply, *, closes: bool, says_keep_alive: bool = False, has_body: bool = True) -> bytes:
