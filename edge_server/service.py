@@ -32,6 +32,7 @@ from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotRea
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.manager import Manager
 from edge_server.serving.model_control import ModelControl, ModelSource
+from edge_server.serving.served import ServedVersion
 from edge_server.serving.variants import Variants, marked
 from edge_server.telemetry.events import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
@@ -121,6 +122,7 @@ class InferenceService:
         self.engines: EngineShelf | None = None
         """Set before anything is loaded, where engines are built."""
         self._manager = manager
+        self._router = manager.router
         self._source = source
         self._control = ModelControl(manager, source, self.events, is_explicit=is_explicit)
         extensions = EXTENSIONS if shared_memory.cuda.is_usable else tuple(x for x in EXTENSIONS if x != _CUDA_MEMORY)
@@ -348,7 +350,16 @@ class InferenceService:
 
     def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
         """Return what `model_spec` returns, from the memo of the request's head while that is current."""
-        return self.model_spec(name, version)
+        known = self._known_version(memo)
+        return self.model_spec(name, version) if known is None else known.spec
+
+    def _known_version(self, memo: RequestMemo) -> ServedVersion | None:
+        """Return the version that takes requests with the memo's head, None where that has to be looked up."""
+        route = memo.route
+        if route is None or route[0] != self._router.table_number or self._is_stopping:
+            return None
+        version: ServedVersion = route[1]
+        return version
 
     def submit(
         self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0, may_stand_in: bool = True
@@ -361,9 +372,18 @@ class InferenceService:
         wrong tensor, full queue) is raised instead of sent, and then `request.release` has been called and the sink is
         never called.
         """
+        if not self._manager.callers_may_run:
+            hold_us = 0.0
+        memo = request.memo
         try:
             if self.variants.choice is not None and may_stand_in and request.version is None:
                 return self._submit_to_variant(request, sink, hold_us=hold_us)
+            if memo is not None and (version := self._known_version(memo)) is not None:
+                try:
+                    return version.submit(request, sink, hold_us=hold_us)
+                except Draining:
+                    # Retired since then: the general way finds its successor.
+                    memo.route = None
             return self._submit(request, sink, hold_us=hold_us)
         except BaseException:
             if request.release is not None:
@@ -381,10 +401,9 @@ class InferenceService:
             lighter = self.variants.tensor_stand_in(request.model)
             if lighter is None or self._is_stopping:
                 break
-            hold_here_us = hold_us if self._manager.callers_may_run else 0.0
             try:
                 version = self._manager.route_request(lighter, None)
-                return version.submit(request, marked(sink, lighter), hold_us=hold_here_us)
+                return version.submit(request, marked(sink, lighter), hold_us=hold_us)
             except (Draining, UnknownModel):
                 # Retired between the look and the call: look again, or let the model itself answer.
                 continue
@@ -394,7 +413,7 @@ class InferenceService:
         if self._is_stopping:
             raise Draining(_STOPPING)
         try:
-            return self._manager.submit(request, sink, hold_us=hold_us if self._manager.callers_may_run else 0.0)
+            return self._manager.submit(request, sink, hold_us=hold_us)
         except (NotReady, UnknownModel) as error:
             if self._is_stopping:
                 raise Draining(_STOPPING) from error

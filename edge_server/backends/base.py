@@ -29,7 +29,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -74,6 +74,9 @@ class SessionInfo:
     warmed and closed on one thread, its instance's own, and may still be run on others. One that is not bound has no
     thread: any thread may open, run and close it, and a pool of threads runs it. `keeps_thread`: once open, it is run
     on its instance's own thread alone, as code expects that keeps something for each thread.
+
+    `only_computes`: a run ends by itself. It never waits for an answer of this server, as a user's program may, nor for
+    anything else without end. Threads that read for many clients may run it then, if its runs are short.
     """
 
     runtime: str
@@ -82,12 +85,16 @@ class SessionInfo:
     options: Mapping[str, str] = field(default_factory=dict)
     keeps_thread: bool = False
     is_bound: bool = True
+    only_computes: bool = False
 
 
 class Session(abc.ABC):
     """One model opened by one runtime: tensors in, tensors out, all rows of a batch at once."""
 
     info: SessionInfo
+
+    takes_requests: Literal[False] = False
+    """What tells a Session from a RequestSession, at the cost of an attribute."""
 
     takes_device_memory: bool = False
     """Whether `run_on_device` does more than `run`: tensors in a GPU's memory are then handed over where they lie."""
@@ -156,6 +163,8 @@ class RequestSession(abc.ABC):
     """
 
     info: SessionInfo
+
+    takes_requests: Literal[True] = True
 
     @abc.abstractmethod
     def execute(self, executions: Sequence[Execution]) -> None:

@@ -140,7 +140,7 @@ class ForestBackend(Backend):
             self._shared.give_back(key)
             raise
         in_force = {"engine": loaded.engine, "cpu_nthread": str(threads), "answer": answer.title}
-        info = SessionInfo(loaded.runtime, "CPU", "f32", in_force, is_bound=False)
+        info = SessionInfo(loaded.runtime, "CPU", "f32", in_force, is_bound=False, only_computes=True)
         return ForestSession(job.spec.name, info, loaded, answer, lambda: self._shared.give_back(key))
 
     def _path(self, file: ModelFile, parameters: Mapping[str, str]) -> Path:

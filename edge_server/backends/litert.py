@@ -92,7 +92,7 @@ class LiteRtBackend(Backend):
             self._shared.give_back(key)
             raise
         in_force = {"num_threads": str(threads), "xnnpack": str(int(has_xnnpack))}
-        info = SessionInfo(f"litert {self._version}", "CPU", precision, in_force, is_bound=False)
+        info = SessionInfo(f"litert {self._version}", "CPU", precision, in_force, is_bound=False, only_computes=True)
         return LiteRtSession(job.spec.name, info, interpreter, lambda: self._shared.give_back(key))
 
     def _path(self, file: ModelFile) -> Path:

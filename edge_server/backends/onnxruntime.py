@@ -107,7 +107,12 @@ class OnnxRuntimeBackend(Backend):
             device = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
             in_force = {**options.as_text(), "providers": ",".join(session.get_providers())}
             info = SessionInfo(
-                f"onnxruntime {self._ort.__version__}", device, precision, in_force, is_bound=alone != ""
+                f"onnxruntime {self._ort.__version__}",
+                device,
+                precision,
+                in_force,
+                is_bound=alone != "",
+                only_computes=True,
             )
             library, give_back = Library(self._ort, self._failures), partial(self._shared.give_back, key)
             return OnnxSession(library, job.spec.name, info, session, run_options, bound, give_back)

@@ -82,7 +82,9 @@ class OpenVinoBackend(Backend):
             failure = load_error(job.file, "openvino", error)
         else:
             runtime = f"openvino {self._ov.__version__.split('-')[0]}"
-            info = SessionInfo(runtime, plan.device, compiled.precision, compiled.options, is_bound=False)
+            info = SessionInfo(
+                runtime, plan.device, compiled.precision, compiled.options, is_bound=False, only_computes=True
+            )
             rows = plan.batch_rows if plan.is_padded else 0
             give_back = partial(self._shared.give_back, key)
             return OpenVinoSession(self._library, job.spec.name, info, compiled, request, rows, give_back)

@@ -105,7 +105,12 @@ class PyTorchBackend(Backend):
         in_force = {"intra_op_thread_count": str(self._torch.get_num_threads()), "format": module.format}
         shown = "CPU" if job.device_id is None else f"GPU:{job.device_id}"
         info = SessionInfo(
-            f"pytorch {self._torch.__version__}", shown, precision_of_tensors(spec), in_force, is_bound=shown != "CPU"
+            f"pytorch {self._torch.__version__}",
+            shown,
+            precision_of_tensors(spec),
+            in_force,
+            is_bound=shown != "CPU",
+            only_computes=True,
         )
         return PyTorchSession(self, info, spec, module, calls, device, modes, lambda: self._shared.give_back(key))
 

@@ -81,7 +81,9 @@ class JaxBackend(Backend):
         path = self._path(job.file)
         key = fingerprint(path)
         function = self._shared.take(key, lambda: self._load(job.file, path))
-        info = SessionInfo(f"jax {self._jax.__version__}", "CPU", precision_of_tensors(job.spec), is_bound=False)
+        info = SessionInfo(
+            f"jax {self._jax.__version__}", "CPU", precision_of_tensors(job.spec), is_bound=False, only_computes=True
+        )
         return JaxSession(job.spec.name, info, function, lambda: self._shared.give_back(key))
 
     def _path(self, file: ModelFile) -> Path:

@@ -54,7 +54,12 @@ class StubBackend(Backend):
 
     def open(self, job: OpenJob) -> Session | RequestSession:
         info = SessionInfo(
-            f"built-in {self.name}", "CPU", precision_of_tensors(job.spec), dict(job.spec.parameters), is_bound=False
+            f"built-in {self.name}",
+            "CPU",
+            precision_of_tensors(job.spec),
+            dict(job.spec.parameters),
+            is_bound=False,
+            only_computes=not yes_or_no(job.spec.name, job.spec.parameters, "stub_hang", False),
         )
         if self.name == "identity":
             return IdentitySession(job, info)

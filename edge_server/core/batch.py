@@ -35,6 +35,10 @@ class BatchPlan:
         self._output_specs = {item.name: item for item in spec.outputs}
         self._output_names = tuple(item.name for item in spec.outputs)
         self._has_rows = spec.max_batch_size > 0
+        self._plain_outputs = {
+            item.name: (item.dtype, item.dtype.numpy, item.dims if _is_plain(item) else None) for item in spec.outputs
+        }
+        """Of each output its type, numpy's, and the dims that an array has if there is nothing more to look at."""
         self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and self._has_rows)
         self._shape_inputs = batched_shape_inputs(spec)
         self._shape_outputs = batched_shape_outputs(spec)
@@ -174,17 +178,26 @@ class BatchPlan:
             start += count
         return answers
 
-    def scatter_one(self, outputs: Mapping[str, Array], request: Request, rows: int) -> tuple[Tensor, ...]:
-        """Return what `scatter` does for a lone request of so many rows."""
-        if self._cut_by or request.outputs or len(outputs) != len(self._output_names):
+    def scatter_one(
+        self, outputs: Mapping[str, Array], request: Request, rows: int, wanted: Sequence[str] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return what `scatter` does for a lone request of so many rows; `wanted` is what `wanted_by` says of it."""
+        if wanted is None:
+            wanted = self.wanted_by(request)
+        if self._cut_by or len(outputs) != len(wanted):
             return self.scatter(outputs, [request], [rows])[0]
-        # As many names as are promised, none among them that is not: all are there.
-        whole = [(name, self._checked(name, array, rows)) for name, array in outputs.items()]
-        specs = self._output_specs
-        if len(whole) > 1:
-            order = dict(whole)
-            whole = [(name, order[name]) for name in self._output_names]
-        return tuple([Tensor(name, specs[name].dtype, array) for name, array in whole])
+        tensors = []
+        for name in wanted:
+            array = outputs.get(name)
+            if array is None:
+                return self.scatter(outputs, [request], [rows])[0]
+            dtype, element, dims = self._plain_outputs[name]
+            shape = array.shape
+            if array.dtype != element or dims is None or shape != ((rows, *dims) if self._has_rows else dims):
+                # Not what most models promise: sizes that vary, another shape for clients, or a broken promise.
+                array = self._checked(name, array, rows)
+            tensors.append(Tensor(name, dtype, array))
+        return tuple(tensors)
 
     def _scatter_ragged(
         self, outputs: Mapping[str, Array], requests: Sequence[Request], rows: Sequence[int]
@@ -290,3 +303,8 @@ class BatchPlan:
             f"model '{self.spec.name}' answered output '{spec.name}' with shape {list(given)}, "
             f"but its configuration promises {list(expected)}"
         )
+
+
+def _is_plain(output: OutputSpec) -> bool:
+    """Return whether an array with the output's very dims is what clients are to see."""
+    return output.reshape is None and not output.is_shape_tensor

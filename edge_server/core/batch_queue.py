@@ -27,7 +27,8 @@ class Entry(Generic[Item]):
 
     `priority` and `timeout_us` are as the request asked; 0 asks for the model's default. `start_by_ns` is when it is
     too late to begin, whatever the queue's policy says; 0: never. `item` is None when the entry does not wait: not yet,
-    or not any more, so that no leftover of the queue keeps it alive.
+    or not any more. `timed` holds the entry for the queue's deadlines while it waits, and is emptied then, so that no
+    leftover of the queue keeps it alive.
     """
 
     rows: int
@@ -38,6 +39,7 @@ class Entry(Generic[Item]):
     start_by_ns: int = 0
     level: int = 0
     item: Item | None = None
+    timed: list[Entry[Item]] | None = None
 
 
 class _Level(Generic[Item]):
@@ -72,7 +74,7 @@ class BatchQueue(Generic[Item]):
         self._name = name
         levels = range(1, batching.priority_levels + 1) if batching and batching.priority_levels else range(1)
         self._levels: dict[int, _Level[Item]] = {level: _Level(self._policy(level)) for level in levels}
-        self._deadlines: list[tuple[int, int, Entry[Item]]] = []
+        self._deadlines: list[tuple[int, int, list[Entry[Item]]]] = []
         self._offered = 0
         self._ripe_ns: int | None = None
         self.size = 0
@@ -131,10 +133,11 @@ class BatchQueue(Generic[Item]):
     def expire(self, now_ns: int) -> list[Item]:
         """Remove and return the items whose time ran out; those to be served late go to the end of their level."""
         expired: list[Item] = []
-        while self._deadlines and (self._deadlines[0][0] <= now_ns or self._deadlines[0][2].item is None):
-            entry = heapq.heappop(self._deadlines)[2]
-            if entry.item is None:
+        while self._deadlines and (self._deadlines[0][0] <= now_ns or not self._deadlines[0][2]):
+            timed = heapq.heappop(self._deadlines)[2]
+            if not timed:
                 continue
+            entry = timed[0]
             level = self._levels[entry.level]
             is_too_late = 0 < entry.start_by_ns <= now_ns
             if is_too_late or level.policy.timeout_action is TimeoutAction.REJECT:
@@ -152,7 +155,7 @@ class BatchQueue(Generic[Item]):
 
     def next_deadline_ns(self) -> int | None:
         """Return when the next waiting entry's time runs out, or None when none has a limit."""
-        while self._deadlines and self._deadlines[0][2].item is None:
+        while self._deadlines and not self._deadlines[0][2]:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
@@ -168,7 +171,8 @@ class BatchQueue(Generic[Item]):
 
     def _push_deadline(self, when_ns: int, entry: Entry[Item]) -> None:
         self._offered += 1
-        heapq.heappush(self._deadlines, (when_ns, self._offered, entry))
+        entry.timed = [entry]
+        heapq.heappush(self._deadlines, (when_ns, self._offered, entry.timed))
 
     def _choose(self, batching: DynamicBatching, now_ns: int) -> list[Entry[Item]]:
         pending: list[Entry[Item]] = []
@@ -206,9 +210,12 @@ class BatchQueue(Generic[Item]):
         self.size -= 1
         item, entry.item = entry.item, None
         assert item is not None
+        if entry.timed is not None:
+            entry.timed.clear()
+            entry.timed = None
         if len(self._deadlines) > 2 * self.size + _SLACK:
             # Entries left before their time; without this they would pile up until then.
-            self._deadlines = [timed for timed in self._deadlines if timed[2].item is not None]
+            self._deadlines = [deadline for deadline in self._deadlines if deadline[2]]
             heapq.heapify(self._deadlines)
         return item
 

@@ -11,8 +11,25 @@ from edge_server.core.model import InputSpec, ModelSpec
 from edge_server.core.shape_tensors import batched_shape_inputs
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
+from edge_server.records import dataclass
 
 _INT32_MAX = 2**31 - 1
+
+
+@dataclass(slots=True)
+class CheckedHead:
+    """What one version's checks say of requests with one and the same head.
+
+    `rows` is what such a request brings, `key` what two requests must have in common to share a batch, `outputs` what
+    is to be computed, in the model's order. `is_certain`: all of it follows from the head; not so where the values of
+    shape tensors are part of the key.
+    """
+
+    check: RequestCheck
+    rows: int
+    key: Hashable
+    outputs: tuple[str, ...]
+    is_certain: bool
 
 
 class RequestCheck:
@@ -22,7 +39,8 @@ class RequestCheck:
         self._spec = spec
         self._limit = spec.max_batch_size
         self._inputs = {item.name: item for item in spec.inputs}
-        self._outputs = frozenset(item.name for item in spec.outputs)
+        self._output_names = tuple(item.name for item in spec.outputs)
+        self._outputs = frozenset(self._output_names)
         self._required = frozenset(item.name for item in spec.inputs if not item.is_optional)
         self._shape_tensors = batched_shape_inputs(spec)
         self._expected_dims = {
@@ -34,6 +52,19 @@ class RequestCheck:
         batches = spec.max_batch_size > 0
         self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and batches)
         self._counted = frozenset(item.sources[0] for item in spec.batch_inputs if item.dtype is DType.INT32)
+
+    def head(self, request: Request) -> CheckedHead:
+        """Check the request, and return what that says of all with its head. Kept in its memo, if there is one.
+
+        Raises InvalidRequest with Triton's words, naming model, tensor, expected and given.
+        """
+        outputs = self._output_names
+        if request.outputs:
+            outputs = tuple([name for name in outputs if name in request.outputs])
+        head = CheckedHead(self, self.rows(request), self.merge_key(request), outputs, not self._shape_tensors)
+        if request.memo is not None:
+            request.memo.keep(head)
+        return head
 
     def rows(self, request: Request) -> int:
         """Return how many rows the request brings: its batch size, or 1 for a model that does not batch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edge_server.core.device import DevicePiece
 from edge_server.core.model import ModelSpec
@@ -12,6 +12,9 @@ from edge_server.core.tensor import Tensor
 from edge_server.core.trace import RequestTrace
 from edge_server.errors import EdgeServerError
 from edge_server.records import dataclass
+
+if TYPE_CHECKING:
+    from edge_server.core.check import CheckedHead
 
 Parameter: TypeAlias = str | int | float | bool
 """Value of a request or response parameter (Triton's extension_parameters)."""
@@ -31,13 +34,25 @@ class SequenceStep:
 class RequestMemo:
     """What the server decided for requests with one and the same head: the same model, version, input names, types and
     shapes, outputs, priority and timeout; only id and data differ. A front end makes an empty one for each head that it
-    keeps, and sets it on every request with that head. Dropped and decided anew when the routing table changes."""
+    keeps, and sets it on every request with that head. The core fills it, and replaces what is no longer current.
+    Used by any number of threads: each part is replaced as a whole."""
 
-    __slots__ = ("front_end",)
+    __slots__ = ("front_end", "head", "route")
 
     def __init__(self) -> None:
         self.front_end: object | None = None
-        """What the front end keeps with the generation that answers. None again when another generation may."""
+        """What the front end keeps with the generation that answers. Becomes None when another generation takes
+        requests; one that is under way may still be answered by the old one, whose `spec` its response names."""
+        self.route: tuple[int, Any] | None = None
+        """The number of a routing table, and the version that it names for the head. See serving.router."""
+        self.head: CheckedHead | None = None
+        """What the checks of the version that took the last request say of the head."""
+
+    def keep(self, head: CheckedHead) -> None:
+        """Keep what the checks of a version say, and drop what the front end keeps of another version."""
+        if self.head is None or self.head.check is not head.check:
+            self.front_end = None
+        self.head = head
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from edge_server.core.statistics import LAST_POSITION, BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.errors import Cancelled, EdgeServerError, Refusal, Throttled
-from edge_server.records import dataclass
 
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Triton's label values of nv_inference_request_failure."""
@@ -17,16 +16,6 @@ REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _SLOWER_PART, _FASTER_PART = 0.1, 0.5
 """How much the newest run counts in the averages of how long runs take. One slow run says little; a fast one says what
 is possible, and requests with a deadline are refused by these averages."""
-
-
-@dataclass(slots=True)
-class BatchTimes:
-    """Stamps of one execution, nanoseconds of time.monotonic_ns."""
-
-    start_ns: int
-    input_end_ns: int = 0
-    infer_end_ns: int = 0
-    end_ns: int = 0
 
 
 class Counters:
@@ -38,6 +27,11 @@ class Counters:
     def __init__(self, name: str, version: int) -> None:
         self._lock = threading.Lock()
         self._values = VersionStatistics(name, version, failures=dict.fromkeys(REASONS, 0))
+        self._batches: dict[int, list[int]] = {}
+        """By batch size: executions, and the nanoseconds that went into inputs, computing and outputs."""
+        self._inference_ns = 0
+        """When a request was last answered, since the epoch; 0: never."""
+        self._inference_count = 0
         self._success_count = 0
         self._success_ns = 0
         self._queue_ns = 0
@@ -64,25 +58,28 @@ class Counters:
         self._observer = observer
 
     def record_batch(
-        self, arrivals_ns: Sequence[int], rows: int, batch_size: int, times: BatchTimes, *, executions: int = 1
+        self,
+        arrivals_ns: Sequence[int],
+        rows: int,
+        batch_size: int,
+        start_ns: int,
+        input_end_ns: int,
+        infer_end_ns: int,
+        end_ns: int,
+        *,
+        executions: int = 1,
     ) -> None:
         """Count an execution of `batch_size` rows that answered requests which arrived at `arrivals_ns`.
 
         `rows` is what these requests brought; it is less than `batch_size` when others of the batch were cancelled
-        meanwhile, or are answered later. `executions` is 0 when the execution was counted before.
+        meanwhile, or are answered later. `executions` is 0 when the execution was counted before. Times are those of
+        time.monotonic_ns.
         """
         count, arrived = len(arrivals_ns), sum(arrivals_ns)
-        start_ns, input_end_ns, infer_end_ns, end_ns = (
-            times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns
-        )  # fmt: skip
-        run_ns = end_ns - start_ns
         input_ns, infer_ns, output_ns = input_end_ns - start_ns, infer_end_ns - input_end_ns, end_ns - infer_end_ns
-        now_ms = time.time_ns() // 1_000_000
-        self.last_used_ns = end_ns
         with self._lock:
-            values = self._values
-            values.last_inference_ms = now_ms
-            values.inference_count += rows
+            self.last_used_ns, self._inference_ns = end_ns, time.time_ns()
+            self._inference_count += rows
             self._success_count += count
             self._success_ns += count * end_ns - arrived
             self._queue_ns += count * start_ns - arrived
@@ -90,43 +87,36 @@ class Counters:
             self._infer_ns += count * infer_ns
             self._output_ns += count * output_ns
             if executions:
+                # Written out: this stands in the way of every request.
+                run_ns = end_ns - start_ns
                 row_ns = run_ns / batch_size
                 if not self.run_ns:
                     self.run_ns, self.row_ns = run_ns, row_ns
-                # Written out: this stands in the way of every request.
                 self.run_ns += (_SLOWER_PART if run_ns > self.run_ns else _FASTER_PART) * (run_ns - self.run_ns)
                 self.row_ns += (_SLOWER_PART if row_ns > self.row_ns else _FASTER_PART) * (row_ns - self.row_ns)
-                values.execution_count += executions
-                batch = values.batches.get(batch_size)
+                batch = self._batches.get(batch_size)
                 if batch is None:
-                    batch = values.batches[batch_size] = BatchStatistics(batch_size)
-                (duration := batch.compute_input).count += 1
-                duration.ns += input_ns
-                (duration := batch.compute_infer).count += 1
-                duration.ns += infer_ns
-                (duration := batch.compute_output).count += 1
-                duration.ns += output_ns
+                    batch = self._batches[batch_size] = [0, 0, 0, 0]
+                batch[0] += 1
+                batch[1] += input_ns
+                batch[2] += infer_ns
+                batch[3] += output_ns
         if (observer := self._observer) is not None:
             for arrived_ns in arrivals_ns:
                 observer(end_ns - arrived_ns)
 
     def record_composed(self, arrived_ns: int, rows: int, now_ns: int, queue_ns: int, infer_ns: int) -> None:
         """Count a request that other models answered: `queue_ns` and `infer_ns` are sums over its steps."""
-        now_ms = time.time_ns() // 1_000_000
-        self.last_used_ns = now_ns
         with self._lock:
-            values = self._values
-            values.last_inference_ms = now_ms
-            values.inference_count += rows
-            values.execution_count += 1
+            self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
+            self._inference_count += rows
             self._success_count += 1
             self._success_ns += now_ns - arrived_ns
             self._queue_ns += queue_ns
             self._infer_ns += infer_ns
-            batch = values.batches.setdefault(rows, BatchStatistics(rows))
-            batch.compute_input.add(0)
-            batch.compute_infer.add(infer_ns)
-            batch.compute_output.add(0)
+            batch = self._batches.setdefault(rows, [0, 0, 0, 0])
+            batch[0] += 1
+            batch[2] += infer_ns
         if (observer := self._observer) is not None:
             observer(now_ns - arrived_ns)
 
@@ -135,10 +125,8 @@ class Counters:
 
         Observers are not told: it says nothing of how well the version serves.
         """
-        now_ms = time.time_ns() // 1_000_000
-        self.last_used_ns = now_ns
         with self._lock:
-            self._values.last_inference_ms = now_ms
+            self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
             self._values.cache_hit.add(spent_ns)
             self._success_count += 1
             self._success_ns += now_ns - arrived_ns
@@ -187,6 +175,11 @@ class Counters:
         """Return a consistent copy that nobody else changes."""
         with self._lock:
             values = self._values.copy()
+            values.last_inference_ms = self._inference_ns // 1_000_000
+            values.inference_count = self._inference_count
+            for size, (runs, *spent_ns) in self._batches.items():
+                values.execution_count += runs
+                values.batches[size] = BatchStatistics(size, *(Duration(runs, ns) for ns in spent_ns))
             count = self._success_count
             values.success = Duration(count, self._success_ns)
             values.queue = Duration(count, self._queue_ns)

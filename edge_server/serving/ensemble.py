@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
 from edge_server.core.ensemble import Flow, StepGraph
 from edge_server.core.ensemble_check import step_graph
@@ -146,7 +145,7 @@ class EnsembleVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> EnsembleRun:
         """Check and begin. Raises InvalidRequest, DeadlineExceeded, or Draining when it is being retired; then the
         caller still owns the request. What a member refuses is sent as the answer."""
-        rows = self._check.rows(request)
+        rows = self._check.head(request).rows
         now_ns = time.monotonic_ns()
         if request.deadline_ns and request.deadline_ns <= now_ns:
             error = DeadlineExceeded(
@@ -154,16 +153,16 @@ class EnsembleVersion:
             )
             self._counters.record_failure(error, now_ns, now_ns)
             raise error
-        entry: Entry[Ticket] = Entry(rows, None, now_ns, request.priority, request.timeout_us)
         plan = self._graph.plan(request.outputs)
         flow: Flow[Tensor] = Flow(self._graph, plan, request.inputs, [item.name for item in self.spec.inputs])
         call = None
         if self._recall is not None and self._recall.takes(request):
             sink = call = self._recall.call(request, sink)
-        run = EnsembleRun(self._terms, Ticket(request, self.version, entry, sink, _no_cancel), plan, flow)
+        ticket = Ticket(request, self.version, rows, None, now_ns, sink, _no_cancel)
+        run = EnsembleRun(self._terms, ticket, plan, flow)
         found, is_looked_up_later = None, False
         if self._recall is not None and call is not None:
-            is_looked_up_later = not self._recall.is_quick(request, may_wait=hold_us > 0)
+            is_looked_up_later = not self._recall.is_quick(request, may_wait=hold_us == math.inf)
             if not is_looked_up_later:
                 # Before it is in flight: inputs that cannot be read are raised, and must leave nothing there.
                 found = self._recall.find(call)

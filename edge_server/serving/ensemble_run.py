@@ -148,7 +148,7 @@ class EnsembleRun:
             return False
         counters = self._terms.counters
         counters.record_failure(
-            error, ticket.entry.arrived_ns, time.monotonic_ns(), in_backend=isinstance(error, ServingFault)
+            error, ticket.arrived_ns, time.monotonic_ns(), in_backend=isinstance(error, ServingFault)
         )
         ticket.send_final(ticket.failure(error))
         self._close()
@@ -262,9 +262,8 @@ class EnsembleRun:
                 return
         if not ticket.claim():
             return
-        entry = ticket.entry
         terms.counters.record_composed(
-            entry.arrived_ns, entry.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
+            ticket.arrived_ns, ticket.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
         )
         response = self._response(self._answer or {}, is_final=True)
         response.is_empty = terms.spec.is_decoupled
@@ -289,7 +288,7 @@ class EnsembleRun:
             is_final=is_final,
             spec=terms.spec,
             started_ns=self._started_ns,
-            batch_size=self.ticket.entry.rows,
+            batch_size=self.ticket.rows,
         )
 
     def _measure(self, call: _Call, response: Response) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from edge_server.backends.base import RequestSession, Session, SessionInfo
@@ -24,9 +24,12 @@ AnySession: TypeAlias = Session | RequestSession
 
 
 class Executor(Protocol):
-    """Runs a batch through a session and answers every ticket of it. Never raises."""
+    """Runs a batch through a session and answers every ticket of it. Never raises.
 
-    def __call__(self, session: AnySession, batch: list[Ticket]) -> None: ...
+    Returns the tickets that the caller has to release: all of the batch, or none where somebody else does, or will.
+    """
+
+    def __call__(self, session: AnySession, batch: list[Ticket]) -> Sequence[Ticket]: ...
 
 
 class Server(Protocol):
@@ -61,8 +64,10 @@ class Instance:
         self._open_session = open_session
         self._warm = warm
         self._check = check
-        self._execute = execute
-        self._session: AnySession | None = None
+        self.execute = execute
+        """Called with the session and a batch, by the thread that was given the instance."""
+        self.session: AnySession | None = None
+        """None before it is opened, and after it was closed."""
         self._is_bound = True
         self._pool: RunPool | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -94,11 +99,11 @@ class Instance:
     @property
     def sees_requests(self) -> bool:
         """Whether its session is handed requests, parameters and all, rather than rows."""
-        return isinstance(self._session, RequestSession)
+        return isinstance(self.session, RequestSession)
 
     def is_healthy(self) -> bool:
         """Return what the session says of itself; it may take seconds to say it. True while there is none."""
-        session = self._session
+        session = self.session
         return not isinstance(session, RequestSession) or not session.has_health_check or session.is_healthy()
 
     def attach(self, serve: Server, pool: RunPool) -> None:
@@ -110,19 +115,6 @@ class Instance:
     def must_yield(self) -> bool:
         """Whether the thread that runs it should go on with others after each batch: they wait for one of the pool."""
         return not self._is_bound and self._pool is not None and self._pool.has_waiting
-
-    def run(self, batch: list[Ticket]) -> None:
-        """Run a batch on the calling thread, which must have been given the instance. Never raises.
-
-        Empties the list: whoever else still refers to it must not keep the tickets, and what they borrowed, alive.
-        """
-        session = self._session
-        if session is None:
-            raise AssertionError(f"instance {self.name} was run after it was closed")
-        self.run_number += 1
-        self._execute(session, batch)
-        self.run_number += 1
-        batch.clear()
 
     def post(self, batch: list[Ticket]) -> None:
         """Have the instance's own thread, or one of the pool, run the batch. Returns at once."""
@@ -143,19 +135,19 @@ class Instance:
             self._jobs.put(None)
             if self._thread.ident is not None:
                 self._thread.join()
-        elif self._session is not None:
+        elif self.session is not None:
             self._close()
             trim_own_end()
 
     def _live(self) -> None:
         try:
-            self._session = self._open_session()
+            self.session = self._open_session()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `open`
             self._opened.set_exception(self._as_load_error(error))
             return
         trim_own_end()
-        is_bound = self._session.info.is_bound
-        self._opened.set_result(self._session.info)
+        is_bound = self.session.info.is_bound
+        self._opened.set_result(self.session.info)
         while is_bound:
             job = self._jobs.get()
             if job is None:
@@ -168,7 +160,7 @@ class Instance:
             trim_own_end()
 
     def _close(self) -> None:
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         assert session is not None
         try:
             session.close()
@@ -185,10 +177,10 @@ class Instance:
         done.result()
 
     def _try_once(self, work: Callable[[AnySession], None], done: concurrent.futures.Future[None]) -> None:
-        if self._session is None:
+        if self.session is None:
             return
         try:
-            work(self._session)
+            work(self.session)
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `_try`
             done.set_exception(self._as_load_error(error))
         else:

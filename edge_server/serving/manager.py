@@ -75,7 +75,7 @@ class Manager(GpuKeeper):
             cache=cache,
         )
         # What requests ask the router answers itself, with no call in between.
-        router = self._router
+        self.router = router = self._router
         self.submit, self.spec, self.is_healthy = router.submit, router.spec, router.is_healthy
         self.route, self.route_request, self.routes_of = router.route, router.route_request, router.routes_of
         self.ready_versions, self.all_ready = router.ready_versions, router.all_ready

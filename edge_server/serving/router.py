@@ -53,6 +53,8 @@ class Router:
         self._news = news
         self._demand = demand
         self._table: dict[str, Routes] = {}
+        self.table_number = 0
+        """Counts the tables. A request memo's route is current while it names this number."""
         self._is_closed = False
 
     # -- requests, from any thread ----------------------------------------------------------------------------------
@@ -61,6 +63,8 @@ class Router:
         """Have the model answer that the request names, whichever version of it serves now; one out of memory is
         brought back first. What it raises leaves the request with the caller."""
         for _ in range(_ROUTE_ATTEMPTS):
+            # First, so that a table that is replaced meanwhile leaves a route that is not current.
+            table_number = self.table_number
             try:
                 version = self.route_request(request.model, request.version)
             except (NotReady, UnknownModel):
@@ -68,6 +72,8 @@ class Router:
                 if parked is None:
                     raise
                 return parked
+            if request.memo is not None and (request.version is not None or not self._has_trial(request.model)):
+                request.memo.route = (table_number, version)
             try:
                 return version.submit(request, sink, hold_us=hold_us)
             except Draining:
@@ -94,6 +100,10 @@ class Router:
             if routes is not None and routes.trial is not None:
                 return routes.next()
         return self.route(name, version)
+
+    def _has_trial(self, name: str) -> bool:
+        routes = self._table.get(name)
+        return routes is not None and routes.trial is not None
 
     def spec(self, name: str, version: int | None) -> ModelSpec:
         """Return the specification that a request would meet, of a model out of memory too. Raises as `route`."""
@@ -150,6 +160,7 @@ class Router:
         if planned is not None:
             table[name] = planned
         self._table = table
+        self.table_number += 1
         if model.fallen is not None and model.fallen is not fallen:
             canary = next(item for item in ready.values() if item.generation == model.fallen.generation)
             self._note_fallen(model, canary.version, model.fallen)
@@ -163,6 +174,7 @@ class Router:
             if routes is not None and routes.trial is trial:
                 log.error("model '%s' version %d is no canary any more: %s", model.name, canary.version, reason)
                 self._table = {**self._table, model.name: Routes(routes.ready, routes.first)}
+                self.table_number += 1
                 trial.end()
                 model.fallen = FallenCanary(canary.generation, reason)
                 self._note_fallen(model, canary.version, model.fallen)

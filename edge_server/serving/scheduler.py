@@ -124,29 +124,48 @@ class Scheduler:
             if self._order is not None:
                 self._order.enter(ticket)
 
-    def submit(self, ticket: Ticket, *, may_run: bool) -> None:
-        """Enqueue, and run a batch here and now if `may_run` and an instance is free.
+    def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
+        """Enqueue, and run a batch here and now if `is_inline` and an instance is free.
 
         Raises QueueFull, or the refusal given to `close`; then the ticket was not taken. One that entered before is not
         refused for `close`, and goes on to be in flight whatever is raised.
         """
+        instance: Instance | None = None
         runs: list[Run] = []
         expired: list[Ticket] = []
         with self._lock:
             if self._refusal is not None and (self._is_abandoned or ticket not in self._in_flight):
                 raise self._refusal()
-            instance = self._instance_for_lone(ticket.entry) if self._passes_lone else None
-            if instance is None:
-                self._queue.offer(ticket.entry, ticket)
+            if (
+                self._passes_lone
+                and self._free
+                and not self._queue.size
+                and not self._is_held
+                and self._gate.is_open
+                # The model's policy may let a request state a time-out of its own.
+                and not ticket.timeout_us
+                and (not ticket.start_by_ns or ticket.start_by_ns > time.monotonic_ns())
+            ):
+                # The queue would give it up at once: it need not be asked.
+                instance = self._free.pop()
+            else:
+                self._queue.offer(self._entry(ticket), ticket)
             if self._order is not None and ticket not in self._in_flight:
                 self._order.enter(ticket)
             self._in_flight.add(ticket)
             if instance is None:
                 runs, expired = self._decide()
-        if instance is not None:
-            self._run_or_post(instance, [ticket], may_run=may_run)
-        elif runs or expired or self._claims is not None:
-            self._carry_out(runs, expired, may_run=may_run)
+        if instance is None:
+            if runs or expired or self._claims is not None:
+                self._carry_out(runs, expired, is_inline=is_inline)
+        elif is_inline:
+            self._run_inline(instance, [ticket])
+        else:
+            instance.post([ticket])
+
+    def _entry(self, ticket: Ticket) -> Entry[Ticket]:
+        """Return what represents the ticket in the queue."""
+        return ticket
 
     def look_again(self) -> None:
         """Go on with what was held back: the gate allows more now."""
@@ -161,8 +180,7 @@ class Scheduler:
         """Run a batch on a thread that it was posted to, and then whatever waits, until nothing does, or until other
         models wait for the thread."""
         while batch:
-            instance.run(batch)
-            batch = self._next_batch(instance)
+            batch = self._run(instance, batch)
             if batch and instance.must_yield:
                 instance.post(batch)
                 return
@@ -174,11 +192,11 @@ class Scheduler:
         runs: list[Run] = []
         expired: list[Ticket] = []
         with self._lock:
-            was_waiting = self._queue.drop(ticket.entry)
+            was_waiting = self._queue.drop(self._entry(ticket))
             if was_waiting and self._claims is not None:
                 runs, expired = self._decide()
         error = Cancelled(f"request to model '{self._name}' was cancelled")
-        self._counters.record_failure(error, ticket.entry.arrived_ns, time.monotonic_ns())
+        self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
         self.send_final(ticket, ticket.failure(error))
         if was_waiting:
             self.release([ticket])
@@ -295,47 +313,52 @@ class Scheduler:
         most = max(1, math.ceil(share * self._instance_count))
         return max(0, most - (self._instance_count - len(self._free)))
 
-    def _carry_out(self, runs: list[Run], expired: list[Ticket], *, may_run: bool = False) -> None:
+    def _carry_out(self, runs: list[Run], expired: list[Ticket], *, is_inline: bool = False) -> None:
         """Do what was decided, once the lock is let go."""
         if expired:
             self._refuse_expired(expired)
         if self._claims is not None:
             self._claims.wake_next()
         if runs:
-            self._start(runs, may_run=may_run)
+            self._start(runs, is_inline=is_inline)
 
-    def _start(self, runs: list[Run], *, may_run: bool = False) -> None:
-        """Have the batches run. A caller that may run keeps one batch; what queued up meanwhile goes on to the
-        instance's own thread, or the caller would work for others without end."""
-        for instance, batch in runs[may_run:]:
+    def _start(self, runs: list[Run], *, is_inline: bool = False) -> None:
+        """Have the batches run. A caller that runs one itself keeps one."""
+        for instance, batch in runs[is_inline:]:
             instance.post(batch)
-        if may_run:
-            self._run_or_post(*runs[0], may_run=True)
+        if is_inline:
+            self._run_inline(*runs[0])
 
-    def _run_or_post(self, instance: Instance, batch: list[Ticket], *, may_run: bool) -> None:
-        if not may_run:
-            instance.post(batch)
-            return
-        instance.run(batch)
-        batch = self._next_batch(instance)
+    def _run_inline(self, instance: Instance, batch: list[Ticket]) -> None:
+        """Run a batch on this thread, a caller's. What queued up meanwhile goes on to the instance's own thread, or the
+        caller would work for others without end."""
+        batch = self._run(instance, batch)
         if batch:
             instance.post(batch)
 
-    def _instance_for_lone(self, entry: Entry[Ticket]) -> Instance | None:
-        """Take an instance for an entry that the queue would give up at once; None when it has to be asked.
+    def _run(self, instance: Instance, batch: list[Ticket]) -> list[Ticket]:
+        """Run a batch on this thread, and return what the instance should run next; when there is nothing, it is free.
 
-        Called under the lock.
+        Empties the list: whoever else still refers to it must not keep the tickets, and what they borrowed, alive.
         """
-        if self._queue.size or not self._free or self._is_held or not self._gate.is_open:
-            return None
-        # The model's policy may let a request state a time-out of its own.
-        if entry.timeout_us or (entry.start_by_ns and entry.start_by_ns <= time.monotonic_ns()):
-            return None
-        return self._free.pop()
+        session = instance.session
+        if session is None:
+            raise AssertionError(f"instance {instance.name} was run after it was closed")
+        instance.run_number += 1
+        finished = instance.execute(session, batch)
+        instance.run_number += 1
+        for ticket in finished:
+            if ticket.charged_s:
+                self._gate.settle(ticket.charged_s, ticket.took_s)
+            if ticket.request.release is not None or ticket.request.trace is not None:
+                ticket.release()
+        next_batch = self._next_batch(instance, finished)
+        batch.clear()
+        return next_batch
 
-    def _next_batch(self, instance: Instance) -> list[Ticket]:
-        """Return what the instance should run next; when there is nothing, it is free."""
+    def _next_batch(self, instance: Instance, finished: Sequence[Ticket]) -> list[Ticket]:
         with self._lock:
+            self._in_flight.difference_update(finished)
             if self._passes_lone and not self._queue.size:
                 self._free.append(instance)
                 if self._refusal is not None:
@@ -404,6 +427,6 @@ class Scheduler:
         for ticket in tickets:
             if ticket.claim():
                 failed_count += 1
-                self._counters.record_failure(error, ticket.entry.arrived_ns, now_ns)
+                self._counters.record_failure(error, ticket.arrived_ns, now_ns)
                 self.send_final(ticket, ticket.failure(error))
         return failed_count

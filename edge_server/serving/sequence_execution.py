@@ -16,8 +16,8 @@ from edge_server.core.sequence import SequenceEntry, Turn
 from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, of_another_size
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
-from edge_server.serving.counters import BatchTimes, Counters
-from edge_server.serving.execution import BatchExecutor, LiveExecution, Outlet
+from edge_server.serving.counters import Counters
+from edge_server.serving.execution.executor import BatchExecutor, LiveExecution, Outlet
 from edge_server.serving.sequence_tensors import Controls, States, blank, step_of
 from edge_server.serving.ticket import Ticket
 
@@ -47,7 +47,15 @@ class SequenceExecutor(BatchExecutor):
         self._shape_inputs = batched_shape_inputs(spec)
         self._shape_outputs = batched_shape_outputs(spec)
 
-    def _compute(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
+    def __call__(self, session: Session | RequestSession, batch: list[Ticket]) -> Sequence[Ticket]:
+        if session.takes_requests:
+            self._execute_requests(session, batch)
+        elif finished := self._run_rows(session, batch):
+            # Here, as their sequences go on then.
+            self._outlet.release(finished)
+        return ()
+
+    def _compute(self, session: Session, batch: list[Ticket]) -> tuple[list[tuple[Tensor, ...]], int, int]:
         assert isinstance(batch, SequenceBatch)
         plan, states, entries, row_count = self._plan, self._states, batch.entries, batch.row_count
         requests = [ticket.request for ticket in batch]
@@ -57,18 +65,17 @@ class SequenceExecutor(BatchExecutor):
             inputs = self._spread(inputs, entries, row_count)
         inputs.update((name, tensor.array) for name, tensor in self._controls.tensors(entries, row_count).items())
         inputs.update(states.gather(entries, row_count))
-        times.input_end_ns = time.monotonic_ns()
+        input_end_ns = time.monotonic_ns()
         asked = plan.wanted(requests)
         outputs = session.run(inputs, [*asked, *(name for name in states.outputs if name not in asked)])
-        times.infer_end_ns = time.monotonic_ns()
+        infer_end_ns = time.monotonic_ns()
         states.checked(outputs, row_count)
         seen = {name: array for name, array in outputs.items() if name not in states.undeclared}
         if len(batch) < row_count:
             seen = self._picked(seen, entries, row_count)
-        answers = plan.scatter(seen, requests, [ticket.entry.rows for ticket in batch])
+        answers = plan.scatter(seen, requests, [ticket.rows for ticket in batch])
         states.keep(outputs, entries)
-        times.end_ns = time.monotonic_ns()
-        return answers
+        return answers, input_end_ns, infer_end_ns
 
     def _spread(
         self, inputs: Mapping[str, Array], entries: Sequence[SequenceEntry[Ticket]], row_count: int

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from edge_server.core.batch import BatchPlan
+from edge_server.core.batch_queue import Entry
 from edge_server.core.composition import OldestStrategy, SequenceBatching
 from edge_server.core.message import Response, SequenceStep
 from edge_server.core.model import ModelSpec
@@ -15,7 +16,7 @@ from edge_server.core.sequence_limits import WaitingLimits
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.serving.counters import Counters
 from edge_server.serving.delivery import OrderedDelivery
-from edge_server.serving.execution import BatchExecutor
+from edge_server.serving.execution.executor import BatchExecutor
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.instance import Instance
 from edge_server.serving.limiter import RateLimiter
@@ -77,14 +78,14 @@ class SequenceScheduler(Scheduler):
         self._line.open(len(instances))
         super().open(instances)
 
-    def submit(self, ticket: Ticket, *, may_run: bool) -> None:
+    def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
         """As of any scheduler; raises InvalidRequest, too, for what is no step of a sequence."""
-        ticket.entry = self._entry(ticket)
-        super().submit(ticket, may_run=may_run)
+        ticket.sequence_entry = self._new_entry(ticket)
+        super().submit(ticket, is_inline=is_inline)
 
     def send_final(self, ticket: Ticket, response: Response) -> None:
-        entry = ticket.entry
-        if self._orders and isinstance(entry, SequenceEntry) and entry.instance >= 0:
+        entry = ticket.sequence_entry
+        if self._orders and entry is not None and entry.instance >= 0:
             self._orders[entry.instance].send_final(ticket, response)
         else:
             ticket.send_final(response)
@@ -94,7 +95,8 @@ class SequenceScheduler(Scheduler):
         now_ns = time.monotonic_ns()
         with self._lock:
             for ticket in tickets:
-                self._line.finish(ticket.entry, now_ns)
+                if ticket.sequence_entry is not None:
+                    self._line.finish(ticket.sequence_entry, now_ns)
         super().release(tickets)
         with self._lock:
             runs, expired = self._decide()
@@ -108,7 +110,8 @@ class SequenceScheduler(Scheduler):
             # Whoever cancels closes the ticket first, and looks under the lock whether it waits then.
             goes_on = not ticket.is_closed and not self._is_abandoned
             if goes_on:
-                self._line.take_again(ticket.entry, ticket, now_ns)
+                assert ticket.sequence_entry is not None
+                self._line.take_again(ticket.sequence_entry, ticket, now_ns)
                 runs, expired = self._decide()
         if goes_on:
             self._carry_out(runs, expired)
@@ -125,25 +128,28 @@ class SequenceScheduler(Scheduler):
         if has_waiting:
             self._timer.call_at(now_ns, self.look_again)
 
-    def _entry(self, ticket: Ticket) -> SequenceEntry[Ticket]:
-        plain, step = ticket.entry, ticket.request.sequence
+    def _entry(self, ticket: Ticket) -> Entry[Ticket]:
+        return ticket if ticket.sequence_entry is None else ticket.sequence_entry
+
+    def _new_entry(self, ticket: Ticket) -> SequenceEntry[Ticket]:
+        step = ticket.request.sequence
         if self._is_iterative:
             step = SequenceStep(self._made_id() if step is None else step.id, is_start=True)
         elif step is None:
             raise InvalidRequest(
                 f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
             )
-        if plain.rows > 1:
+        if ticket.rows > 1:
             raise InvalidRequest(
                 f"inference request to model '{self._name}' must specify batch-size 1 due to requirements of sequence "
-                f"batcher, got {plain.rows}"
+                f"batcher, got {ticket.rows}"
             )
         self._controls.check_id(step.id)
         return SequenceEntry(
             rows=1,
-            key=plain.key,
-            arrived_ns=plain.arrived_ns,
-            start_by_ns=plain.start_by_ns,
+            key=ticket.key,
+            arrived_ns=ticket.arrived_ns,
+            start_by_ns=ticket.start_by_ns,
             id=step.id,
             is_start=step.is_start,
             is_end=step.is_end,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING
 from edge_server.backends import load_backend
 from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
 from edge_server.core.batch import BatchPlan
-from edge_server.core.batch_queue import Entry
 from edge_server.core.check import RequestCheck
 from edge_server.core.gpu_fault import GpuFault, classify
 from edge_server.core.lifecycle import Resolved, VersionSnapshot, VersionState, next_state
@@ -23,6 +24,7 @@ from edge_server.core.view import InstanceReport, VersionReport
 from edge_server.errors import BadModelConfig, DeviceLost, Draining, EdgeServerError, NotReady, SessionLost, TooLate
 from edge_server.memory.allocator import read_resident_bytes
 from edge_server.serving.counters import Counters
+from edge_server.serving.execution.inline import InlineRule
 from edge_server.serving.gate import OPEN_GATE, Gate
 from edge_server.serving.gpus import Gpus, gpus_of
 from edge_server.serving.instance import Instance
@@ -79,7 +81,7 @@ class ModelVersion:
         self._confirm = resolved.confirm
         self._settings = settings.get(self.spec.backend, {})
         self._server = server
-        self._keeps_thread = False
+        self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
         self._plan = BatchPlan(self.spec)
         self._check = RequestCheck(self.spec)
         self._counters = Counters(self.name, self.version)
@@ -88,6 +90,9 @@ class ModelVersion:
         self._scheduler, self._execute, self._states = schedule(
             self.spec, self._plan, self._counters, timer, gate, limiter
         )
+        self._cancel = self._scheduler.cancel
+        self._claims_lock: threading.Lock | None = None
+        """Guards the claims of all tickets, of a model that sends one response to each request."""
         self._pool = pool
         self._timer = timer
         self._cache = cache
@@ -147,7 +152,10 @@ class ModelVersion:
             raise
         if self._info is not None:
             self.spec = with_facts_in_force(self.spec, self._info)
-            self._keeps_thread = self._info.keeps_thread
+            self._inline = InlineRule(self._info, self.spec.is_decoupled)
+            self._execute.inline = self._inline if self._inline.depends_on_runs else None
+        if not self._instances[0].sees_requests:
+            self._claims_lock = threading.Lock()
         self._load_s = time.monotonic() - started
         self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, 0)
         self._counters.record_load(self._load_s)
@@ -171,28 +179,38 @@ class ModelVersion:
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
         in time, or Draining when the version is being retired; then the caller still owns the request."""
-        rows = self._check.rows(request)
-        entry: Entry[Ticket] = Entry(
-            rows, self._check.merge_key(request), time.monotonic_ns(), request.priority, request.timeout_us
-        )
+        memo = request.memo
+        head = None if memo is None else memo.head
+        if head is None or head.check is not self._check or not head.is_certain:
+            head = self._check.head(request)
         if self._lane is not None:
             sink = self._lane.sink(request, sink)
-        ticket = Ticket(request, self.version, entry, sink, self._scheduler.cancel)
-        if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us > 0):
-            self._admit(ticket, may_run=hold_us > 0 and not self._keeps_thread)
+        ticket = Ticket(
+            request,
+            self.version,
+            head.rows,
+            head.key,
+            time.monotonic_ns(),
+            sink,
+            self._cancel,
+            head.outputs,
+            self._claims_lock,
+        )
+        if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us == math.inf):
+            self._admit(ticket, is_inline=hold_us > self._inline.needed_hold_us)
         return ticket
 
-    def _admit(self, ticket: Ticket, *, may_run: bool = False) -> None:
+    def _admit(self, ticket: Ticket, *, is_inline: bool = False) -> None:
         """Have the ticket computed, if the gate and its deadline allow it."""
-        request, entry = ticket.request, ticket.entry
+        request = ticket.request
         try:
             if request.deadline_ns:
-                self._set_latest_start(entry, request.deadline_ns)
+                self._set_latest_start(ticket, request.deadline_ns)
             if not self._gate.is_open:
-                ticket.charged_s = self._gate.admit(self.spec, request, entry.rows * self._counters.row_ns / 1e9)
+                ticket.charged_s = self._gate.admit(self.spec, request, ticket.rows * self._counters.row_ns / 1e9)
             if request.trace is not None:
-                request.trace.begin(self.name, self.version, request.id, entry.arrived_ns, request.inputs.values())
-            self._scheduler.submit(ticket, may_run=may_run)
+                request.trace.begin(self.name, self.version, request.id, ticket.arrived_ns, request.inputs.values())
+            self._scheduler.submit(ticket, is_inline=is_inline)
         except EdgeServerError as error:
             if request.trace is not None:
                 request.trace.refuse(time.monotonic_ns())
@@ -200,22 +218,22 @@ class ModelVersion:
                 self._gate.settle(ticket.charged_s, 0.0)
                 ticket.charged_s = 0.0
             if not isinstance(error, Draining):
-                self._counters.record_failure(error, entry.arrived_ns, time.monotonic_ns())
+                self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
             raise
 
-    def _set_latest_start(self, entry: Entry[Ticket], deadline_ns: int) -> None:
+    def _set_latest_start(self, ticket: Ticket, deadline_ns: int) -> None:
         """Refuse what would not be finished in time if it began now, going by how long runs take here."""
         run_ns = int(self._counters.run_ns)
-        entry.start_by_ns = deadline_ns - run_ns
-        left_ns = deadline_ns - entry.arrived_ns
+        ticket.start_by_ns = deadline_ns - run_ns
+        left_ns = deadline_ns - ticket.arrived_ns
         if run_ns < left_ns:
             return
         if left_ns <= 0:
             raise TooLate(f"the deadline of the request to model '{self.name}' passed before it was taken up")
-        if entry.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
+        if ticket.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
             # Only runs tell how long runs take: refusing all would never find out that they became faster.
-            self._tried_ns = entry.arrived_ns
-            entry.start_by_ns = deadline_ns
+            self._tried_ns = ticket.arrived_ns
+            ticket.start_by_ns = deadline_ns
             return
         raise TooLate(
             f"model '{self.name}' takes about {run_ns / 1e6:.1f} ms, "

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.core.message import Response
 from edge_server.core.model import ModelSpec
-from edge_server.core.tensor import DType
+from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2 import header_cache
 from edge_server.frontends.v2.header_cache import MAX_KEPT, HeaderCache
-from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer
+from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 
 REGIONS = SharedMemoryRegistry(is_allowed=True)
@@ -94,6 +95,102 @@ def test_a_header_decodes_the_same_the_third_time(spec, decodings, case):
     for _ in range(5):
         assert shown(decode(decoder, text + payload, len(text), spec, version=3)) == expected
     assert len(decodings) == 2
+
+
+def json_text(*data: str, separators: tuple[str, str] = (",", ":"), dtype: str = "FP32", **more: Any) -> bytes:
+    """Return a text whose inputs hold the JSON texts `data`."""
+    inputs = [{"name": f"IN{i}" if i else "IN", "datatype": dtype, "shape": [2], "data": i} for i in range(len(data))]
+    text = json.dumps({"inputs": inputs, **more}, separators=separators)
+    for i, value in enumerate(data):
+        text = text.replace(f'"data"{separators[1]}{i}', f'"data"{separators[1]}{value}')
+    return text.encode()
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("dtype", ["FP32", "INT8"])
+def test_json_around_arrays_is_recognised_and_its_numbers_are_read_anew(spec, decodings, separators, dtype):
+    cache = HeaderCache(REGIONS)
+    for i in range(6):
+        body = json_text(f"[{i}, {i + 1}]", f" [ -{i},7]", separators=separators, dtype=dtype, outputs=[{"name": "X"}])
+        decoded = decode(cache, body, None, spec)
+        assert shown(decoded) == shown(decode_infer(body, None, spec, REGIONS))
+        assert decoded.request.inputs["IN1"].array.tolist() == [-i, 7]
+    assert len(decodings) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "data"),
+    [
+        ("FP32", "[1]"), ("FP32", "[1,2,3]"), ("FP32", "[1,true]"), ("FP32", '[1,"2"]'), ("FP32", "[1,null]"),
+        ("FP32", "[1,2"), ("FP32", "1,2]"), ("FP32", "[1,2],"), ("FP32", "[1,2]]"), ("FP32", "[1,,2]"),
+        ("FP32", "[1,1e39]"), ("FP32", "[1,{}]"), ("FP32", "[01,2]"), ("FP32", ""), ("FP32", "5"),
+        ("FP32", '[1,2],"data":[1,2]'), ("FP32", '[1,2],"name":"IN"'), ("FP32", "[1,2]}]}"), ("FP32", "[1,\u00b2]"),
+        ("INT8", "[1,128]"), ("INT8", "[1,2.0]"), ("INT8", "[1,true]"), ("INT8", "[1,1e0]"), ("INT8", "[1,NaN]"),
+    ],
+)  # fmt: skip
+def test_wrong_data_in_a_known_text_is_refused_in_the_same_words(spec, dtype, data):
+    cache = HeaderCache(REGIONS)
+    for _ in range(4):
+        decode(cache, json_text("[1,2]", dtype=dtype), None, spec)
+    body = json_text(data, dtype=dtype)
+    with pytest.raises(InvalidRequest) as known:
+        decode(cache, body, None, spec)
+    with pytest.raises(InvalidRequest) as fresh:
+        decode_infer(body, None, spec, REGIONS)
+    assert known.value.message == fresh.value.message
+
+
+@pytest.mark.parametrize("data", ["[[1],[2]]", "[[1,2]]", "[1,-0.5e-3]", "[NaN,Infinity]", "[1,3.4e38]", "[ 1 , 2 ]\n"])
+def test_unusual_data_in_a_known_text_is_what_it_is_at_first_sight(spec, data):
+    cache = HeaderCache(REGIONS)
+    for _ in range(4):
+        decode(cache, json_text("[1,2]"), None, spec)
+    found, fresh = decode(cache, json_text(data), None, spec), decode_infer(json_text(data), None, spec, REGIONS)
+    np.testing.assert_array_equal(found.request.inputs["IN"].array, fresh.request.inputs["IN"].array)
+
+
+def test_a_string_that_looks_like_data_is_not_cut(spec, decodings):
+    cache = HeaderCache(REGIONS)
+    item = '{"name":"IN","datatype":"FP32","shape":[2],"data":[%d,2]}'
+    for i in range(5):
+        body = b'{"parameters":{"x":"\\"data\\":[1]","data":[1]},"inputs":[' + (item % i).encode() + b"]}"
+        with pytest.raises(InvalidRequest):
+            decode(cache, body, None, spec)
+        body = b'{"parameters":{"x":"\\"data\\":[1,2]"},"inputs":[' + (item % i).encode() + b"]}"
+        assert decode(cache, body, None, spec).request.inputs["IN"].array.tolist() == [i, 2]
+
+
+def answered(*tensors: Tensor, spec: ModelSpec, **more: Any) -> Response:
+    return Response("m", 1, outputs=tensors, spec=spec, **{"request_id": "", **more})
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_an_answer_of_known_shapes_is_the_text_that_it_is_at_first_sight(make_spec, spec, binary):
+    cache = HeaderCache(REGIONS)
+    other = make_spec("m", DType.FP32)
+    parameters = {"binary_data_output": binary}
+    for i in range(8):
+        name = f"r{i}" if i % 2 else ""
+        body = json_text("[1,2]", parameters=parameters, **({"id": name} if name else {}))
+        body = body if not name else b'{"id":"' + name.encode() + b'",' + json_text("[1,2]", parameters=parameters)[1:]
+        decoded = decode(cache, body, None, spec)
+        values = np.array([[i, 0.1], [np.nan if i == 6 else -i, 3e38]], "<f4")
+        counts = np.arange(2 + (i > 4), dtype="<i8")
+        tensors = (Tensor("B", DType.INT64, counts), Tensor("OUT", DType.FP32, values.T if i == 7 else values))
+        response = answered(*tensors, spec=other if i > 5 else spec, request_id=name)
+        text, chunks, size = cache.encode(response, decoded, spec)
+        expected, raw, length = encode_infer(response, decoded, spec)
+        assert (text, [bytes(chunk) for chunk in chunks], size) == (expected, [bytes(chunk) for chunk in raw], length)
+
+
+def test_half_precision_has_no_json_form_at_any_sight(make_spec):
+    cache = HeaderCache(REGIONS)
+    spec = make_spec("m", DType.FP32)
+    for _ in range(5):
+        decoded = decode(cache, json_text("[1,2]"), None, spec)
+        response = answered(Tensor("OUT", DType.FP16, np.zeros(2, "<f2")), spec=spec)
+        with pytest.raises(InvalidRequest, match="FP16"):
+            cache.encode(response, decoded, spec)
 
 
 def test_ids_in_front_may_change_and_tensors_do(spec, decodings):

@@ -31,7 +31,7 @@ class Call:
 
     request: Request
     sink: ResponseSink
-    may_run: bool
+    hold_us: float
     is_cancelled: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_closed: bool = False
@@ -151,7 +151,7 @@ class FakeService:
             return list(self.calls)
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> Call:
-        call = Call(request, sink, hold_us > 0)
+        call = Call(request, sink, hold_us)
         with self.arrived:
             self.calls.append(call)
             self.arrived.notify_all()

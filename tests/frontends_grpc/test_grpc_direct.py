@@ -1,9 +1,8 @@
-"""The direct door: which grpcio it is offered by, what it does for brief models, and a reader that is held up."""
+"""The direct door: which grpcio it is offered by, and a reader that is held up."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.grpc import direct, direct_check
 from edge_server.frontends.grpc.direct_check import may_be_direct, works
-from edge_server.frontends.v2.brevity import BRIEF_NS, Brevity
 
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -66,40 +64,6 @@ def test_an_interface_that_changed_means_the_ordinary_door(monkeypatch: pytest.M
     monkeypatch.setattr(direct, "cygrpc", Changed())
     assert not works()
     works.cache_clear()
-
-
-def test_a_model_is_brief_once_it_was_seen_to_be_and_until_it_is_not() -> None:
-    brevity = Brevity()
-    assert not brevity.is_brief("m")
-    brevity.note("m", 0)
-    assert not brevity.is_brief("m")
-    brevity.note("m", time.monotonic_ns() + BRIEF_NS)  # however long this thread is held up here
-    assert brevity.is_brief("m")
-    for _ in range(3):
-        brevity.note("m", time.monotonic_ns() - 10 * BRIEF_NS)
-    assert not brevity.is_brief("m")
-    assert not brevity.is_brief("other")
-
-
-def test_a_brief_model_runs_on_the_thread_that_reads(direct_door: Any, make_request: Any) -> None:
-    def answer_now(call: Any) -> None:
-        begun_ns = time.monotonic_ns() + BRIEF_NS  # brief however long this thread is held up before it is looked at
-        call.answer(Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4")), started_ns=begun_ns)
-
-    direct_door.service.behaviours["brief"] = answer_now
-    for _ in range(2):
-        direct_door.call("ModelInfer", make_request("brief"))
-    assert [call.may_run for call in direct_door.service.calls] == [False, True]
-    assert [message.infer_response.id for message in direct_door.stream([make_request("brief", id="s")])] == ["s"]
-    assert direct_door.service.calls[-1].may_run
-
-
-def test_a_model_that_answers_any_number_of_times_never_runs_on_the_thread_that_reads(
-    direct_door: Any, make_request: Any
-) -> None:
-    for _ in range(5):
-        list(direct_door.stream([make_request("repeat", id="a")]))
-    assert not any(call.may_run for call in direct_door.service.calls)
 
 
 def test_a_stream_takes_no_thread_of_its_own(direct_door: Any, make_request: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, QueueFull, Throttled
 from edge_server.protocol import messages
+from edge_server.service import READING_THREAD_HOLD_US
 
 
 def floats(message: Any, index: int = 0) -> list[float]:
@@ -94,8 +96,8 @@ def test_requested_outputs_and_version_reach_the_service(door: Any, make_request
     door.call("ModelInfer", request)
     seen = door.service.calls[0]
     assert (seen.request.version, seen.request.outputs) == (1, ("OUTPUT0",))
-    # At the direct door only a model that is known to be brief may run on the thread that reads.
-    assert seen.may_run is not door.frontend.is_direct
+    # At the direct door the thread that reads for all clients submits, elsewhere one that only waits.
+    assert seen.hold_us == (READING_THREAD_HOLD_US if door.frontend.is_direct else math.inf)
 
 
 def test_an_answer_from_another_thread_wakes_the_call(door: Any, make_request: Any) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.batch_queue import Entry
 from edge_server.core.message import Request
 from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.core.tensor import DType, Tensor
@@ -202,7 +201,7 @@ def test_a_failing_batch_fails_each_ticket_and_pins_no_tensor_and_the_next_is_se
 def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(house: Any, new_mailbox: Any) -> None:
     version = house.load(house.spec())
     loan, mailbox = Loan(1), new_mailbox()
-    ticket = Ticket(loan.request, 1, Entry(1, None, 0), mailbox, version._scheduler.cancel)
+    ticket = Ticket(loan.request, 1, 1, None, 0, mailbox, version._scheduler.cancel)
     version._scheduler.enter(ticket)
 
     def run(inputs: Any, outputs: Any) -> Any:
@@ -213,7 +212,7 @@ def test_inputs_are_given_back_though_whoever_is_told_of_the_failure_raises(hous
 
     version._execute.on_failure = tell
     with pytest.raises(RuntimeError, match="cannot note: failed as told"):
-        version._execute(SimpleNamespace(run=run, takes_device_memory=False), [ticket])
+        version._execute(SimpleNamespace(run=run, takes_requests=False, takes_device_memory=False), [ticket])
     assert isinstance(mailbox.final().error, BackendError)
     loan.wait_returned()
     assert version.in_flight == 0

@@ -11,7 +11,7 @@ import pytest
 from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import BackendError, DeadlineExceeded, Throttled
 from edge_server.serving import version as version_module
-from edge_server.serving.counters import BatchTimes, Counters
+from edge_server.serving.counters import Counters
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -25,8 +25,8 @@ def learned(house: Any, run_ms: float, **more: Any) -> Any:
     """Load a model that is known to take so long; the run is told of, not done."""
     version = house.load(house.spec(**more))
     now_ns = time.monotonic_ns()
-    times = BatchTimes(now_ns - int(run_ms * MS), now_ns, now_ns, now_ns)
-    version._counters.record_batch([times.start_ns], 1, 1, times)
+    start_ns = now_ns - int(run_ms * MS)
+    version._counters.record_batch([start_ns], 1, 1, start_ns, now_ns, now_ns, now_ns)
     return version
 
 
@@ -116,7 +116,7 @@ def test_one_slow_run_says_less_than_one_fast_run() -> None:
     counters = Counters("m", 1)
 
     def run(ms: int) -> float:
-        counters.record_batch([0], 1, 1, BatchTimes(0, 0, 0, ms * MS))
+        counters.record_batch([0], 1, 1, 0, 0, 0, ms * MS)
         return counters.run_ns / MS
 
     assert run(10) == 10
@@ -126,7 +126,7 @@ def test_one_slow_run_says_less_than_one_fast_run() -> None:
 
 def test_the_time_of_a_row_is_its_part_of_the_batch() -> None:
     counters = Counters("m", 1)
-    counters.record_batch([0], 4, 4, BatchTimes(0, 0, 0, 40 * MS))
+    counters.record_batch([0], 4, 4, 0, 0, 0, 40 * MS)
     assert (counters.run_ns, counters.row_ns) == (40 * MS, 10 * MS)
 
 

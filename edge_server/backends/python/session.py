@@ -132,6 +132,7 @@ class PythonSession(RequestSession):
             "as the model says",
             options,
             keeps_thread=bool(self._own_thread),
+            only_computes=not self._own_thread,
         )
 
     def _load_error(self, job: OpenJob, error: BaseException) -> LoadError:

@@ -135,6 +135,7 @@ class TensorRTBackend(Backend):
                     f"GPU:{job.device_id}",
                     precision,
                     _as_text(terms, device, digest),
+                    only_computes=True,
                 )
                 return TensorRTSession(
                     self._library, engine, context, terms, info, partial(self._shared.give_back, key)

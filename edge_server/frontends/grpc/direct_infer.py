@@ -18,7 +18,6 @@ from edge_server.frontends.grpc.infer import call_deadline_ns, forwarded_metadat
 from edge_server.frontends.grpc.read import InferReader
 from edge_server.frontends.grpc.request import Plan, plan_of, request_of
 from edge_server.frontends.grpc.traced import COMPLETE, SEND_END, SEND_START, begin_trace
-from edge_server.frontends.v2.brevity import Brevity
 from edge_server.service import READING_THREAD_HOLD_US
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 class DirectInfer:
     """What every call needs: the service, how messages are read, who may call."""
 
-    __slots__ = ("brevity", "header_pattern", "reader", "restriction", "service")
+    __slots__ = ("header_pattern", "reader", "restriction", "service")
 
     def __init__(
         self,
@@ -42,7 +41,6 @@ class DirectInfer:
         self.reader = reader
         self.header_pattern = header_pattern
         self.restriction = restriction
-        self.brevity = Brevity()
 
     def call(self, event: Event, closed: Callable[[], None]) -> InferCall:
         return InferCall(event, closed, self)
@@ -112,8 +110,7 @@ class InferCall(UnaryCall):
         request.deadline_ns = call_deadline_ns(request.deadline_ns, self)
         if traces.is_on:
             self._trace = begin_trace(traces, request, self.invocation_metadata(), received_ns)
-        hold_us = READING_THREAD_HOLD_US if infer.brevity.is_brief(plan.model) else 0.0
-        return infer.service.submit(request, self._take, hold_us=hold_us)
+        return infer.service.submit(request, self._take, hold_us=READING_THREAD_HOLD_US)
 
     def _take(self, response: Response) -> None:
         """Take the model's responses, on whichever thread; the last one that tells something is the answer."""
@@ -133,7 +130,6 @@ class InferCall(UnaryCall):
         self._response = self._plan = None
         assert response is not None
         assert plan is not None
-        self._infer.brevity.note(plan.model, response.started_ns)
         if self._trace is not None:
             self._trace.stamp(COMPLETE)
         try:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from edge_server.core.message import Parameter, Response
+from edge_server.core.message import Parameter
 from edge_server.errors import EdgeServerError
 from edge_server.frontends.grpc.access import Restriction
 from edge_server.frontends.grpc.boundary import Ending, ending, known
@@ -18,7 +18,6 @@ from edge_server.frontends.grpc.exchange import Answer, End, InferStream, stoppi
 from edge_server.frontends.grpc.infer import forwarded_metadata
 from edge_server.frontends.grpc.open_streams import OpenStreams
 from edge_server.frontends.grpc.read import InferReader
-from edge_server.frontends.v2.brevity import Brevity
 from edge_server.service import READING_THREAD_HOLD_US
 
 if TYPE_CHECKING:
@@ -35,12 +34,10 @@ class DirectStreams:
         header_pattern: re.Pattern[str] | None,
         restriction: Restriction | None,
         opened: OpenStreams,
-        brevity: Brevity,
     ) -> None:
         self.service = service
         self.reader = reader
         self.opened = opened
-        self.brevity = brevity
         self._header_pattern = header_pattern
         self._restriction = restriction
 
@@ -106,12 +103,7 @@ class DirectStream(InferStream):
     # -- any thread
 
     def _hold_us(self, model: str, is_ordered: bool) -> float:
-        # A model that answers any number of times may take any time between them.
-        return READING_THREAD_HOLD_US if is_ordered and self._streams.brevity.is_brief(model) else 0.0
-
-    def _answered(self, model: str, response: Response) -> None:
-        if response.is_final:
-            self._streams.brevity.note(model, response.started_ns)
+        return READING_THREAD_HOLD_US
 
     def _made_room(self) -> None:
         if not self._reader_waits:

@@ -137,15 +137,11 @@ class InferStream(abc.ABC):
 
     @abc.abstractmethod
     def _hold_us(self, model: str, is_ordered: bool) -> float:
-        """Return whether the reading thread may run the request at hand itself."""
+        """Return for how long the reading thread may be held by the request at hand. See InferenceService.submit."""
 
     @abc.abstractmethod
     def _flush(self) -> None:
         """See to it that what is in the outbox is sent. Called without the lock."""
-
-    @abc.abstractmethod
-    def _answered(self, model: str, response: Response) -> None:
-        """Take note that a response came."""
 
     # -- life
 
@@ -294,7 +290,6 @@ class InferStream(abc.ABC):
             if response.is_final:
                 exchange.close()
             return
-        self._answered(exchange.plan.model, response)
         if is_overfull:
             self.end(Throttled("the client does not read the responses of its stream, of which too many wait"))
         else:

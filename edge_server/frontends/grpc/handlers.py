@@ -85,9 +85,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no t
         paths = {method.name: method.path for method in messages.service_methods(messages.GRPC_SERVICE)}
         pattern, guards = self._config.header_pattern, self._restrictions
         unary = DirectInfer(self._service, self._reader, pattern, guards.get("ModelInfer"))
-        streams = DirectStreams(
-            self._service, self._reader, pattern, guards.get("ModelStreamInfer"), self._opened, unary.brevity
-        )
+        streams = DirectStreams(self._service, self._reader, pattern, guards.get("ModelStreamInfer"), self._opened)
         return {paths["ModelInfer"]: unary.call, paths["ModelStreamInfer"]: streams.call}
 
     def stop_streams(self) -> None:

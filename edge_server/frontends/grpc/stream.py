@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from edge_server.core.message import Parameter, Response
+from edge_server.core.message import Parameter
 from edge_server.frontends.grpc.boundary import known
 from edge_server.frontends.grpc.exchange import Answer, End, InferStream, stopping
 from edge_server.frontends.grpc.pace import Pace
@@ -175,9 +175,6 @@ class StreamInfer(InferStream):
 
     def _hold_us(self, model: str, is_ordered: bool) -> float:
         return math.inf if self._runs_here else 0.0
-
-    def _answered(self, model: str, response: Response) -> None:
-        """Nothing to learn: the pace is of the whole stream."""
 
     def _flush(self) -> None:
         """Nothing to do: a thread waits for the outbox."""

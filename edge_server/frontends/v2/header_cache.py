@@ -20,7 +20,14 @@ from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_codec import DecodedRequest, answer_text, decode_infer, encode_infer, is_sent_raw
-from edge_server.frontends.v2.json_data import array_from_list, json_text_from_tensor
+from edge_server.frontends.v2.json_data import (
+    FEW,
+    FLOATS,
+    LARGEST_FP32,
+    array_from_list,
+    integer_range,
+    json_text_from_tensor,
+)
 from edge_server.frontends.v2.json_numbers import LARGE_BYTES
 from edge_server.frontends.v2.json_text import parse_object
 from edge_server.frontends.v2.outputs import RequestedOutput
@@ -36,8 +43,7 @@ MAX_KEPT_BYTES = 2048
 _ID = re.compile(rb'\{"id":\s?"([0-9A-Za-z_.:-]{0,64})",')
 _PLAIN = frozenset(DType) - {DType.BOOL, DType.BYTES}
 _NUMBERS: dict[DType, frozenset[type]] = {
-    dtype: frozenset((int, float) if dtype in (DType.FP32, DType.FP64) else (int,))
-    for dtype in _PLAIN - {DType.FP16, DType.BF16}
+    dtype: frozenset((int, float) if dtype in FLOATS else (int,)) for dtype in _PLAIN - {DType.FP16, DType.BF16}
 }
 """Types of numbers that may be in a JSON array, and the types of Python that they are read as."""
 
@@ -60,6 +66,8 @@ class _Part:
     end: int
     is_plain: bool
     """Whether any bytes of that size are such a tensor."""
+    limits: tuple[int, int] | None
+    """The least and the greatest integer; None for floating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +176,15 @@ class HeaderCache:
         following = 1
         for place, is_raw in known.order:
             if is_raw:
-                chunks.append(raw_from_tensor(outputs[place]))
+                array = outputs[place].array
+                # As raw_from_tensor, which copies where the numbers are not in a row.
+                is_row = array.flags.c_contiguous and array.ndim
+                chunks.append(array.data.cast("B") if is_row else raw_from_tensor(outputs[place]))
             else:
-                texts += (json_text_from_tensor(outputs[place]), known.literals[following])
+                # As json_text_from_tensor, which writes those that no JSON number is.
+                numbers = repr(outputs[place].array.reshape(-1).tolist())
+                numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers.replace(" ", "")
+                texts += (numbers, known.literals[following])
                 following += 1
         text = "".join(texts).encode("ascii")
         return text, chunks, len(text) if chunks else None
@@ -240,7 +254,22 @@ def _from_numbers(known: _Known, text: bytes, start: int, model: str) -> dict[st
             return None
         if not _NUMBERS[part.dtype].issuperset(map(type, values)):
             return None
-        array = array_from_list(part.name, part.dtype, values, model)
+        if part.limits is not None:
+            if min(values) < part.limits[0] or max(values) > part.limits[1]:
+                return None
+            array = np.array(values, part.dtype.numpy)
+        elif len(values) > FEW:
+            array = array_from_list(part.name, part.dtype, values, model)
+        else:
+            try:
+                array = np.array(values, np.float64)
+            except OverflowError:
+                return None
+            # Otherwise infinite, no number, or near the end of the range: rare, and looked at one by one.
+            if not array.dot(array) < LARGEST_FP32**2:
+                return None
+            if part.dtype is DType.FP32:
+                array = array.astype(np.float32)
         inputs[part.name] = Tensor(part.name, part.dtype, array.reshape(part.shape))
     return inputs
 
@@ -291,7 +320,10 @@ def _known(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) ->
         # No view of no bytes: numpy makes none.
         is_plain = tensor.dtype in _PLAIN and size > 0
         count = math.prod(tensor.shape)
-        parts.append(_Part(tensor.name, tensor.dtype, tensor.shape, count, start, start + size, is_plain))
+        if literals and not count:
+            return None
+        limits = None if tensor.dtype in FLOATS or not literals else integer_range(tensor.dtype)
+        parts.append(_Part(tensor.name, tensor.dtype, tensor.shape, count, start, start + size, is_plain, limits))
         start += size
     request = decoded.request
     return _Known(
@@ -314,8 +346,10 @@ def _known_answer(response: Response, decoded: DecodedRequest, spec: ModelSpec) 
     outputs = response.outputs
     if response.spec is None or decoded.output_places or any(item.classification for item in decoded.outputs.values()):
         return None
-    if any(type(item) is not Tensor or item.dtype not in _PLAIN or not item.array.size for item in outputs):
-        return None
+    for item in outputs:
+        can_go = item.dtype in (_PLAIN if is_sent_raw(item.name, decoded) else _NUMBERS)
+        if not can_go or type(item) is not Tensor or not item.array.size:
+            return None
     text, order = answer_text(response, decoded, spec, _MARK)
     return _KnownAnswer(
         response.spec,

@@ -41,7 +41,7 @@ class CacheLane:
         """Answer the ticket from the cache, or look it up on another thread and go on from there. False when it is the
         caller's to have it computed. Raises what the outlet refuses with."""
         deadline_ns = ticket.request.deadline_ns
-        if not isinstance(sink, RecalledCall) or 0 < deadline_ns <= ticket.entry.arrived_ns:
+        if not isinstance(sink, RecalledCall) or 0 < deadline_ns <= ticket.arrived_ns:
             return False
         if not self._recall.is_quick(ticket.request, may_wait=may_wait):
             self._outlet.enter(ticket)
@@ -70,7 +70,7 @@ class CacheLane:
     def _hit(self, ticket: Ticket, response: Response) -> None:
         request = ticket.request
         if request.trace is not None:
-            arrived_ns = ticket.entry.arrived_ns
+            arrived_ns = ticket.arrived_ns
             request.trace.begin(request.model, ticket.version, request.id, arrived_ns, request.inputs.values())
             request.trace.outputs(response.outputs)
         self._answer(ticket, response)

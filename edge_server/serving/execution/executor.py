@@ -16,7 +16,8 @@ from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.core.model import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, EdgeServerError
-from edge_server.serving.counters import BatchTimes, Counters
+from edge_server.serving.counters import Counters
+from edge_server.serving.execution.inline import InlineRule
 from edge_server.serving.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class BatchExecutor:
     """
 
     on_failure: Callable[[EdgeServerError], None] | None = None
+    inline: InlineRule | None = None
+    """Told how long runs hold their thread, where it depends on that. Answering is no part of it, but of models that
+    answer within their run."""
 
     def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
         self._spec = spec
@@ -46,104 +50,76 @@ class BatchExecutor:
         self._counters = counters
         self._outlet = outlet
 
-    def __call__(self, session: Session | RequestSession, batch: list[Ticket]) -> None:
-        if isinstance(session, RequestSession):
+    def __call__(self, session: Session | RequestSession, batch: list[Ticket]) -> Sequence[Ticket]:
+        """Run a batch and answer its tickets. Return those that the caller has to release now: all of them, or none."""
+        if session.takes_requests:
             self._execute_requests(session, batch)
-        else:
-            self._run_rows(session, batch)
-
-    def _run_rows(self, session: Session, batch: list[Ticket]) -> None:
-        times = BatchTimes(time.monotonic_ns())
-        small: EdgeServerError | None = None
-        try:
-            answers = self._compute(session, batch, times)
-        except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
-            small = self._as_small_error(error)
-            self._fail(batch, small, times.start_ns)
-        else:
-            self._answer(batch, answers, times)
-        try:
-            # First, as what is released lets others run: not on a GPU that is lost, if that is what is told here.
-            if small is not None and self.on_failure is not None:
-                self.on_failure(small)
-        finally:
-            self._outlet.release(batch)
-
-    def _compute(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
-        plan = self._plan
+            return ()
         if len(batch) == 1 and not session.takes_device_memory:
-            request, rows = batch[0].request, batch[0].entry.rows
-            inputs = plan.gather_one(request)
-            times.input_end_ns = time.monotonic_ns()
-            outputs = session.run(inputs, plan.wanted_by(request))
-            times.infer_end_ns = time.monotonic_ns()
-            answer = plan.scatter_one(outputs, request, rows)
-            times.end_ns = time.monotonic_ns()
-            return [answer]
-        requests = [ticket.request for ticket in batch]
-        if session.takes_device_memory and plan.uses_device(requests):
-            return self._compute_on_device(session, batch, times)
-        inputs = plan.gather(requests)
-        times.input_end_ns = time.monotonic_ns()
-        outputs = session.run(inputs, plan.wanted(requests))
-        times.infer_end_ns = time.monotonic_ns()
-        answers = plan.scatter(outputs, requests, [ticket.entry.rows for ticket in batch])
-        times.end_ns = time.monotonic_ns()
-        return answers
+            return self._run_one(session, batch)
+        return self._run_rows(session, batch)
 
-    def _answer_one(self, ticket: Ticket, outputs: tuple[Tensor, ...], times: BatchTimes) -> None:
-        """As `_answer`, for the batch of one request, which most are on a small box."""
-        entry, request = ticket.entry, ticket.request
-        rows = entry.rows
+    def _run_one(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
+        """As `_run_rows`, for the batch of one request, which most are on a small machine."""
+        ticket = batch[0]
+        request, rows, plan = ticket.request, ticket.rows, self._plan
+        inline = self.inline
+        began_ns = -1 if inline is None else inline.begin()
+        start_ns = time.monotonic_ns()
+        try:
+            inputs = plan.gather_one(request)
+            input_end_ns = time.monotonic_ns()
+            results = session.run(inputs, ticket.outputs)
+            infer_end_ns = time.monotonic_ns()
+            outputs = plan.scatter_one(results, request, rows, ticket.outputs)
+            end_ns = time.monotonic_ns()
+        except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
+            return self._fail_batch(batch, error, start_ns)
+        if inline is not None:
+            inline.end(end_ns - start_ns, began_ns)
         if (trace := request.trace) is not None:
-            trace.computed(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
+            trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
             trace.outputs(outputs)
         if ticket.charged_s:
-            ticket.took_s = (times.end_ns - times.start_ns) / 1e9
-        if not ticket.claim():
-            self._counters.record_batch((), 0, rows, times)
-            return
-        self._counters.record_batch((entry.arrived_ns,), rows, rows, times)
-        self._outlet.send_final(
-            ticket,
-            Response(
-                request.model, ticket.version, request.id, outputs, NO_PARAMETERS, None, True,
-                self._plan.spec, times.start_ns, rows,
-            ),
-        )  # fmt: skip
+            ticket.took_s = (end_ns - start_ns) / 1e9
+        is_claimed = ticket.claim()
+        arrivals_ns, answered_rows = ((ticket.arrived_ns,), rows) if is_claimed else ((), 0)
+        self._counters.record_batch(arrivals_ns, answered_rows, rows, start_ns, input_end_ns, infer_end_ns, end_ns)
+        if is_claimed:
+            self._outlet.send_final(
+                ticket,
+                Response(
+                    request.model, ticket.version, request.id, outputs, NO_PARAMETERS, None, True, plan.spec, start_ns,
+                    rows,
+                ),
+            )  # fmt: skip
+        return batch
 
-    def _compute_on_device(self, session: Session, batch: list[Ticket], times: BatchTimes) -> list[tuple[Tensor, ...]]:
-        """As `_compute`, with tensors in the memory of GPUs left there."""
-        plan = self._plan
-        requests = [ticket.request for ticket in batch]
-        inputs = plan.gather_on_device(requests)
-        times.input_end_ns = time.monotonic_ns()
-        outputs = session.run_on_device(inputs, plan.wanted(requests), plan.targets(requests))
-        times.infer_end_ns = time.monotonic_ns()
-        # Of arrays, scattering looks at types and shapes, which both kinds have; a DeviceArray is one request's alone.
-        answers = plan.scatter(outputs, requests, [ticket.entry.rows for ticket in batch])  # type: ignore[arg-type]
-        times.end_ns = time.monotonic_ns()
-        return [placed(tensors) for tensors in answers]
-
-    def _answer(self, batch: list[Ticket], answers: list[tuple[Tensor, ...]], times: BatchTimes) -> None:
-        if len(batch) == 1:
-            self._answer_one(batch[0], answers[0], times)
-            return
+    def _run_rows(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
+        inline = self.inline
+        began_ns = -1 if inline is None else inline.begin()
+        start_ns = time.monotonic_ns()
+        try:
+            answers, input_end_ns, infer_end_ns = self._compute(session, batch)
+            end_ns = time.monotonic_ns()
+        except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
+            return self._fail_batch(batch, error, start_ns)
+        if inline is not None:
+            inline.end(end_ns - start_ns, began_ns)
         arrivals_ns: list[int] = []
         claimed: list[tuple[Ticket, tuple[Tensor, ...]]] = []
         rows = batch_size = 0
         for ticket, outputs in zip(batch, answers, strict=True):
-            entry = ticket.entry
-            batch_size += entry.rows
+            batch_size += ticket.rows
             if (trace := ticket.request.trace) is not None:
-                trace.computed(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
+                trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
                 trace.outputs(outputs)
             if ticket.claim():
-                rows += entry.rows
-                arrivals_ns.append(entry.arrived_ns)
+                rows += ticket.rows
+                arrivals_ns.append(ticket.arrived_ns)
                 claimed.append((ticket, outputs))
-        self._counters.record_batch(arrivals_ns, rows, batch_size, times)
-        _share_out(batch, times.end_ns - times.start_ns)
+        self._counters.record_batch(arrivals_ns, rows, batch_size, start_ns, input_end_ns, infer_end_ns, end_ns)
+        _share_out(batch, end_ns - start_ns)
         spec = self._plan.spec
         for ticket, outputs in claimed:
             request = ticket.request
@@ -153,10 +129,43 @@ class BatchExecutor:
                 request.id,
                 outputs,
                 spec=spec,
-                started_ns=times.start_ns,
+                started_ns=start_ns,
                 batch_size=batch_size,
             )
             self._outlet.send_final(ticket, response)
+        return batch
+
+    def _compute(self, session: Session, batch: list[Ticket]) -> tuple[list[tuple[Tensor, ...]], int, int]:
+        """Return each request's outputs, and when the inputs, and then the results, were there."""
+        plan = self._plan
+        requests = [ticket.request for ticket in batch]
+        rows = [ticket.rows for ticket in batch]
+        if session.takes_device_memory and plan.uses_device(requests):
+            # Tensors in the memory of GPUs are left there.
+            found = plan.gather_on_device(requests)
+            input_end_ns = time.monotonic_ns()
+            results = session.run_on_device(found, plan.wanted(requests), plan.targets(requests))
+            infer_end_ns = time.monotonic_ns()
+            # Of arrays, scattering looks at types and shapes, which both kinds have; a DeviceArray is one request's
+            # alone.
+            answers = plan.scatter(results, requests, rows)  # type: ignore[arg-type]
+            return [placed(tensors) for tensors in answers], input_end_ns, infer_end_ns
+        inputs = plan.gather(requests)
+        input_end_ns = time.monotonic_ns()
+        outputs = session.run(inputs, plan.wanted(requests))
+        infer_end_ns = time.monotonic_ns()
+        return plan.scatter(outputs, requests, rows), input_end_ns, infer_end_ns
+
+    def _fail_batch(self, batch: list[Ticket], error: BaseException, start_ns: int) -> Sequence[Ticket]:
+        small = self._as_small_error(error)
+        self._fail(batch, small, start_ns)
+        try:
+            # First, as what is released lets others run: not on a GPU that is lost, if that is what is told here.
+            if self.on_failure is not None:
+                self.on_failure(small)
+        finally:
+            self._outlet.release(batch)
+        return ()
 
     def _fail(self, batch: Sequence[Ticket], error: EdgeServerError, start_ns: int) -> None:
         now_ns = time.monotonic_ns()
@@ -165,7 +174,7 @@ class BatchExecutor:
             if (trace := ticket.request.trace) is not None:
                 trace.computed(start_ns, start_ns, now_ns, now_ns)
             if ticket.claim():
-                self._counters.record_failure(error, ticket.entry.arrived_ns, now_ns, in_backend=True)
+                self._counters.record_failure(error, ticket.arrived_ns, now_ns, in_backend=True)
                 self._outlet.send_final(ticket, ticket.failure(error))
 
     def _as_small_error(self, error: BaseException) -> EdgeServerError:
@@ -179,10 +188,14 @@ class BatchExecutor:
         return BackendError(f"model '{name}' failed: {type(error).__name__}: {error}")
 
     def _execute_requests(self, session: RequestSession, batch: list[Ticket]) -> None:
-        group = _Group(sum(ticket.entry.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
+        group = _Group(sum(ticket.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
+        inline = self.inline
+        began_ns = -1 if inline is None else inline.begin()
         try:
             session.execute(self._prepared(batch, executions))
+            if inline is not None:
+                inline.end(time.monotonic_ns() - group.start_ns, began_ns)
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             small = self._as_small_error(error)
             for execution in executions:
@@ -202,9 +215,9 @@ def _share_out(batch: Sequence[Ticket], run_ns: int) -> None:
             break
     else:
         return
-    row_s = run_ns / 1e9 / sum(ticket.entry.rows for ticket in batch)
+    row_s = run_ns / 1e9 / sum(ticket.rows for ticket in batch)
     for ticket in batch:
-        ticket.took_s = row_s * ticket.entry.rows
+        ticket.took_s = row_s * ticket.rows
 
 
 class _Group:
@@ -293,7 +306,7 @@ class LiveExecution:
         self._measure()
         if self._ticket.claim():
             small = error.detached()
-            self._counters.record_failure(small, self._ticket.entry.arrived_ns, time.monotonic_ns(), in_backend=True)
+            self._counters.record_failure(small, self._ticket.arrived_ns, time.monotonic_ns(), in_backend=True)
             self._count_response(is_empty=False, has_failed=True)
             self._outlet.send_final(self._ticket, self._ticket.failure(small))
         self._outlet.release([self._ticket])
@@ -308,10 +321,10 @@ class LiveExecution:
     def _close(self, response: Response) -> None:
         if not self._closing.acquire(blocking=False):
             return
-        ticket, entry = self._ticket, self._ticket.entry
+        ticket = self._ticket
         self._measure()
         if ticket.claim():
-            self._count_run((entry.arrived_ns,), entry.rows)
+            self._count_run((ticket.arrived_ns,), ticket.rows)
             self._count_response(is_empty=response.is_empty)
             self._outlet.send_final(ticket, response)
         self._outlet.release([ticket])
@@ -325,7 +338,7 @@ class LiveExecution:
         if self._ticket.charged_s:
             since_ns = time.monotonic_ns() - self._group.start_ns
             # Of an iterative model, what the runs before took is there already.
-            self._ticket.took_s += since_ns / 1e9 * self._ticket.entry.rows / self._group.rows
+            self._ticket.took_s += since_ns / 1e9 * self._ticket.rows / self._group.rows
 
     def _response(self, outputs: tuple[Tensor, ...], *, is_final: bool = True) -> Response:
         request, group = self.request, self._group
@@ -337,8 +350,9 @@ class LiveExecution:
     def _count_run(self, arrivals_ns: Sequence[int], rows: int) -> None:
         group = self._group
         now_ns = time.monotonic_ns()
-        times = BatchTimes(group.start_ns, group.start_ns, now_ns, now_ns)
-        self._counters.record_batch(arrivals_ns, rows, group.rows, times, executions=group.executions())
+        self._counters.record_batch(
+            arrivals_ns, rows, group.rows, group.start_ns, group.start_ns, now_ns, now_ns, executions=group.executions()
+        )
 
     def _count_response(self, *, is_empty: bool, has_failed: bool = False) -> None:
         if not self._group.is_decoupled:
