@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from edge_server.errors import Refusal
 from edge_server.frontends.http import budget as budgets
+from edge_server.frontends.http.body_reader import BodyReader
 from edge_server.frontends.http.budget import BodyBudget
 
 MIB = 1 << 20
@@ -261,42 +264,57 @@ def test_those_give_way_that_hold_most_for_longest() -> None:
     assert budget.held == 310
 
 
+def reader(budget: BodyBudget) -> tuple[BodyReader, list[str]]:
+    """Return a body in chunks, and what it is refused with."""
+    refusals: list[str] = []
+    return BodyReader(None, budget, lambda refusal: refusals.append(refusal.message)), refusals
+
+
 def test_a_body_that_is_all_there_does_not_give_way_and_what_grows_beyond_it_does() -> None:
     budget = BodyBudget(1000, 1000)
-    with budget.share() as settled:
-        settled.grow(900)
-        settled.settle()
-        with budget.share() as late, pytest.raises(Refusal, match="after 101 bytes"):
-            late.grow(101)
-        assert budget.held == 900
-        with pytest.raises(Refusal, match="after 1001 bytes"):
-            settled.grow(101)
-    assert budget.held == 0
-    assert budget.refused == 2
+    settled, settled_refusals = reader(budget)
+    settled.append(memoryview(bytes(900)))
+    settled.finish()
+    late, late_refusals = reader(budget)
+    late.append(memoryview(bytes(101)))
+    assert "after 101 bytes" in late_refusals[0]
+    assert (budget.held, settled_refusals) == (900, [])
+    settled.release()
+    assert (budget.held, budget.refused) == (0, 1)
+
+
+def test_what_is_made_of_a_body_that_is_all_there_is_refused_when_there_is_no_room() -> None:
+    async def inflate() -> None:
+        budget = BodyBudget(1000, 1000)
+        settled, _ = reader(budget)
+        settled.append(memoryview(zlib.compress(bytes(999))))
+        with pytest.raises(Refusal, match="hold more than 1000 bytes together"):
+            await settled.inflate(settled.finish(), "deflate", None)
+        assert (budget.held, budget.refused) == (0, 1)
+
+    asyncio.run(inflate())
 
 
 def test_settled_bodies_leave_the_rest_of_the_room_to_small_ones() -> None:
     budget = BodyBudget(1000, 1000)
-    with budget.share() as settled:
-        settled.grow(900)
-        settled.settle()
-        small, large = Body(budget), Body(budget)
-        small.grow(20)
-        large.grow(81)
-        assert (small.refusal is None, large.refusal is None, budget.held) == (True, False, 920)
+    settled, _ = reader(budget)
+    settled.append(memoryview(bytes(900)))
+    settled.finish()
+    small, large = Body(budget), Body(budget)
+    small.grow(20)
+    large.grow(81)
+    assert (small.refusal is None, large.refusal is None, budget.held) == (True, False, 920)
 
 
-def test_a_share_that_gave_way_holds_nothing_and_says_so_at_its_next_piece() -> None:
+def test_a_body_that_gave_way_holds_nothing_and_takes_nothing_more() -> None:
     budget = BodyBudget(1000, 1000)
-    with budget.share() as share, budget.share() as other:
-        share.grow(600)
-        share.buffer = bytearray(600)
-        other.grow(500)
-        assert len(share.buffer) == 0
-        assert budget.held == 500
-        with pytest.raises(Refusal, match="after 600 bytes"):
-            share.grow(1)
-    assert budget.held == 0
+    (first, refusals), (other, _) = reader(budget), reader(budget)
+    first.append(memoryview(bytes(600)))
+    other.append(memoryview(bytes(500)))
+    assert first.buffer is None
+    first.append(memoryview(bytes(400)))
+    first.begin_chunk(5000)
+    assert (budget.held, len(refusals)) == (500, 1)
 
 
 def lay_out(root: Path, available_kb: int | None, groups: dict[str, tuple[str, str]]) -> None:

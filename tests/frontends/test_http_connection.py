@@ -441,3 +441,142 @@ def test_two_headers_of_the_shared_word_are_refused(open_site, connect):
         line = f"key: {second}\r\n" if second else ""
         client.send(f"GET /v2 HTTP/1.1\r\nHost: x\r\nkey: secret\r\n{line}\r\n".encode())
         assert client.answer()[0] == expected
+
+
+BODY = infer([1.0]).partition(b"\r\n\r\n")[2]
+
+
+def chunks(*sizes: int, extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    """Return BODY in chunks of these sizes, the rest in a last one."""
+    parts, start = [], 0
+    for size in (*sizes, len(BODY) - sum(sizes)):
+        parts.append(b"%x%b\r\n%b\r\n" % (size, extension, BODY[start : start + size]))
+        start += size
+    return b"".join(parts) + b"0" + extension + b"\r\n" + trailer + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chunks(), chunks(1, 2, 3), chunks(1, 2, extension=b";name=value"), chunks(1, extension=b' ; a="b c"'),
+        chunks(5, trailer=b"Digest: x\r\nEmpty:\r\n"),
+    ],
+)  # fmt: skip
+def test_chunks_may_be_cut_at_every_byte(client, body):
+    data = CHUNKED % PATH.encode() + body
+    for place in range(1, len(data)):
+        client.send(data[:place])
+        client.send(data[place:])
+        assert client.data() == [1.0]
+
+
+def test_chunked_requests_follow_each_other(client):
+    client.send((CHUNKED % PATH.encode() + chunks(3)) * 20 + LIVE)
+    for _ in range(20):
+        assert client.data() == [1.0]
+    assert client.answer()[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"5\r\nabcdeX\r\n0\r\n\r\n",
+        b"5\nabcde\r\n0\r\n\r\n",
+        b"5\r\nabcde\n0\r\n\r\n",
+        b"5 \r\nabcde\r\n0\r\n\r\n",
+        b" 5\r\nabcde\r\n0\r\n\r\n",
+        b"0x5\r\nabcde\r\n0\r\n\r\n",
+        b"+5\r\nabcde\r\n0\r\n\r\n",
+        b"-5\r\nabcde\r\n0\r\n\r\n",
+        b"\r\nabcde\r\n0\r\n\r\n",
+        b"5;a\nb\r\nabcde\r\n0\r\n\r\n",
+        b"5;" + b"a" * 2000 + b"\r\nabcde\r\n0\r\n\r\n",
+        b"5;" + b"a" * 2000,
+        b"fffffffffffffffff\r\nabcde",
+        b"5\r\nabcde\r\n0\r\nno colon\r\n\r\n",
+        b"5\r\nabcde\r\n0\r\n folded: x\r\n\r\n",
+        b"5\r\nabcde\r\n0\r\nA: b\n\r\n\r\n",
+        b"5\r\nabcde\r\n0\r\n" + b"A: b\r\n" * 3000,
+        b"5\r\nabcde\r\n0\r\nA: " + b"b" * 9000,
+    ],
+)
+def test_chunks_with_two_meanings_are_refused_and_nothing_behind_them_is_served(site, client, body):
+    client.send(CHUNKED % PATH.encode() + body + infer([6.0]))
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+    assert site.service.requests == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: chunked, chunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: identity",
+        b"Transfer-Encoding: xchunked",
+        b"Transfer-Encoding: \x0bchunked",
+        b"Transfer-Encoding : chunked",
+        b"Transfer-Encoding:\r\n chunked",
+        b"Content-Length: 0\r\nTransfer-Encoding: chunked",
+        b"Content-Length: 1_0",
+        b"Content-Length: \xc2\xb2",
+        b"Content-Length:",
+    ],
+)
+def test_other_framings_are_refused(site, client, line):
+    client.send(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode() + line + b"\r\n\r\n" + chunks() + infer([6.0]))
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+    assert site.service.requests == []
+
+
+def test_chunks_of_http_1_0_are_refused(site, client):
+    client.send((CHUNKED % PATH.encode()).replace(b"HTTP/1.1", b"HTTP/1.0") + chunks())
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+
+
+def test_a_client_of_http_1_0_is_answered_and_stays_if_it_asks_to(connect, site):
+    old = infer([1.0]).replace(b"HTTP/1.1", b"HTTP/1.0")
+    client = connect(site)
+    for _ in range(3):
+        client.send(old.replace(b"Host: x", b"Connection: keep-alive"))
+        status, head, _ = client.answer()
+        assert (status, "\r\nConnection: keep-alive" in head) == (200, True)
+    client.send(old)
+    status, head, _ = client.answer()
+    assert (status, "\r\nConnection: close" in head) == (200, True)
+    assert client.is_ended()
+    client = connect(site)
+    client.send(b'POST /v2/models/repeat/generate_stream HTTP/1.0\r\nContent-Length: 8\r\n\r\n{"IN":2}')
+    while client.receive():
+        pass
+    assert client.unread.count(b"data: ") == 2
+    assert b"chunked" not in client.unread
+
+
+def test_a_refusal_before_the_body_was_asked_for_ends_the_connection(client):
+    asking = message(b"", "Expect: 100-continue", path="/v2/no/such", length=10)
+    client.send(asking)
+    status, head, _ = client.answer()
+    assert (status, "\r\nConnection: close" in head) == (404, True)
+    assert client.is_ended()
+
+
+def test_empty_lines_before_a_request_are_passed_over(client):
+    client.send(b"\r\n\r\n" + LIVE + b"\r\n" + infer([2.0]) + b"\r")
+    client.send(b"\n" + LIVE)
+    assert client.answer()[0] == 200
+    assert client.data() == [2.0]
+    assert client.answer()[0] == 200
+
+
+def test_the_answer_to_head_has_no_body(client):
+    client.send(b"HEAD /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" + LIVE)
+    assert client.receive()
+    while client.unread.count(b"\r\n\r\n") < 2:
+        assert client.receive()
+    first, second = client.unread.split(b"\r\n\r\n")[:2]
+    assert first.startswith(b"HTTP/1.1 405 ")
+    assert second.startswith(b"HTTP/1.1 200 ")

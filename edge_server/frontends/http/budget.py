@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from edge_server.errors import Refusal
@@ -115,10 +114,6 @@ class BodyBudget:
         refused.add({}, self.refused)
         return [held, refused]
 
-    def share(self) -> Share:
-        """Return the place of one body, for a `with` statement."""
-        return Share(self)
-
     def make_room(self) -> None:
         """Have those bodies give way that hold most for longest, one at least, until an eighth is free again of what
         is left beside the settled ones."""
@@ -150,57 +145,3 @@ class BodyBudget:
                 retry_after_s=_RETRY_AFTER_S,
             )
         )
-
-
-class Share:
-    """The place of a body that a coroutine reads, from before its first byte until a request was made of it."""
-
-    __slots__ = ("_budget", "_refusal", "_settled", "buffer", "filled")
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._refusal: Refusal | None = None
-        self._settled = False
-        self.buffer: memoryview | bytearray = bytearray()
-        """What was received. The only reference while it grows, so that it is gone at once when it gives way."""
-        self.filled = 0
-
-    @property
-    def limit(self) -> int:
-        """The most bytes that one body may have."""
-        return self._budget.each
-
-    def __enter__(self) -> Share:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._let_go()
-
-    def grow(self, nbytes: int) -> None:
-        """Count further bytes, before they are put into `buffer`. Raises Refusal when the body had to give way."""
-        budget = self._budget
-        if self._refusal is None:
-            if not self.filled and not self._settled:
-                budget.enter(self)
-            self.filled += nbytes
-            budget.held += nbytes
-            if budget.held > budget.total:
-                budget.make_room()
-                if self._settled and budget.held > budget.total:
-                    budget.refuse(self)
-        if self._refusal is not None:
-            raise self._refusal
-
-    def settle(self) -> None:
-        """The body is all there: others work with it from now on."""
-        self._settled = True
-        self._budget.settle(self)
-
-    def give_way(self, refusal: Refusal) -> None:
-        self._refusal = refusal
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._budget.leave(self)
-        self.filled = 0
-        self.buffer = bytearray()
