@@ -193,7 +193,7 @@ class BatchPlan:
                 return self.scatter(outputs, [request], [rows])[0]
             dtype, element, dims = self._plain_outputs[name]
             shape = array.shape
-            if array.dtype != element or dims is None or shape != ((rows, *dims) if self._has_rows else dims):
+            if array.dtype is not element or dims is None or shape != ((rows, *dims) if self._has_rows else dims):
                 # Not what most models promise: sizes that vary, another shape for clients, or a broken promise.
                 array = self._checked(name, array, rows)
             tensors.append(Tensor(name, dtype, array))

@@ -87,13 +87,14 @@ class Counters:
             self._infer_ns += count * infer_ns
             self._output_ns += count * output_ns
             if executions:
-                # Written out: this stands in the way of every request.
                 run_ns = end_ns - start_ns
                 row_ns = run_ns / batch_size
-                if not self.run_ns:
-                    self.run_ns, self.row_ns = run_ns, row_ns
-                self.run_ns += (_SLOWER_PART if run_ns > self.run_ns else _FASTER_PART) * (run_ns - self.run_ns)
-                self.row_ns += (_SLOWER_PART if row_ns > self.row_ns else _FASTER_PART) * (row_ns - self.row_ns)
+                mean_ns, mean_row_ns = self.run_ns or run_ns, self.row_ns or row_ns
+                # Written out: this stands in the way of every request.
+                self.run_ns = mean_ns + (_SLOWER_PART if run_ns > mean_ns else _FASTER_PART) * (run_ns - mean_ns)
+                self.row_ns = mean_row_ns + (_SLOWER_PART if row_ns > mean_row_ns else _FASTER_PART) * (
+                    row_ns - mean_row_ns
+                )
                 batch = self._batches.get(batch_size)
                 if batch is None:
                     batch = self._batches[batch_size] = [0, 0, 0, 0]

@@ -97,14 +97,15 @@ class EnsembleRun:
         self._infer_ns = 0
 
     def begin(self, *, hold_us: float) -> None:
-        """Submit the first steps. `hold_us`: for how long this thread may be held to compute them, step after step."""
+        """Submit the first steps. `hold_us`: for how long this thread may be held to compute steps, all in all."""
+        began_ns = time.monotonic_ns()
         ident = threading.get_ident()
         with self._lock:
             self._here[ident] = deque()
             launches = self._flow.start()
             answers = self._flow.take_answers()
         self._go_on(launches, answers, hold_us=hold_us)
-        self._drain(ident, hold_us=hold_us)
+        self._drain(ident, hold_us=hold_us, began_ns=began_ns)
 
     def answer(self, response: Response) -> None:
         """Answer with what the response cache holds, in place of `begin`, unless it was cancelled meanwhile."""
@@ -133,7 +134,7 @@ class EnsembleRun:
                 waiting.append((call, response))
                 return
             self._here[ident] = deque([(call, response)])
-        self._drain(ident, hold_us=0.0)
+        self._drain(ident, hold_us=0.0, began_ns=time.monotonic_ns())
         if self._terms.max_inflight and call.launch.step.is_decoupled and not response.is_final:
             self._hold_up(call)
 
@@ -154,7 +155,8 @@ class EnsembleRun:
         self._close()
         return True
 
-    def _drain(self, ident: int, *, hold_us: float) -> None:
+    def _drain(self, ident: int, *, hold_us: float, began_ns: int) -> None:
+        """Go on with what came to this thread, which may be held for `hold_us` from `began_ns` on."""
         events = self._here[ident]
         while True:
             with self._lock:
@@ -165,7 +167,7 @@ class EnsembleRun:
                 launches, answers, error = self._digest(call, response)
             if error is not None:
                 self.fail(self._named(error, call.launch.step))
-            self._go_on(launches, answers, hold_us=hold_us)
+            self._go_on(launches, answers, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
 
     def _digest(
         self, call: _Call, response: Response

@@ -64,7 +64,7 @@ class BatchExecutor:
         ticket = batch[0]
         request, rows, plan = ticket.request, ticket.rows, self._plan
         inline = self.inline
-        began_ns = -1 if inline is None else inline.begin()
+        began_ns = 0 if inline is None else inline.begin()
         start_ns = time.monotonic_ns()
         try:
             inputs = plan.gather_one(request)
@@ -75,7 +75,7 @@ class BatchExecutor:
             end_ns = time.monotonic_ns()
         except BaseException as error:  # noqa: BLE001 - where a batch fails, by sys.exit() or asyncio's too
             return self._fail_batch(batch, error, start_ns)
-        if inline is not None:
+        if inline is not None and (began_ns or end_ns - start_ns > inline.slow_ns):
             inline.end(end_ns - start_ns, began_ns)
         if (trace := request.trace) is not None:
             trace.computed(start_ns, input_end_ns, infer_end_ns, end_ns)
@@ -97,7 +97,7 @@ class BatchExecutor:
 
     def _run_rows(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
         inline = self.inline
-        began_ns = -1 if inline is None else inline.begin()
+        began_ns = 0 if inline is None else inline.begin()
         start_ns = time.monotonic_ns()
         try:
             answers, input_end_ns, infer_end_ns = self._compute(session, batch)
@@ -191,7 +191,7 @@ class BatchExecutor:
         group = _Group(sum(ticket.rows for ticket in batch), time.monotonic_ns(), self._spec.is_decoupled)
         executions = [LiveExecution(ticket, group, self._plan, self._counters, self._outlet) for ticket in batch]
         inline = self.inline
-        began_ns = -1 if inline is None else inline.begin()
+        began_ns = 0 if inline is None else inline.begin()
         try:
             session.execute(self._prepared(batch, executions))
             if inline is not None:

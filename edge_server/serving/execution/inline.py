@@ -23,7 +23,7 @@ _NEWEST_PART = 0.2
 
 _ALWAYS_MEASURED_US = 100.0
 """Of runs longer than this each is measured: it costs them less than a hundredth."""
-_MEASURED_EVERY = 8
+_SKIPPED = 15
 _MEASURED_AFTER_SLOW = 16
 
 
@@ -52,8 +52,8 @@ class InlineRule:
     of its runs are. A model that computes for long now and then would pass there, and is told by its mean processor
     time, which no other thread can raise.
 
-    Reading a thread's processor time is a system call, twice a run. So of a model whose runs are short every eighth run
-    is measured, and each of the next 16 after one that took twice the usual time.
+    Reading a thread's processor time is a system call, twice a run. So of a model whose runs are short only every
+    16th run is measured, and each of the next 16 after one that took twice the usual time.
     """
 
     def __init__(self, info: SessionInfo, is_decoupled: bool) -> None:
@@ -62,34 +62,39 @@ class InlineRule:
         self.needed_hold_us = needed_hold_us(info, is_decoupled, UNLIMITED_US)
         self.depends_on_runs = needed_hold_us(info, is_decoupled, 0.0) == 0.0
         """Whether runs have to be told of: `begin` and `end` around each."""
-        self._run_us = UNLIMITED_US
+        self.slow_ns = 0.0
+        """How long a run may take that is not measured: a longer one has to be told of as well."""
         self._walls_us: deque[float] = deque(maxlen=_WINDOW)
         self._processor_us = -1.0
-        self._runs = 0
-        self._measured_until = 0
+        self._runs_to_skip = 0
+        self._runs_to_measure = _MEASURED_AFTER_SLOW
 
     def begin(self) -> int:
-        """Return the thread's processor time in nanoseconds if this run is to be measured, else -1."""
-        self._runs += 1
-        if self._run_us > _ALWAYS_MEASURED_US or self._runs <= self._measured_until or not self._runs % _MEASURED_EVERY:
-            return time.thread_time_ns()
-        return -1
+        """Return the thread's processor time if the run that begins is to be measured, else 0. In nanoseconds."""
+        if self._runs_to_skip > 0:
+            self._runs_to_skip -= 1
+            return 0
+        return time.thread_time_ns()
 
     def end(self, wall_ns: int, began_ns: int) -> None:
-        """Note a run that took `wall_ns`, on the thread that called `begin`, which returned `began_ns`."""
-        wall_us = wall_ns / 1000
-        self._walls_us.append(wall_us)
-        if wall_us > 2 * self._run_us:
-            self._measured_until = self._runs + _MEASURED_AFTER_SLOW
-        if began_ns >= 0:
-            self._learn((time.thread_time_ns() - began_ns) / 1000)
+        """Note a run for which `begin`, on the same thread, returned `began_ns`; or one longer than `slow_ns`."""
+        if began_ns:
+            self.note(wall_ns, time.thread_time_ns() - began_ns)
+        elif wall_ns > self.slow_ns:
+            self._runs_to_measure = _MEASURED_AFTER_SLOW
+            self._runs_to_skip = 0
 
-    def _learn(self, processor_us: float) -> None:
-        """Decide anew, after a run that was measured."""
+    def note(self, wall_ns: int, processor_ns: int) -> None:
+        """Learn from a run that held its thread for `wall_ns`, and used the processor for `processor_ns` of it."""
+        self._walls_us.append(wall_ns / 1000)
         if self._processor_us < 0:
-            self._processor_us = processor_us
+            self._processor_us = processor_ns / 1000
         else:
-            self._processor_us += _NEWEST_PART * (processor_us - self._processor_us)
+            self._processor_us += _NEWEST_PART * (processor_ns / 1000 - self._processor_us)
         walls_us = sorted(self._walls_us.copy())
-        self._run_us = max(walls_us[len(walls_us) // 4], self._processor_us)
-        self.needed_hold_us = needed_hold_us(self._info, self._is_decoupled, self._run_us)
+        run_us = max(walls_us[len(walls_us) // 4], self._processor_us)
+        self.needed_hold_us = needed_hold_us(self._info, self._is_decoupled, run_us)
+        self.slow_ns = 2000 * run_us
+        self._runs_to_measure -= 1
+        is_known = self._runs_to_measure <= 0 and run_us <= _ALWAYS_MEASURED_US
+        self._runs_to_skip = _SKIPPED if is_known else 0

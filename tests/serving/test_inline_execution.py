@@ -1,0 +1,231 @@
+"""Inline execution: which requests run on the thread that brings them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edge_server.backends.base import SessionInfo
+from edge_server.errors import Draining
+from edge_server.service import READING_THREAD_HOLD_US
+from edge_server.serving.execution.inline import UNLIMITED_US, InlineRule, needed_hold_us
+
+COMPUTES = SessionInfo("scripted", "CPU", "f32", only_computes=True)
+MAY_WAIT = SessionInfo("scripted", "CPU", "f32")
+BOUND = SessionInfo("scripted", "CPU", "f32", keeps_thread=True, only_computes=True)
+ANY_FINITE_US = 1e12
+"""More than any run of a test takes, so that no test depends on the machine's speed."""
+
+
+@pytest.mark.parametrize(
+    ("info", "is_decoupled", "run_us", "hold_us", "is_inline"),
+    [
+        (COMPUTES, False, 20.0, 0.0, False),
+        (COMPUTES, False, 0.0, 0.0, False),
+        (COMPUTES, False, 20.0, 300.0, True),
+        (COMPUTES, False, 300.0, 300.0, False),
+        (COMPUTES, False, 20_000.0, 300.0, False),
+        (COMPUTES, False, 20_000.0, math.inf, True),
+        (COMPUTES, False, UNLIMITED_US, ANY_FINITE_US, False),
+        (COMPUTES, False, UNLIMITED_US, math.inf, True),
+        (COMPUTES, True, 20.0, 300.0, False),
+        (COMPUTES, True, 20.0, math.inf, True),
+        (MAY_WAIT, False, 20.0, 300.0, False),
+        (MAY_WAIT, False, 20.0, ANY_FINITE_US, False),
+        (MAY_WAIT, False, 20.0, math.inf, True),
+        (BOUND, False, 20.0, 300.0, False),
+        (BOUND, False, 20.0, math.inf, False),
+        (BOUND, True, UNLIMITED_US, math.inf, False),
+    ],
+)
+def test_the_rule(info: SessionInfo, is_decoupled: bool, run_us: float, hold_us: float, is_inline: bool) -> None:
+    assert (hold_us > needed_hold_us(info, is_decoupled, run_us)) is is_inline
+
+
+US = 1000
+QUICK = (20 * US, 20 * US)
+PREEMPTED = (5000 * US, 20 * US)
+WAITS = (5000 * US, 30 * US)
+COMPUTES_LONG = (5000 * US, 5000 * US)
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_short"),
+    [
+        ([], False),
+        ([QUICK], True),
+        ([WAITS], False),
+        ([COMPUTES_LONG], False),
+        # Other threads took the processor, or the GIL, from half of the runs.
+        ([QUICK, PREEMPTED] * 8, True),
+        ([QUICK] * 8 + [PREEMPTED] * 4, True),
+        ([QUICK] * 8 + [WAITS] * 8, False),
+        # One run in ten that computes for long holds everybody behind it.
+        (([QUICK] * 9 + [COMPUTES_LONG]) * 3, False),
+        ([COMPUTES_LONG] * 8 + [QUICK] * 30, True),
+        ([WAITS] * 20 + [QUICK] * 8, True),
+    ],
+)
+def test_how_long_runs_take_is_learned(runs: list[tuple[int, int]], is_short: bool) -> None:
+    rule = InlineRule(COMPUTES, is_decoupled=False)
+    for wall_ns, processor_ns in runs:
+        rule.note(wall_ns, processor_ns)
+    assert (rule.needed_hold_us < READING_THREAD_HOLD_US) is is_short
+
+
+def test_of_short_runs_few_are_measured_and_more_after_a_slow_one() -> None:
+    rule = InlineRule(COMPUTES, is_decoupled=False)
+
+    def measured(count: int, wall_ns: int = QUICK[0]) -> int:
+        found = 0
+        for _ in range(count):
+            if rule.begin():
+                found += 1
+                rule.note(wall_ns, QUICK[1])
+            else:
+                rule.end(wall_ns, 0)
+        return found
+
+    assert measured(16) == 16
+    assert QUICK[0] < rule.slow_ns < PREEMPTED[0]
+    assert measured(160) == 10
+    while rule.begin():
+        rule.note(*QUICK)
+    rule.end(PREEMPTED[0], 0)
+    assert measured(16) == 16
+    for _ in range(20):
+        rule.note(500 * US, 500 * US)
+    assert measured(30, 500 * US) == 30
+
+
+@pytest.mark.parametrize(("info", "depends"), [(COMPUTES, True), (MAY_WAIT, False), (BOUND, False)])
+def test_runs_are_noted_only_where_it_depends_on_them(info: SessionInfo, depends: bool) -> None:
+    assert InlineRule(info, is_decoupled=False).depends_on_runs is depends
+    assert not InlineRule(info, is_decoupled=True).depends_on_runs
+
+
+@pytest.fixture
+def load(house: Any) -> Callable[..., Any]:
+    """Load a model whose scripted sessions say what is told."""
+
+    def load_it(info: SessionInfo, **more: Any) -> Any:
+        plain = house.script.open
+
+        def open_session(job: Any) -> Any:
+            session = plain(job)
+            session.info = info
+            return session
+
+        house.script.open = open_session
+        return house.load(house.spec(**more))
+
+    return load_it
+
+
+def is_run_here(house: Any, new_mailbox: Any, hold_us: float, **more: Any) -> bool:
+    mailbox = new_mailbox()
+    house.service.submit(house.request(1.0, **more), mailbox, hold_us=hold_us)
+    assert mailbox.final().error is None
+    return house.script.ran[-1][1] is threading.current_thread()
+
+
+def test_a_model_runs_on_a_reading_thread_once_it_was_seen_to_be_short(house: Any, load: Any, new_mailbox: Any) -> None:
+    load(COMPUTES)
+    assert not is_run_here(house, new_mailbox, ANY_FINITE_US)
+    assert all(is_run_here(house, new_mailbox, ANY_FINITE_US) for _ in range(30))
+    assert not is_run_here(house, new_mailbox, 0.0)
+
+
+def test_a_model_that_waits_is_not_run_on_a_reading_thread(house: Any, load: Any, new_mailbox: Any) -> None:
+    plain = house.script.on_run
+
+    def run(name: str, inputs: Any) -> Any:
+        time.sleep(3 * READING_THREAD_HOLD_US / 1e6)
+        return plain(name, inputs)
+
+    house.script.on_run = run
+    load(COMPUTES)
+    assert not any(is_run_here(house, new_mailbox, READING_THREAD_HOLD_US) for _ in range(20))
+    assert is_run_here(house, new_mailbox, math.inf)
+
+
+def test_what_may_wait_for_this_server_runs_only_where_a_thread_waits_anyway(
+    house: Any, load: Any, new_mailbox: Any
+) -> None:
+    load(MAY_WAIT)
+    assert not any(is_run_here(house, new_mailbox, ANY_FINITE_US) for _ in range(5))
+    assert is_run_here(house, new_mailbox, math.inf)
+
+
+def test_what_keeps_its_thread_runs_on_no_other(house: Any, load: Any, new_mailbox: Any) -> None:
+    load(BOUND)
+    assert not any(is_run_here(house, new_mailbox, hold_us) for hold_us in (ANY_FINITE_US, math.inf) for _ in range(5))
+
+
+def test_a_reload_learns_anew(house: Any, load: Any, new_mailbox: Any) -> None:
+    load(COMPUTES)
+    is_run_here(house, new_mailbox, ANY_FINITE_US)
+    assert is_run_here(house, new_mailbox, ANY_FINITE_US)
+    house.load(house.spec(), mark="b")
+    assert not is_run_here(house, new_mailbox, ANY_FINITE_US)
+
+
+@pytest.fixture
+def running(house: Any, gate: Any, new_mailbox: Any) -> Any:
+    """A request that a caller's thread computes, stopped within the run; what is answered, and the thread."""
+    house.load(house.spec())
+    released = threading.Event()
+    request = house.request(7.0, release=released.set)
+    mailbox = new_mailbox()
+    caller = threading.Thread(target=house.service.submit, args=(request, mailbox), kwargs={"hold_us": math.inf})
+    caller.start()
+    gate.wait_entered()
+    yield mailbox, caller, released
+    gate.let_go(10)
+    caller.join(20)
+
+
+def test_a_drain_waits_for_a_run_on_a_callers_thread(house: Any, gate: Any, running: Any) -> None:
+    mailbox, caller, released = running
+    version = house.manager.route("m", None)
+    drained = threading.Event()
+    assert version.in_flight == 1
+    house.service.unload_model("m")
+    version.when_drained(drained.set)
+    assert not drained.wait(0.05)
+    gate.let_go()
+    assert drained.wait(20)
+    caller.join(20)
+    assert mailbox.final().outputs[0].array.tolist() == [[7.0]]
+    assert released.is_set()
+    assert version.in_flight == 0
+
+
+def test_a_run_that_outlasts_the_drain_is_answered_once_and_released_at_its_end(
+    house: Any, gate: Any, running: Any
+) -> None:
+    mailbox, caller, released = running
+    version = house.manager.route("m", None)
+    assert version.abandon_running() == 1
+    assert isinstance(mailbox.final().error, Draining)
+    assert not released.is_set()
+    assert version.in_flight == 1
+    gate.let_go()
+    caller.join(20)
+    assert len(mailbox.responses) == 1
+    assert released.is_set()
+    assert version.in_flight == 0
+
+
+def test_a_ticket_is_cancelled_in_vain_once_its_caller_has_computed_it(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec())
+    mailbox = new_mailbox()
+    ticket = house.service.submit(house.request(2.0), mailbox, hold_us=math.inf)
+    ticket.cancel()
+    assert [response.error for response in mailbox.responses] == [None]
+    assert house.manager.route("m", None).in_flight == 0

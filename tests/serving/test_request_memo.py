@@ -1,0 +1,207 @@
+"""What the core keeps with a request head: current after every change of what serves, and the same answers with it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.check import RequestCheck
+from edge_server.core.message import Request, RequestMemo
+from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import Draining, InvalidRequest, NotReady, UnknownModel
+
+HOLDS = [0.0, math.inf]
+
+
+def dims(width: int) -> dict[str, Any]:
+    return {
+        "inputs": (InputSpec("IN", DType.FP32, (width,)),),
+        "outputs": (OutputSpec("OUT", DType.FP32, (width,)),),
+    }
+
+
+def asked(house: Any, new_mailbox: Any, memo: RequestMemo, width: int, hold_us: float = math.inf, **more: Any) -> Any:
+    mailbox = new_mailbox()
+    house.service.submit(house.request(3.0, width=width, memo=memo, **more), mailbox, hold_us=hold_us)
+    return mailbox.final()
+
+
+@pytest.mark.parametrize("hold_us", HOLDS)
+def test_a_known_head_is_answered_as_an_unknown_one(house: Any, new_mailbox: Any, hold_us: float) -> None:
+    version = house.load(house.spec(**dims(4)))
+    memo = RequestMemo()
+    for number in range(3):
+        response = asked(house, new_mailbox, memo, 4, hold_us, id=str(number))
+        assert (response.error, response.request_id) == (None, str(number))
+        assert response.outputs[0].array.tolist() == [[3.0] * 4]
+    assert house.service.spec_of(memo, "m", None) is version.spec
+    assert version.statistics().success.count == 3
+
+
+def test_a_reload_that_changes_dims_refuses_the_old_head_and_takes_the_new(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec(**dims(4)))
+    old, new = RequestMemo(), RequestMemo()
+    assert asked(house, new_mailbox, old, 4).error is None
+    with pytest.raises(InvalidRequest, match="unexpected shape for input 'IN'"):
+        asked(house, new_mailbox, new, 2)
+    version = house.load(house.spec(**dims(2)), mark="b")
+    with pytest.raises(InvalidRequest, match="unexpected shape for input 'IN'"):
+        asked(house, new_mailbox, old, 4)
+    for _ in range(2):
+        assert asked(house, new_mailbox, new, 2).error is None
+    assert house.service.spec_of(old, "m", None) is version.spec
+
+
+def test_a_head_that_was_refused_is_refused_again(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec(**dims(4)))
+    memo, released = RequestMemo(), []
+    for count in (1, 2):
+        with pytest.raises(InvalidRequest):
+            asked(house, new_mailbox, memo, 5, release=lambda: released.append(1))
+        assert len(released) == count
+
+
+def test_what_a_front_end_keeps_goes_with_the_generation(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec())
+    memo = RequestMemo()
+    asked(house, new_mailbox, memo, 1)
+    memo.front_end = kept = object()
+    asked(house, new_mailbox, memo, 1)
+    assert memo.front_end is kept
+    house.load(house.spec("other"))
+    asked(house, new_mailbox, memo, 1)
+    assert memo.front_end is kept
+    house.load(house.spec(), mark="b")
+    asked(house, new_mailbox, memo, 1)
+    assert memo.front_end is None
+
+
+def test_a_model_that_is_unloaded_is_not_there_for_a_known_head(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec())
+    memo = RequestMemo()
+    asked(house, new_mailbox, memo, 1)
+    house.service.unload_model("m")
+    with pytest.raises((NotReady, UnknownModel)):
+        asked(house, new_mailbox, memo, 1)
+    with pytest.raises((NotReady, UnknownModel)):
+        house.service.spec_of(memo, "m", None)
+
+
+def test_the_newest_version_takes_over_from_a_known_head(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec(), 1)
+    newest, first = RequestMemo(), RequestMemo()
+    assert asked(house, new_mailbox, newest, 1).version == 1
+    assert asked(house, new_mailbox, first, 1, version=1).version == 1
+    house.load(house.spec(), 1, 2)
+    assert asked(house, new_mailbox, newest, 1).version == 2
+    assert asked(house, new_mailbox, first, 1, version=1).version == 1
+
+
+def test_a_canary_gets_its_share_of_a_known_head(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec(parameters={"canary_share": "0.25"}), 1, 2)
+    memo = RequestMemo()
+    assert Counter(asked(house, new_mailbox, memo, 1).version for _ in range(40)) == {1: 30, 2: 10}
+    named = RequestMemo()
+    assert {asked(house, new_mailbox, named, 1, version=2).version for _ in range(5)} == {2}
+
+
+def test_a_stopping_server_refuses_a_known_head(house: Any, new_mailbox: Any) -> None:
+    house.load(house.spec())
+    memo = RequestMemo()
+    asked(house, new_mailbox, memo, 1)
+    house.service.stop_taking()
+    with pytest.raises(Draining, match="stopping"):
+        asked(house, new_mailbox, memo, 1)
+
+
+@pytest.mark.parametrize("hold_us", HOLDS)
+def test_outputs_that_are_named_are_answered_in_the_models_order(house: Any, new_mailbox: Any, hold_us: float) -> None:
+    names = ("A", "B", "C")
+    seen: list[Any] = []
+
+    def run(name: str, inputs: Any) -> Any:
+        return {name: np.full((1, 1), place, np.float32) for place, name in enumerate(names)}
+
+    house.script.on_run = run
+    plain = house.script.open
+
+    def open_session(job: Any) -> Any:
+        session = plain(job)
+        run_all = session.run
+
+        def run_named(inputs: Any, outputs: Any) -> Any:
+            seen.append(tuple(outputs))
+            found = run_all(inputs, outputs)
+            return {name: found[name] for name in reversed(outputs)}
+
+        session.run = run_named
+        return session
+
+    house.script.open = open_session
+    house.load(house.spec(outputs=tuple(OutputSpec(name, DType.FP32, (1,)) for name in names)))
+    memo = RequestMemo()
+    for _ in range(3):
+        response = asked(house, new_mailbox, memo, 1, hold_us, outputs=("C", "A"))
+        assert [(tensor.name, float(tensor.array[0, 0])) for tensor in response.outputs] == [("A", 0.0), ("C", 2.0)]
+    assert set(seen) == {("A", "C")}
+    everything = asked(house, new_mailbox, RequestMemo(), 1, hold_us)
+    assert [tensor.name for tensor in everything.outputs] == list(names)
+
+
+def test_requests_of_one_head_while_its_model_is_reloaded_again_and_again(house: Any, new_mailbox: Any) -> None:
+    """Each is answered by a generation that takes its dims, or refused by one that does not."""
+    house.load(house.spec(**dims(1)))
+    memos, is_over = {1: RequestMemo(), 2: RequestMemo()}, threading.Event()
+    wrong: list[Any] = []
+    counts: Counter[bool] = Counter()
+
+    def ask(width: int) -> None:
+        while not is_over.is_set():
+            try:
+                response = asked(house, new_mailbox, memos[width], width)
+            except InvalidRequest as error:
+                counts[False] += 1
+                if f"got [1,{width}]" not in error.message:
+                    wrong.append(error)
+                continue
+            counts[True] += 1
+            if response.error is not None or response.outputs[0].array.shape != (1, width):
+                wrong.append(response)
+            if response.spec.inputs[0].dims != (width,):
+                wrong.append(response.spec)
+
+    threads = [threading.Thread(target=ask, args=(width,)) for width in (1, 2) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(20):
+        house.load(house.spec(**dims(1 + number % 2)), mark=f"reload {number}")
+    is_over.set()
+    for thread in threads:
+        thread.join(20)
+    assert not wrong
+    assert counts[True] > 0
+
+
+def test_the_values_of_shape_tensors_are_no_part_of_a_head(house: Any) -> None:
+    spec = house.spec(
+        inputs=(InputSpec("IN", DType.FP32, (-1,)), InputSpec("S", DType.INT64, (2,), is_shape_tensor=True))
+    )
+    check, memo = RequestCheck(spec), RequestMemo()
+
+    def head(sizes: list[int]) -> Any:
+        given = {
+            "IN": Tensor("IN", DType.FP32, np.zeros((1, 3), np.float32)),
+            "S": Tensor("S", DType.INT64, np.array(sizes, np.int64)),
+        }
+        return check.head(Request("m", given, memo=memo))
+
+    one, other, again = head([4, 6]), head([4, 7]), head([4, 6])
+    assert one.key != other.key
+    assert one.key == again.key
+    assert not any(item.is_certain for item in (one, other, again))
