@@ -486,7 +486,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(self.head_bytes(status, headers))
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of a stream, and wait while the client takes nothing. Raises ConnectionResetError."""
+        """Send a piece of a stream, not empty, and wait while the client takes nothing. Raises ConnectionResetError."""
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the client is gone")
         assert self._head is not None
