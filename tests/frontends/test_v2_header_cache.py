@@ -274,3 +274,12 @@ def test_a_client_that_never_repeats_itself_fills_no_memory(spec):
     for _ in range(3):
         decode(decoder, long + bytes(8), len(long), spec)
     assert all(long != text for _, _, text in decoder._known)
+
+
+def test_many_arrays_cost_no_more_than_their_bytes(spec):
+    cache = HeaderCache(REGIONS)
+    item = '{"name":"IN%d","datatype":"FP32","shape":[0],"data":[]}'
+    body = ('{"inputs":[' + ",".join(item % i for i in range(1000)) + "]}").encode()
+    for _ in range(4):
+        assert len(decode(cache, body, None, spec).request.inputs) == 1000
+    assert cache._known == {}

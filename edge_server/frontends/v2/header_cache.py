@@ -49,6 +49,7 @@ _NUMBERS: dict[DType, frozenset[type]] = {
 
 _DATA = b'"data":'
 _SPACE = b" \t\r\n"
+_SPACES = re.compile(rb"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _MARK = f"data {secrets.token_hex(16)} "
 """Stands, with a number, for an array in the check of a cut text. No client can know it."""
@@ -195,25 +196,29 @@ class HeaderCache:
         if len(view) > LARGE_BYTES if header_length is None else not 0 < header_length <= MAX_KEPT_BYTES:
             return
         text, _ = _cut_id(bytes(view[:header_length]))
+        begin = text if header_length is not None else text[: text.find(_DATA) + len(_DATA)]
+        key = decoded.request.model, decoded.request.version, begin
+        # Of texts that differ behind the first array only, the first one is kept: two clients must not take turns.
+        if len(begin) > MAX_KEPT_BYTES or key in self._known:
+            return
+        mark = hash(key)
+        if mark not in self._seen:
+            if len(self._seen) >= 4 * MAX_KEPT:
+                self._seen.clear()
+            self._seen.add(mark)
+            return
         literals: tuple[bytes, ...] = ()
         if header_length is None:
             literals = _cut_data(text)
             if not literals or sum(map(len, literals)) > MAX_KEPT_BYTES:
                 return
             text, literals = literals[0], literals[1:]
-        mark = hash((text, literals))
-        if mark not in self._seen:
-            if len(self._seen) >= 4 * MAX_KEPT:
-                self._seen.clear()
-            self._seen.add(mark)
-            return
         known = _known(text, literals, decoded)
         if known is None:
             return
         if len(self._known) >= MAX_KEPT:
             del self._known[next(iter(self._known))]
-        # Of texts that differ behind the first array only, the first one is kept: two clients must not take turns.
-        self._known.setdefault((decoded.request.model, decoded.request.version, text), known)
+        self._known[key] = known
 
 
 def _cut_id(text: bytes) -> tuple[bytes, str]:
@@ -283,11 +288,12 @@ def _cut_data(text: bytes) -> tuple[bytes, ...]:
         decoded = text.decode("ascii")
         while (start := text.find(_DATA, begin)) >= 0:
             start += len(_DATA)
-            place = start + len(text) - start - len(text[start:].lstrip(_SPACE))
-            value, end = _DECODER.raw_decode(decoded, place)
-            if type(value) is not list:
-                return ()
+            place = _SPACES.match(text, start)
+            assert place is not None
+            value, end = _DECODER.raw_decode(decoded, place.end())
             literals.append(text[begin:start])
+            if type(value) is not list or sum(map(len, literals)) > MAX_KEPT_BYTES:
+                return ()
             probe += (decoded[begin:start], f'"{_MARK}{len(probe) // 2}"')
             begin = end
         literals.append(text[begin:])
