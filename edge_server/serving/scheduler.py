@@ -159,7 +159,10 @@ class Scheduler:
             if runs or expired or self._claims is not None:
                 self._carry_out(runs, expired, is_inline=is_inline)
         elif is_inline:
-            self._run_inline(instance, [ticket])
+            # What queued up meanwhile goes on to the instance's own thread, or the caller would work for others
+            # without end.
+            if further := self._run(instance, [ticket]):
+                instance.post(further)
         else:
             instance.post([ticket])
 
@@ -323,18 +326,13 @@ class Scheduler:
             self._start(runs, is_inline=is_inline)
 
     def _start(self, runs: list[Run], *, is_inline: bool = False) -> None:
-        """Have the batches run. A caller that runs one itself keeps one."""
+        """Have the batches run. A caller that runs one itself keeps one, see `submit`."""
         for instance, batch in runs[is_inline:]:
             instance.post(batch)
         if is_inline:
-            self._run_inline(*runs[0])
-
-    def _run_inline(self, instance: Instance, batch: list[Ticket]) -> None:
-        """Run a batch on this thread, a caller's. What queued up meanwhile goes on to the instance's own thread, or the
-        caller would work for others without end."""
-        batch = self._run(instance, batch)
-        if batch:
-            instance.post(batch)
+            instance, batch = runs[0]
+            if further := self._run(instance, batch):
+                instance.post(further)
 
     def _run(self, instance: Instance, batch: list[Ticket]) -> list[Ticket]:
         """Run a batch on this thread, and return what the instance should run next; when there is nothing, it is free.

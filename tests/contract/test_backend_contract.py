@@ -353,6 +353,17 @@ BOUND = {"tensorrt_rtx"}
 """Backends of sessions that are bound to a thread: it holds a CUDA context."""
 
 
+MAY_WAIT = {"tensorflow"}
+"""Backends whose runs may wait for something without end: a graph may have operations that read."""
+
+
+def test_a_session_says_whether_its_runs_only_compute(open_add_sub: Open, backend: Backend) -> None:
+    session = open_add_sub()
+    session.close()
+    assert session.info.only_computes == (backend.name not in MAY_WAIT)
+    assert not session.info.keeps_thread
+
+
 def test_a_session_says_whether_it_is_bound_to_a_thread(open_add_sub: Open, backend: Backend) -> None:
     session = open_add_sub()
     session.close()

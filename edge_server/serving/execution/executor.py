@@ -55,12 +55,9 @@ class BatchExecutor:
         if session.takes_requests:
             self._execute_requests(session, batch)
             return ()
-        if len(batch) == 1 and not session.takes_device_memory:
-            return self._run_one(session, batch)
-        return self._run_rows(session, batch)
-
-    def _run_one(self, session: Session, batch: list[Ticket]) -> Sequence[Ticket]:
-        """As `_run_rows`, for the batch of one request, which most are on a small machine."""
+        if len(batch) != 1 or session.takes_device_memory:
+            return self._run_rows(session, batch)
+        # As `_run_rows`, written out for the batch of one request, which most are on a small machine.
         ticket = batch[0]
         request, rows, plan = ticket.request, ticket.rows, self._plan
         inline = self.inline
