@@ -6,8 +6,9 @@ import base64
 import functools
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import harness
@@ -18,6 +19,7 @@ from onnx import TensorProto, helper
 
 BUNDLED = harness.ROOT / "model_repository/efficientnet_lite0"
 FRAME = (480, 640, 3)
+NETWORKS = {"mobilenet_v2": networks.mobilenet_v2, "resnet18": networks.resnet18}
 FULL_TRANSPORTS = ("grpc", "stream", "http", "shm")
 
 
@@ -47,6 +49,7 @@ CASES = (
 )
 
 _SMALL = "max_batch_size: 0\ninstance_group { count: 1 kind: KIND_CPU }\n"
+_BATCH_OF_ONE = "max_batch_size: 1\ninstance_group { count: 1 kind: KIND_CPU }\n"
 _ONE = (
     'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }\n'
     'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }\n'
@@ -55,6 +58,10 @@ _TWO = _ONE + _ONE.replace("INPUT0", "INPUT1").replace("OUTPUT0", "OUTPUT1")
 _FRAME = (
     'input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ 480, 640, 3 ] }\n'
     'output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ 3 ] }\n'
+)
+_NETWORK = (
+    'input { name: "input" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }\n'
+    'output { name: "logits" data_type: TYPE_FP32 dims: [ 1000 ] }\n'
 )
 
 _MODEL_PY = """import triton_python_backend_utils as pb_utils
@@ -79,9 +86,14 @@ _PYTHON = {
 
 def write_python_models(repository: Path) -> None:
     """Write the models that Triton's Python backend serves as this server's does."""
-    for name, (tensors, compute) in _PYTHON.items():
-        model = {"model.py": _MODEL_PY.format(compute=compute).encode()}
-        harness.write_model(repository, name, f'backend: "python"\n{_SMALL}{tensors}', model)
+    for name in _PYTHON:
+        _write_python_model(repository, name)
+
+
+def _write_python_model(repository: Path, name: str) -> None:
+    tensors, compute = _PYTHON[name]
+    model = {"model.py": _MODEL_PY.format(compute=compute).encode()}
+    harness.write_model(repository, name, f'backend: "python"\n{_SMALL}{tensors}', model)
 
 
 def write_models(repository: Path) -> None:
@@ -95,7 +107,29 @@ def write_models(repository: Path) -> None:
     for runtime in ("onnxruntime", "openvino"):
         write_classifier(repository, runtime)
         config = f'backend: "{runtime}"\nmax_batch_size: 0\ninstance_group {{ count: 1 kind: KIND_CPU }}\n'
-        harness.write_model(repository, f"resnet18_{runtime}", config, {"model.onnx": _resnet18()})
+        harness.write_model(repository, f"resnet18_{runtime}", config, {"model.onnx": _serialised(networks.resnet18)})
+
+
+def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
+    """Write models for this server and for Triton, of the same name and runtime.
+
+    Both are told of the networks no more than their runtime and one instance: the settings are each server's defaults.
+    """
+    one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+    made = {
+        "identity": (f'backend: "identity"\n{_SMALL}{_ONE}', None),
+        "add_sub": (f'backend: "onnxruntime"\n{_SMALL}{_TWO}{one_thread}', _add_sub),
+        "frame": (f'backend: "onnxruntime"\n{_SMALL}{_FRAME}{one_thread}', _first_pixel),
+    }
+    for name, network in NETWORKS.items():
+        made[name] = (f'backend: "onnxruntime"\n{_BATCH_OF_ONE}{_NETWORK}', partial(_serialised, network))
+    for name in dict.fromkeys(models):
+        for repository in (here, there):
+            if name in _PYTHON:
+                _write_python_model(repository, name)
+            else:
+                config, model = made[name]
+                harness.write_model(repository, name, config, {} if model is None else {"model.onnx": model()})
 
 
 def write_classifier(repository: Path, runtime: str) -> str:
@@ -110,7 +144,7 @@ def write_classifier(repository: Path, runtime: str) -> str:
 
 def raw_call(runtime: str, array: np.ndarray, network: str = "") -> harness.Call:
     """Return one inference of the network in the runtime's own words, with the settings of the server."""
-    model = _resnet18() if network else (BUNDLED / "1/model.onnx").read_bytes()
+    model = _serialised(networks.resnet18) if network else (BUNDLED / "1/model.onnx").read_bytes()
     if runtime == "onnxruntime":
         import onnxruntime
 
@@ -139,8 +173,8 @@ def write_picture(folder: Path) -> Path:
 
 
 @functools.cache
-def _resnet18() -> bytes:
-    return networks.resnet18().SerializeToString()
+def _serialised(network: Callable[[], onnx.ModelProto]) -> bytes:
+    return network().SerializeToString()
 
 
 def _add_sub() -> bytes:

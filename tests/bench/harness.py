@@ -13,6 +13,8 @@ import json
 import os
 import platform
 import re
+import shlex
+import shutil
 import signal
 import socket
 import statistics
@@ -25,7 +27,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -37,8 +39,12 @@ PERF_ANALYZER_LIBS = os.environ.get("EDGE_TEST_PERF_ANALYZER_LIBS", "")
 """As `tests/e2e/fetch_perf_analyzer.sh` prints them."""
 
 TRITON = os.environ.get("EDGE_BENCH_TRITON", "")
-"""Folder of an unpacked nvidia-pytriton wheel (0.7.0 was used); it holds NVIDIA's server with its Python backend. The
-interpreter that runs the benchmark, of a minor version the wheel has a stub for, runs the models there too."""
+"""Folder of an unpacked nvidia-pytriton wheel (0.7.0 was used); it holds NVIDIA's server with its Python backend."""
+TRITON_PYTHON = os.environ.get("EDGE_BENCH_TRITON_PYTHON", sys.executable)
+"""The interpreter whose packages Triton's Python models see, of the minor version that runs the benchmark. Its numpy is
+older than 2: with 2 the wheel's stub answers empty outputs and says nothing."""
+TRITON_BACKENDS = os.environ.get("EDGE_BENCH_TRITON_BACKENDS", "")
+"""Folder of more backends for it, each in a folder of its name: `identity` of triton_identity.c, `onnxruntime`."""
 
 Call = Callable[[], object]
 
@@ -57,13 +63,15 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process and its descendants have used, of user and system."""
-    ticks = 0
+    """Return the CPU seconds that a process and its descendants have used, ended threads included, in nanosecond steps.
+
+    The kernel's CPU clock of a process has the number that clock_getcpuclockid(3) makes of its id.
+    """
+    seconds = 0.0
     for member in family(pid):
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+            seconds += time.clock_gettime((~member << 3) | 2)
+    return seconds
 
 
 def memory_mb(pid: int) -> dict[str, float]:
@@ -135,12 +143,15 @@ def server(
                 raise SystemExit(f"the server did not start:\n{log.read()}")
             # One line for each model follows: a pipe that nobody reads would stop the server.
             threading.Thread(target=process.stdout.read, daemon=True).start()
-            yield Server(found[1], found[2], process.pid, time.monotonic() - started)
+            with _told_if_it_ended(process, log):
+                yield Server(found[1], found[2], process.pid, time.monotonic() - started)
 
 
 @contextlib.contextmanager
 def triton(repository: Path) -> Iterator[Server]:
     """Start NVIDIA's server out of the folder that EDGE_BENCH_TRITON names, polling its readiness."""
+    if not TRITON:
+        raise SystemExit("EDGE_BENCH_TRITON names no unpacked nvidia-pytriton wheel")
     home = Path(TRITON) / "pytriton/tritonserver"
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = home / "python_backend_stubs" / minor / "triton_python_backend_stub"
@@ -152,11 +163,13 @@ def triton(repository: Path) -> Iterator[Server]:
         for file in (home / "backends/python").iterdir():
             (backend / file.name).symlink_to(file)
         (backend / stub.name).write_bytes(stub.read_bytes())
+        for more in Path(TRITON_BACKENDS).iterdir() if TRITON_BACKENDS else ():
+            (Path(name) / more.name).symlink_to(more.absolute())
         for program in (backend / stub.name, home / "bin/tritonserver"):
             program.chmod(0o755)
         http, grpc, metrics = free_ports(3)
         libraries = [str(Path(TRITON) / "nvidia_pytriton.libs"), str(Path(sys.base_prefix) / "lib")]
-        paths = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        paths = [str(Path(TRITON_PYTHON).absolute().parent), os.environ["PATH"]]
         environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries), "PATH": ":".join(paths)}
         command = [
             str(home / "bin/tritonserver"), f"--model-repository={repository}", f"--backend-directory={name}",
@@ -168,8 +181,21 @@ def triton(repository: Path) -> Iterator[Server]:
         with ended(process):
             if not _is_ready(process, http):
                 log.seek(0)
-                raise SystemExit(f"Triton did not start:\n{log.read()[-4000:]}")
-            yield Server(f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", process.pid, time.monotonic() - started)
+                raise SystemExit(f"Triton did not start:\n{log.read()[-20000:]}")
+            with _told_if_it_ended(process, log):
+                yield Server(f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", process.pid, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def _told_if_it_ended(process: subprocess.Popen[Any], log: IO[str]) -> Iterator[None]:
+    """Run the block; if the process is gone when the block fails, raise what it wrote instead."""
+    try:
+        yield
+    except Exception as error:
+        if process.poll() is None:
+            raise
+        log.seek(0)
+        raise SystemExit(f"{process.args} ended with {process.returncode}:\n{log.read()[-4000:]}") from error
 
 
 def _is_ready(process: subprocess.Popen[Any], port: int) -> bool:
@@ -274,6 +300,42 @@ def _try_perf_analyzer(
             row = next(csv.DictReader(lines))
     times = (float(row["p50 latency"]) / 1000, float(row["p99 latency"]) / 1000)
     return Load(float(row["Inferences/Second"]), *times, cpu / count * 1e6)
+
+
+def h2load(
+    where: Server, model: str, path: str, message: bytes, connections: int, streams: int, seconds: float
+) -> Load:
+    """Send one gRPC message again and again with nghttp2's h2load: `streams` calls at once on each connection.
+
+    The number of requests is chosen for `seconds`. With h2load's own limit of time the last calls would be cancelled,
+    of which Triton 2.51 has been seen to die.
+    """
+    program = shutil.which("h2load")
+    if program is None:
+        raise SystemExit("no h2load; it is in Debian's package nghttp2-client")
+    with tempfile.TemporaryDirectory() as folder:
+        body, log = Path(folder) / "body", Path(folder) / "log"
+        body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
+        requests = 50 * connections * streams
+        for _ in ("to learn the rate", "to measure"):
+            log.unlink(missing_ok=True)
+            command = [
+                program, f"--requests={requests}", f"--clients={connections}", f"--max-concurrent-streams={streams}",
+                "--window-bits=20", "--connection-window-bits=20", f"--data={body}", f"--log-file={log}",
+                "--header=content-type: application/grpc", "--header=te: trailers", f"http://{where.grpc}{path}",
+            ]  # fmt: skip
+            count, cpu = where.answered(model), where.cpu_s()
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            cpu = where.cpu_s() - cpu
+            count = where.answered(model) - count
+            if done.returncode != 0 or count != requests:
+                raise SystemExit(f"h2load failed: {shlex.join(command)}: {count} answered\n{done.stdout}{done.stderr}")
+            # Start in microseconds, HTTP status, microseconds taken.
+            rows = [[int(word) for word in line.split()] for line in log.read_text().splitlines()]
+            lasted_s = (max(row[0] + row[2] for row in rows) - min(row[0] for row in rows)) / 1e6
+            requests = max(requests, int(len(rows) / lasted_s * seconds))
+    took = [row[2] / 1000 for row in rows]
+    return Load(len(rows) / lasted_s, percentile(took, 0.5), percentile(took, 0.99), cpu / count * 1e6)
 
 
 def closed_loop(call: Call, seconds: float, cpu_there: Callable[[], float] = time.process_time) -> Load:

@@ -1,29 +1,36 @@
-"""Memory and start: `python tests/bench/memory.py [ROUNDS] [FOLDER]`, with the test extra installed.
+"""Memory and start: `python tests/bench/memory.py [--rounds=N] [--output=FOLDER]`, with the test extra installed.
 
 All run from compiled bytecode, as pip installs it, also out of a source tree whose bytecode is not written.
 
-Resident (Rss) and proportional (Pss) memory at rest, and seconds from start to ready: of the server without a model; of
-the server with the bundled classifier on each runtime, after a first request; of the raw runtime's own process, numpy
-and one inference and nothing else; of Triton where EDGE_BENCH_TRITON names one. In turns; medians are told, and written
-to FOLDER/memory.json if one is named.
+Resident (Rss) and proportional (Pss) memory at rest, seconds from start to ready, and the CPU time of the start: of the
+server without a model; of the server with the identity model, and with the bundled classifier on each runtime, after a
+first request; of the raw runtime's own process, numpy and one inference and nothing else; of Triton where
+EDGE_BENCH_TRITON names one. In turns; medians are told, and written to FOLDER/memory.json if one is named.
+
+`--server LABEL=COMMAND`, once for each, compares trees: `--server old=/tree/.venv/bin/edge-server --server new=...`.
+Of the second and later ones the start is then told as a ratio to the first's, round by round. `--quick` measures the
+servers without a model and with the identity model, and nothing else.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import cases
 import harness
+import numpy as np
 import short
 
 RUNTIMES = ("onnxruntime", "openvino")
@@ -54,25 +61,29 @@ call = lambda array: request.infer({"input": array})
 
 Figures = dict[str, float]
 SETTLE_S = 1.0
+SMALL = np.zeros(16, np.float32)
 
 
-def figures(pid: int, start_s: float) -> Figures:
+def figures(pid: int, start_s: float, start_cpu_s: float) -> Figures:
     time.sleep(SETTLE_S)
     found = harness.memory_mb(pid)
-    return {"rss_mb": found["Rss"], "pss_mb": found["Pss"], "start_s": start_s}
+    return {"rss_mb": found["Rss"], "pss_mb": found["Pss"], "start_s": start_s, "start_cpu_s": start_cpu_s}
 
 
-def of_server(repository: Path, model: str = "") -> Figures:
-    with harness.server(repository, "--log-info=false") as where, contextlib.ExitStack() as stack:
+def of_server(program: Sequence[str], repository: Path, model: str = "") -> Figures:
+    words = (*program[1:], "--log-info=false")
+    with harness.server(repository, *words, program=program[:1]) as where, contextlib.ExitStack() as stack:
+        start_cpu_s = where.cpu_s()
         if model:
-            data = short.message(model, "input", cases.picture())
+            name, array = ("INPUT0", SMALL) if model == "small" else ("input", cases.picture())
+            data = short.message(model, name, array)
             stack.enter_context(short.over_grpc(where, data))()
-        return figures(where.pid, where.start_s)
+        return figures(where.pid, where.start_s, start_cpu_s)
 
 
 def of_triton(repository: Path) -> Figures:
     with harness.triton(repository) as where:
-        return figures(where.pid, where.start_s)
+        return figures(where.pid, where.start_s, where.cpu_s())
 
 
 def of_raw(runtime: str) -> Figures:
@@ -85,7 +96,7 @@ def of_raw(runtime: str) -> Figures:
         assert process.stdin is not None
         if process.stdout.readline() != "ready\n":
             raise SystemExit(f"the bare {runtime} did not start")
-        found = figures(process.pid, time.monotonic() - started)
+        found = figures(process.pid, time.monotonic() - started, harness.cpu_s(process.pid))
         process.stdin.close()
         return found
 
@@ -97,44 +108,70 @@ def imports_no_runtime() -> list[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
-def measure(rounds: int) -> dict[str, Figures]:
+def measure(rounds: int, programs: Mapping[str, Sequence[str]], *, is_quick: bool) -> dict[str, list[Figures]]:
+    """Return what each way brought, one entry a round."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "empty").mkdir()
+        harness.write_model(folder / "small", "small", short.IDENTITY)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
-        ways: dict[str, Callable[[], Figures]] = {"server, no model": partial(of_server, folder / "empty")}
-        for runtime in RUNTIMES:
+        ways: dict[str, Callable[[], Figures]] = {}
+        for label, program in programs.items():
+            ways[f"{label}, no model"] = partial(of_server, program, folder / "empty")
+            ways[f"{label}, identity"] = partial(of_server, program, folder / "small", "small")
+        for runtime in () if is_quick else RUNTIMES:
             model = cases.write_classifier(folder / runtime, runtime)
-            ways[f"server, classifier on {runtime}"] = partial(of_server, folder / runtime, model)
+            for label, program in programs.items():
+                ways[f"{label}, classifier on {runtime}"] = partial(of_server, program, folder / runtime, model)
             ways[f"bare {runtime}, classifier"] = partial(of_raw, runtime)
-        if harness.TRITON:
+        if harness.TRITON and not is_quick:
             ways["Triton, no model"] = partial(of_triton, folder / "empty")
         for measure_one in ways.values():
             measure_one()  # writes the bytecode
         found: dict[str, list[Figures]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for way, measure_one in ways.items():
-                found[way].append(measure_one())
-    return {way: {key: statistics.median(one[key] for one in rows) for key in rows[0]} for way, rows in found.items()}
+        names = list(ways)
+        for number in range(rounds):
+            # Each goes first as often as any other.
+            first = number % len(names)
+            for way in names[first:] + names[:first]:
+                found[way].append(ways[way]())
+    return found
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="folder for memory.json")
+    parser.add_argument("--server", action="append", metavar="LABEL=COMMAND")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    named = [text.partition("=") for text in given.server or [f"server={harness.COMMAND}"]]
+    programs = {label: shlex.split(command) for label, _, command in named}
     before = harness.machine()
-    found, heavy = measure(rounds), imports_no_runtime()
+    rounds, heavy = measure(given.rounds, programs, is_quick=given.quick), imports_no_runtime()
+    found = {way: {key: statistics.median(one[key] for one in its) for key in its[0]} for way, its in rounds.items()}
     rows = [
-        (way, f"{row['rss_mb']:.0f}", f"{row['pss_mb']:.0f}", f"{row['start_s']:.2f}") for way, row in found.items()
+        (way, f"{row['rss_mb']:.1f}", f"{row['pss_mb']:.1f}", f"{row['start_s']:.3f}", f"{row['start_cpu_s']:.3f}")
+        for way, row in found.items()
     ]
-    print(harness.markdown(("", "Rss MB", "Pss MB", "start to ready s"), rows))
-    for runtime in RUNTIMES:
-        ours, bare = found[f"server, classifier on {runtime}"], found[f"bare {runtime}, classifier"]
+    print(harness.markdown(("", "Rss MB", "Pss MB", "start to ready s", "its CPU s"), rows))
+    first, *others = programs
+    for label in others:
+        for way in [way.removeprefix(label) for way in found if way.startswith(f"{label}, ")]:
+            for figure, says in (("start_s", "start"), ("start_cpu_s", "its CPU time")):
+                pairs = zip(rounds[label + way], rounds[first + way], strict=True)
+                ratios = sorted(ours[figure] / theirs[figure] for ours, theirs in pairs)
+                print(f"{label}{way}: {says} {statistics.median(ratios):.3f} of {first}'s ", end="")
+                print(f"({ratios[0]:.3f}-{ratios[-1]:.3f})")
+    for runtime in () if given.quick else RUNTIMES:
+        ours, bare = found[f"{first}, classifier on {runtime}"], found[f"bare {runtime}, classifier"]
         print(f"on {runtime}: {ours['rss_mb'] - bare['rss_mb']:+.0f} MB Rss beside the bare runtime")
     print(f"`import edge_server` brings in: {', '.join(heavy) or 'none of the heavy modules'}")
-    if len(sys.argv) > 2:
+    if given.output is not None:
         report = {"facts": {"before": before, "after": harness.machine()}, "medians": found, "imports": heavy}
-        Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
-        (Path(sys.argv[2]) / "memory.json").write_text(json.dumps(report, indent=1) + "\n")
+        given.output.mkdir(parents=True, exist_ok=True)
+        (given.output / "memory.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

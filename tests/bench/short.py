@@ -1,8 +1,9 @@
 """The short form of the matrix, for the test suite: what a request costs beside the least it could cost, in one run.
 
 - The classifier through gRPC beside the bare runtime with the same settings: requests a second, and CPU time.
-- A request to the identity model beside an echo of the same bytes by a bare server of the same library (grpcio's,
-  aiohttp's) in a process of its own, with the same client: CPU time, the figure that a busy machine moves least.
+- A request to the identity model beside an echo of the same bytes by a bare server of a common library (grpcio's,
+  aiohttp's) in a process of its own, with the same client: CPU time, the figure that a busy machine moves least. Over
+  gRPC also with eight requests at once, where less of the time goes into waking up a process.
 
 Reference and server take turns; a ratio is the median of each round's.
 """
@@ -28,8 +29,9 @@ import numpy as np
 from harness import Load
 from tritonclient.grpc import service_pb2
 
-ROUNDS = 5
-TURN_S = 0.35
+ROUNDS = 15
+TURN_S = 0.15
+AT_ONCE = 8
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 IDENTITY = """
 backend: "identity"
@@ -95,6 +97,19 @@ def over_grpc(where: harness.Server, data: bytes) -> Iterator[harness.Call]:
 
 
 @contextlib.contextmanager
+def many_over_grpc(where: harness.Server, data: bytes) -> Iterator[harness.Call]:
+    """Yield what sends eight requests over one connection and waits for all answers."""
+    with channel(where) as opened:
+        infer = opened.unary_unary(METHOD)
+
+        def call() -> None:
+            for pending in [infer.future(data) for _ in range(AT_ONCE)]:
+                pending.result()
+
+        yield call
+
+
+@contextlib.contextmanager
 def http_sender(where: harness.Server) -> Iterator[Callable[[str, bytes, int], None]]:
     """Yield what sends a body to a path over a connection of its own: (path, body, length of its JSON part)."""
     connection = http.client.HTTPConnection(where.http, timeout=60)
@@ -146,6 +161,9 @@ def compare(rounds: int = ROUNDS) -> dict[str, dict[str, list[Load]]]:
             ),
             "identity over gRPC beside a bare echo": tuple(
                 turn(where, over_grpc(where, message("small", "INPUT0", small))) for where in (server, doors)
+            ),
+            "eight at once over gRPC beside a bare echo": tuple(
+                turn(where, many_over_grpc(where, message("small", "INPUT0", small))) for where in (server, doors)
             ),
             "identity over HTTP beside a bare echo": tuple(
                 turn(where, over_http(where, "/v2/models/small/infer", body, header_length))

@@ -1,4 +1,4 @@
-"""The short form of the benchmark as a test: only a large regression of a ratio measured in this very run fails it."""
+"""The short form of the benchmark as a test: it compares ratios that were measured in one run, of CPU time mostly."""
 
 from __future__ import annotations
 
@@ -14,28 +14,41 @@ MATRIX = Path(__file__).parent / "matrix.py"
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 
 CLASSIFIER = "classifier over gRPC beside the bare runtime"
-GRPC = "identity over gRPC beside a bare echo"
-HTTP = "identity over HTTP beside a bare echo"
+STORED = {
+    "identity over gRPC beside a bare echo": 0.76,
+    "eight at once over gRPC beside a bare echo": 0.74,
+    "identity over HTTP beside a bare echo": 0.86,
+}
+"""CPU time of a request to that of an echo, as the server was when this was last written: medians of runs on a quiet
+machine. Write them anew when the server has become cheaper: a later regression is measured from there."""
+MOST_GROWTH = 4 / 3
+TRIES = 3
 
 
-@pytest.fixture(scope="module")
-def ratios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    folder = tmp_path_factory.mktemp("bench")
+def measure(folder: Path) -> dict[str, dict[str, float]]:
     command = [sys.executable, str(MATRIX), "--short", f"--output={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "short.json").read_text())["ratios"]
 
 
-def test_the_server_keeps_most_of_what_the_runtime_can_do(ratios: dict[str, dict[str, float]]) -> None:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
+    return [measure(tmp_path_factory.mktemp("bench"))]
+
+
+def test_the_server_keeps_most_of_what_the_runtime_can_do(runs: list[dict[str, dict[str, float]]]) -> None:
     # 0.8 and 1.2 when this was written.
-    assert ratios[CLASSIFIER]["throughput_ratio"] > 0.3, ratios
-    assert ratios[CLASSIFIER]["cpu_ratio"] < 2.5, ratios
+    assert runs[0][CLASSIFIER]["throughput_ratio"] > 0.3, runs
+    assert runs[0][CLASSIFIER]["cpu_ratio"] < 2.5, runs
 
 
-@pytest.mark.parametrize(("wire", "most"), [(GRPC, 4.0), (HTTP, 7.0)], ids=["grpc", "http"])
-def test_a_small_request_costs_a_small_multiple_of_a_bare_echo(
-    ratios: dict[str, dict[str, float]], wire: str, most: float
+@pytest.mark.parametrize("wire", STORED)
+def test_the_cpu_time_of_a_request_beside_an_echo_has_not_risen_by_a_third(
+    runs: list[dict[str, dict[str, float]]], wire: str, tmp_path: Path
 ) -> None:
-    # 1.2 over gRPC and 2.5 over HTTP when this was written.
-    assert ratios[wire]["cpu_ratio"] < most, ratios
+    """A run whose ratio was moved by what else the machine did is repeated; a regression is in each run."""
+    most = STORED[wire] * MOST_GROWTH
+    while min(run[wire]["cpu_ratio"] for run in runs) >= most and len(runs) < TRIES:
+        runs.append(measure(tmp_path))
+    assert min(run[wire]["cpu_ratio"] for run in runs) < most, [run[wire] for run in runs]

@@ -32,6 +32,9 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 READY = re.compile(r"edge-server \S+ is ready: (.*)")
 START_LIMIT_S = 60.0
 
+GRPC_TRANSPORT = os.environ.get("EDGE_TEST_GRPC_TRANSPORT", "")
+"""The gRPC transport of all servers whose test does not choose one; "" for the default."""
+
 
 @dataclass
 class ServerProcess:
@@ -125,8 +128,10 @@ class ServerProcess:
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without what would configure a server."""
+    """Return this process's environment without what would configure a server, but for the transport of this run."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
+    if GRPC_TRANSPORT:
+        kept["EDGE_SERVER_GRPC_TRANSPORT"] = GRPC_TRANSPORT
     return {**kept, **(more or {})}
 
 

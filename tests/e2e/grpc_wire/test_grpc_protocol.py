@@ -1,0 +1,791 @@
+"""gRPC's interoperability cases on this server's RPCs: what every transport must do the same way.
+
+Cases: github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md; wire: doc/PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
+
+from edge_server.config import GrpcConfig
+from edge_server.core.frame import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
+from edge_server.protocol import messages
+from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
+
+SERVICE = "/inference.GRPCInferenceService/"
+INFER = SERVICE + "ModelInfer"
+STREAM_INFER = SERVICE + "ModelStreamInfer"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+HEALTH = "/grpc.health.v1.Health/Check"
+Code = grpc.StatusCode
+
+
+def refused(call: Callable[..., Any], *arguments: Any, **more: Any) -> grpc.RpcError:
+    """Make a call that must fail and return its error."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*arguments, timeout=30, **more)
+    return caught.value
+
+
+def stream_response(data: bytes) -> Any:
+    message = messages.ModelStreamInferResponse.FromString(data)
+    assert not message.error_message
+    return message.infer_response
+
+
+def out(data: bytes) -> int:
+    """Return the number in a response of `repeat`."""
+    return int.from_bytes(stream_response(data).raw_output_contents[0], "little")
+
+
+class Questions:
+    """The requests of a stream, put in one by one. `end` half-closes it."""
+
+    def __init__(self, *first: bytes) -> None:
+        self._queue: queue.Queue[bytes | None] = queue.Queue()
+        for item in first:
+            self.put(item)
+
+    def put(self, item: bytes) -> None:
+        self._queue.put(item)
+
+    def end(self) -> None:
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._queue.get, None)
+
+
+# -- messages
+
+
+@pytest.mark.parametrize("path", [SERVICE + "ServerLive", HEALTH])
+def test_an_empty_message_is_a_message(target: Any, path: str) -> None:
+    assert target.channel().unary_unary(path)(b"", timeout=30) == b"\x08\x01"
+
+
+EDGES = (1, 16_384, 65_535, 1 << 20, pytest.param((1 << 24) - 1, marks=pytest.mark.full))
+"""A frame at its default size, a window at its default size, and a frame at its largest size."""
+
+
+@pytest.mark.parametrize("size", EDGES)
+def test_messages_around_the_sizes_of_frames_and_windows_go_there_and_back(target: Any, size: int) -> None:
+    infer = target.channel().unary_unary(INFER)
+    # What is around the tensor takes some 40 bytes of the message.
+    for count in {max(1, size - 45), max(1, size - 1), size}:
+        request = target.numbers(count=count)
+        response = messages.ModelInferResponse.FromString(infer(request, timeout=60))
+        assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
+
+
+def test_a_message_of_many_mebibytes_goes_there_and_back(target: Any) -> None:
+    request = target.numbers(count=18 << 20)
+    response = messages.ModelInferResponse.FromString(target.channel().unary_unary(INFER)(request, timeout=60))
+    assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
+
+
+def test_a_message_in_many_frames_of_any_size_is_one_message(target: Any) -> None:
+    wire = target.connect()
+    body = target.framed(target.numbers(count=1000))
+    for size in (1, 2, 3, 5, 7, 100):
+        stream = wire.new_stream()
+        wire.send(wire.head(stream))
+        wire.send_data(stream, body, size=size)
+        target.assert_right(wire.finish(stream), count=1000)
+
+
+def without_padding(target: Any) -> None:
+    if target.transport == "grpcio":
+        pytest.skip("gRPC's core refuses DATA frames with padding")
+
+
+def test_padding_and_empty_frames_are_no_part_of_a_message(target: Any) -> None:
+    without_padding(target)
+    wire = target.connect()
+    body = target.framed(target.numbers())
+    stream = wire.new_stream()
+    head = wire.head(stream)
+    head.flags.add("PADDED")
+    head.pad_length = 200
+    wire.send(head, DataFrame(stream))
+    for index, octet in enumerate(body):
+        wire.send(DataFrame(stream, bytes([octet]), pad_length=index, flags=["PADDED"]), DataFrame(stream))
+    wire.send(DataFrame(stream, flags=["END_STREAM", "PADDED"], pad_length=255))
+    target.assert_right(wire.finish(stream))
+
+
+def test_padding_counts_in_the_window_and_the_window_comes_back(target: Any) -> None:
+    """More padding than the first window holds: a server that forgets to count it never opens the window again."""
+    without_padding(target)
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream))
+    size = wire.server_settings.get(4, 65_535)
+    body = target.framed(target.numbers())
+    for _ in range(3 * size // 256 // 64):
+        wire.send(b"".join(DataFrame(stream, pad_length=255, flags=["PADDED"]).serialize() for _ in range(64)))
+        wire._window -= 256 * 64
+        wire._windows[stream] = wire._windows.get(stream, wire._initial_window()) - 256 * 64
+        while wire._window < 256 * 64 or wire._windows[stream] < 256 * 64:
+            assert wire.read() is not None
+    wire.send_data(stream, body)
+    target.assert_right(wire.finish(stream))
+
+
+def test_many_calls_at_once_on_one_connection_get_each_its_own_answer(target: Any) -> None:
+    infer = target.channel().unary_unary(INFER)
+    calls = [infer.future(target.numbers(id=str(number), count=1 + number), timeout=60) for number in range(200)]
+    for number, call in enumerate(calls):
+        response = messages.ModelInferResponse.FromString(call.result())
+        assert (response.id, len(response.raw_output_contents[0])) == (str(number), 1 + number)
+
+
+def test_frames_of_two_calls_may_alternate(target: Any) -> None:
+    wire = target.connect()
+    bodies = {wire.new_stream(): target.framed(target.numbers(count=count, id=str(count))) for count in (50, 60)}
+    wire.send(*(wire.head(stream) for stream in bodies))
+    for position in range(0, 100, 10):
+        for stream, body in bodies.items():
+            wire.send(DataFrame(stream, body[position : position + 10]))
+    for stream, body in bodies.items():
+        wire.send(DataFrame(stream, body[100:], flags=["END_STREAM"]))
+    for stream, count in zip(bodies, (50, 60), strict=True):
+        target.assert_right(wire.finish(stream), str(count), count)
+
+
+# -- streams
+
+
+def test_ping_pong_each_question_is_answered_before_the_next(target: Any) -> None:
+    questions = Questions()
+    answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=30)
+    for count in (27_182, 8, 1_828, 45_904):
+        questions.put(target.numbers(count=count, id=str(count)))
+        response = stream_response(next(answers))
+        assert (response.id, len(response.raw_output_contents[0])) == (str(count), count)
+    questions.end()
+    assert list(answers) == []
+    assert answers.code() is Code.OK
+
+
+def test_many_requests_and_then_the_end_of_them_are_all_answered(target: Any) -> None:
+    requests = [target.numbers(count=count, id=str(index)) for index, count in enumerate([27_182, 8, 1_828, 45_904])]
+    answers = target.channel().stream_stream(STREAM_INFER)(iter(requests * 25), timeout=60)
+    assert [stream_response(data).id for data in answers] == ["0", "1", "2", "3"] * 25
+    assert answers.code() is Code.OK
+
+
+def test_one_request_many_responses(target: Any) -> None:
+    answers = target.channel().stream_stream(STREAM_INFER)(iter([target.repeat(range(300))]), timeout=30)
+    assert [out(data) for data in answers] == list(range(300))
+
+
+@pytest.mark.parametrize("path", [STREAM_INFER, REFLECTION, STREAM_PATH])
+def test_an_empty_stream_ends_well(target: Any, path: str) -> None:
+    answers = target.channel().stream_stream(path)(iter(()), timeout=30)
+    assert list(answers) == []
+    assert answers.code() is Code.OK
+
+
+def test_many_messages_in_one_frame_and_a_message_in_many_are_the_same(target: Any) -> None:
+    body = b"".join(target.framed(target.numbers(id=str(number))) for number in range(20))
+    wire = target.connect()
+    for size in (16_384, 10, 1):
+        stream = wire.new_stream()
+        wire.send(wire.head(stream, STREAM_INFER))
+        wire.send_data(stream, body, size=size)
+        answer = wire.finish(stream)
+        assert [stream_response(data).id for data in answer.messages] == [str(number) for number in range(20)]
+        assert answer.status is Code.OK
+
+
+def test_the_schema_can_be_asked_for(target: Any) -> None:
+    request_class = messages.message_class("grpc.reflection.v1.ServerReflectionRequest")
+    response_class = messages.message_class("grpc.reflection.v1.ServerReflectionResponse")
+    questions = [request_class(list_services=""), request_class(file_containing_symbol=messages.GRPC_SERVICE)]
+    stream = target.channel().stream_stream(REFLECTION)
+    answers = stream(iter([question.SerializeToString() for question in questions]), timeout=30)
+    listed, file = (response_class.FromString(data) for data in answers)
+    assert {messages.GRPC_SERVICE, messages.HEALTH_SERVICE} <= {
+        service.name for service in listed.list_services_response.service
+    }
+    assert file.file_descriptor_response.file_descriptor_proto
+
+
+def test_a_frame_stream_answers_frame_by_frame(target: Any) -> None:
+    questions = Questions(encode_client_message(StreamRequest("camera", delivery=Delivery(depth=4))))
+    answers = target.channel().stream_stream(STREAM_PATH)(iter(questions), timeout=30)
+    opened, frames_allowed = decode_server_message(next(answers))
+    assert isinstance(opened, StreamOpened)
+    assert frames_allowed > 0
+    for number in (1, 2, 3):
+        picture = Frame(FrameHeader(0, 0, "front", number), 2, 2, "mono8", 2, data=bytes(4))
+        questions.put(encode_client_message(picture))
+        found = next(message for data in answers if isinstance(message := decode_server_message(data)[0], FrameResult))
+        assert found.header.seq == number
+    questions.end()
+    assert [decode_server_message(data)[0] for data in answers] == []
+    assert answers.code() is Code.OK
+
+
+# -- calls that end early
+
+
+def failures(target: Any, model: str) -> float:
+    """Return how many requests of a model did not succeed, whatever the reason."""
+    counters = target.server.read_counters(model)
+    return sum(value for name, value in counters.items() if name.startswith("nv_inference_request_failure"))
+
+
+def pending(target: Any, model: str) -> float:
+    return float(target.server.read_counters(model)["nv_inference_pending_request_count"])
+
+
+@pytest.fixture
+def is_taken_back(target: Any, eventually: Callable[..., bool]) -> Callable[[Callable[[], Callable[[], Any]]], None]:
+    """`is_taken_back(call)`: while `slow`, which takes one request at a time, runs one and another waits, make a call
+    to it, give it up by what `call` returned, and hold that it is never run."""
+
+    def check(call: Callable[[], Callable[[], Any]]) -> None:
+        server = target.server
+        runs, failed = server.statistics("slow")["execution_count"], failures(target, "slow")
+        wire = target.connect()
+        others = [wire.new_stream(), wire.new_stream()]
+        for stream in others:
+            wire.send(wire.head(stream))
+            wire.send_data(stream, target.framed(target.numbers("slow")))
+        assert eventually(lambda: pending(target, "slow") == 1)
+        give_up = call()
+        give_up()
+        assert eventually(lambda: failures(target, "slow") == failed + 1), server.read_counters("slow")
+        assert [wire.finish(stream).status for stream in others] == [Code.OK, Code.OK]
+        assert server.statistics("slow")["execution_count"] == runs + 2
+
+    return check
+
+
+def test_a_call_cancelled_while_it_waits_is_taken_back(target: Any, is_taken_back: Any, eventually: Any) -> None:
+    def call() -> Callable[[], None]:
+        waiting = target.channel().unary_unary(INFER).future(target.numbers("slow"), timeout=60)
+        assert eventually(lambda: pending(target, "slow") == 2)
+        return waiting.cancel
+
+    is_taken_back(call)
+
+
+def test_a_call_reset_on_the_wire_is_taken_back_and_its_connection_goes_on(
+    target: Any, is_taken_back: Any, eventually: Any
+) -> None:
+    wire = target.connect()
+
+    def call() -> Callable[[], None]:
+        stream = wire.new_stream()
+        wire.send(wire.head(stream))
+        wire.send_data(stream, target.framed(target.numbers("slow")))
+        assert eventually(lambda: pending(target, "slow") == 2)
+        return lambda: wire.send(RstStreamFrame(stream, 8))
+
+    is_taken_back(call)
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+def test_a_call_whose_connection_breaks_is_taken_back(target: Any, is_taken_back: Any, eventually: Any) -> None:
+    def call() -> Callable[[], None]:
+        wire = target.connect()
+        stream = wire.new_stream()
+        wire.send(wire.head(stream))
+        wire.send_data(stream, target.framed(target.numbers("slow")))
+        assert eventually(lambda: pending(target, "slow") == 2)
+        return wire.close
+
+    is_taken_back(call)
+
+
+def test_a_deadline_that_passes_while_a_call_waits_ends_it(target: Any, is_taken_back: Any) -> None:
+    errors: list[grpc.RpcError] = []
+
+    def call() -> Callable[[], None]:
+        waiting = target.channel().unary_unary(INFER).future(target.numbers("slow"), timeout=0.1)
+        return lambda: errors.append(waiting.exception())
+
+    is_taken_back(call)
+    assert errors[0].code() is Code.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("timeout", ["100m", "100000u", "99999999n"])
+def test_the_server_keeps_the_deadline_itself(target: Any, is_taken_back: Any, timeout: str) -> None:
+    """A client that tells its deadline and then does nothing."""
+    wire = target.connect()
+
+    def call() -> Callable[[], None]:
+        stream = wire.new_stream()
+        wire.send(wire.head(stream, INFER, ("grpc-timeout", timeout)))
+        wire.send_data(stream, target.framed(target.numbers("slow")))
+
+        def wait() -> None:
+            answer = wire.finish(stream)
+            assert answer.status is Code.DEADLINE_EXCEEDED or answer.reset == 8, answer
+
+        return wait
+
+    is_taken_back(call)
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+@pytest.mark.parametrize("timeout", ["1H", "60M", "99999999S", "99999999H", "30000m"])
+def test_a_deadline_far_away_changes_nothing(target: Any, timeout: str) -> None:
+    answer = target.connect().call("ModelInfer", target.numbers(), metadata=[("grpc-timeout", timeout)])
+    target.assert_right(answer)
+
+
+@pytest.mark.parametrize("timeout", ["", "S", "10", "-1S", "1.5S", "10s", "123456789S", "1S1S", "\u0661S"])
+def test_a_deadline_that_is_none_is_ignored_or_refused(target: Any, timeout: str) -> None:
+    wire = target.connect()
+    answer = wire.call("ModelInfer", target.numbers(), metadata=[("grpc-timeout", timeout.encode())])
+    assert answer.status in (Code.OK, Code.INTERNAL, Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED) or answer.reset
+
+
+def test_a_deadline_that_is_over_before_the_call_comes(target: Any) -> None:
+    answer = target.connect().call("ModelInfer", target.numbers("slow"), metadata=[("grpc-timeout", "0n")])
+    assert answer.status is Code.DEADLINE_EXCEEDED or answer.reset == 8, answer
+
+
+def test_a_stream_cancelled_when_it_has_begun(target: Any) -> None:
+    questions = Questions()
+    answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=30)
+    answers.cancel()
+    assert answers.code() is Code.CANCELLED
+    questions.end()
+
+
+def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: Any) -> None:
+    failed = failures(target, "repeat")
+    questions = Questions(target.repeat(range(1000), delay_ms=20))
+    answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=60)
+    assert out(next(answers)) == 0
+    answers.cancel()
+    assert answers.code() is Code.CANCELLED
+    questions.end()
+    # The rest of a thousand responses, 20 seconds of them, is not made.
+    assert eventually(lambda: failures(target, "repeat") == failed + 1), target.server.read_counters("repeat")
+
+
+def test_a_deadline_ends_a_stream_with_what_is_under_way_on_it(target: Any, eventually: Any) -> None:
+    failed = failures(target, "repeat")
+    questions = Questions(target.repeat(range(1000), delay_ms=20))
+    answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=0.3)
+    assert out(next(answers)) == 0
+    with pytest.raises(grpc.RpcError) as caught:
+        list(answers)
+    assert caught.value.code() is Code.DEADLINE_EXCEEDED
+    questions.end()
+    assert eventually(lambda: failures(target, "repeat") == failed + 1), target.server.read_counters("repeat")
+
+
+def test_a_frame_stream_whose_connection_breaks_is_closed(target: Any, eventually: Any) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    opening = encode_client_message(StreamRequest("camera", stream_id="breaks"))
+    wire.send(wire.head(stream, STREAM_PATH), DataFrame(stream, target.framed(opening)))
+    assert isinstance(decode_server_message(wire.first_message(stream))[0], StreamOpened)
+    assert eventually(lambda: open_frame_streams(target) == 1)
+    wire.close()
+    assert eventually(lambda: open_frame_streams(target) == 0)
+
+
+def open_frame_streams(target: Any) -> int:
+    status, found = target.server.ask("/edge/v1/streams")
+    assert status == 200, found
+    return len(found["streams"])
+
+
+# -- statuses
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "\t\ntest with whitespace\r\nand Unicode BMP \u263a and non-BMP \U0001f608\t\n",
+        "50% of 100%25",
+        "é" * 50,
+    ],
+)
+def test_the_words_of_a_status_come_as_they_were_said(target: Any, name: str) -> None:
+    words = f"'{name}' is not found"
+    error = refused(target.channel().unary_unary(INFER), target.numbers(name))
+    assert error.code() is Code.NOT_FOUND
+    assert words in error.details()
+    answer = target.connect().call("ModelInfer", target.numbers(name))
+    assert (answer.status, answer.details) == (Code.NOT_FOUND, error.details())
+    # Percent-encoded as the protocol has it: printable ASCII on the wire, and no bare percent sign.
+    text = answer.value(b"grpc-message")
+    assert all(0x20 <= octet <= 0x7E for octet in text)
+    assert text.count(b"%") == sum(octet in b"%" or not 0x20 <= octet <= 0x7E for octet in error.details().encode())
+
+
+@pytest.mark.xfail(
+    not hasattr(GrpcConfig(), "transport"), reason="cut by letters in place of octets, until branch grpc", strict=True
+)
+def test_a_status_of_many_words_is_cut_rather_than_lost(target: Any) -> None:
+    """Peers refuse trailers of more than 8 KiB; every letter of this name takes nine bytes there."""
+    error = refused(target.channel().unary_unary(INFER), target.numbers("\u263a" * 50_000))
+    assert error.code() is Code.NOT_FOUND
+    assert "\u263a" * 500 in error.details()
+
+
+def test_an_error_without_a_message_comes_as_trailers_alone(target: Any) -> None:
+    wire = target.connect()
+    answer = wire.call("ModelInfer", target.numbers("nobody"))
+    assert answer.value(b":status") == b"200"
+    assert answer.value(b"content-type").startswith(b"application/grpc")
+    assert answer.status is Code.NOT_FOUND
+    assert answer.data == b""
+
+
+def test_an_answer_is_headers_message_and_trailers(target: Any) -> None:
+    wire = target.connect()
+    answer = wire.call("ModelInfer", target.numbers())
+    names = [name for name, _ in answer.headers]
+    assert answer.headers[0] == (b":status", b"200")
+    assert dict(answer.headers)[b"content-type"] in (b"application/grpc", b"application/grpc+proto")
+    assert b"grpc-status" not in names
+    assert dict(answer.trailers)[b"grpc-status"] == b"0"
+    assert all(name == name.lower() for name, _ in [*answer.headers, *answer.trailers])
+    kinds = [frame for frame in wire.frames if isinstance(frame, HeadersFrame)]
+    assert ["END_STREAM" in frame.flags for frame in kinds] == [False, True]
+
+
+@pytest.mark.parametrize("size", [0, 100, 1 << 20])
+def test_answers_keep_to_the_table_size_that_the_client_states(target: Any, size: int) -> None:
+    """RFC 7541, section 4.2: a smaller table is acknowledged by an update at the begin of the next block."""
+    wire = target.connect(settings={SettingsFrame.HEADER_TABLE_SIZE: size})
+    wire.decoder.max_allowed_table_size = size
+    for _ in range(3):
+        target.assert_right(wire.call("ModelInfer", target.numbers()))
+        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
+    wire.send(SettingsFrame(0, settings={SettingsFrame.HEADER_TABLE_SIZE: 0}))
+    wire.ping()
+    wire.decoder.max_allowed_table_size = 0
+    for _ in range(3):
+        target.assert_right(wire.call("ModelInfer", target.numbers()))
+        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        SERVICE + "Nonsense", "/inference.Nonsense/ModelInfer", "/nonsense", "/", "//", SERVICE, INFER + "/",
+        "/inference.grpcinferenceservice/modelinfer", INFER + "?x=1", "/%2e%2e/x", "/" + "x" * 2000,
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_unimplemented(target: Any, path: str) -> None:
+    wire = target.connect()
+    assert wire.call(path, target.numbers()).status is Code.UNIMPLEMENTED
+    assert wire.call(path).status is Code.UNIMPLEMENTED
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+def test_an_unimplemented_stream_is_refused_before_its_messages_come(target: Any) -> None:
+    questions = Questions()
+    call = target.channel().stream_stream(SERVICE + "Nonsense")(iter(questions), timeout=30)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(call)
+    assert caught.value.code() is Code.UNIMPLEMENTED
+    questions.end()
+
+
+def test_a_body_that_is_no_message_of_the_rpc_is_an_error_of_the_client(target: Any) -> None:
+    wire = target.connect()
+    for method in ("ModelInfer", "ModelConfig", "RepositoryIndex"):
+        answer = wire.call(method, b"\xff\xff\xff")
+        assert answer.status in (Code.INVALID_ARGUMENT, Code.INTERNAL), answer
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+# -- metadata
+
+
+def forwarded(target: Any, metadata: list[tuple[str, str | bytes]]) -> str:
+    """Return the parameters that a model was given for a call with this metadata, as JSON."""
+    infer = target.channel().unary_unary(INFER)
+    answer = infer(target.numbers("parameters", parameters={}), metadata=metadata, timeout=30)
+    (raw,) = messages.ModelInferResponse.FromString(answer).raw_output_contents
+    return raw[4:].decode()
+
+
+def test_metadata_that_matches_becomes_parameters_of_the_request(target: Any) -> None:
+    found = forwarded(target, [("x-camera", "front left"), ("y-camera", "rear"), ("x-long", "a" * 4000)])
+    assert '"x-camera": "front left"' in found
+    assert '"x-long": "' + "a" * 4000 + '"' in found
+    assert "y-camera" not in found
+
+
+def test_binary_metadata_is_taken_and_never_forwarded(target: Any) -> None:
+    found = forwarded(target, [("x-raw-bin", bytes(range(256))), ("x-camera", "front"), ("x-empty-bin", b"")])
+    assert '"x-camera": "front"' in found
+    assert "-bin" not in found
+
+
+def test_repeated_metadata_is_taken_and_its_last_value_forwarded(target: Any) -> None:
+    found = forwarded(target, [("x-camera", "front"), ("x-camera", "rear"), ("x-raw-bin", b"1"), ("x-raw-bin", b"2")])
+    assert '"x-camera": "rear"' in found
+
+
+def test_the_same_metadata_is_read_alike_in_every_call_of_a_connection(target: Any) -> None:
+    """A client's header table makes the second block of the same headers much shorter than the first."""
+    infer = target.channel().unary_unary(INFER)
+    for number in range(12):
+        metadata = [("x-number", str(number // 3)), ("x-steady", "yes")]
+        (raw,) = messages.ModelInferResponse.FromString(
+            infer(target.numbers("parameters"), metadata=metadata, timeout=30)
+        ).raw_output_contents
+        assert f'"x-number": "{number // 3}"'.encode() in raw
+        assert b'"x-steady": "yes"' in raw
+
+
+def test_metadata_larger_than_the_limit_is_refused_and_the_next_call_is_answered(target: Any) -> None:
+    channel = target.channel(("grpc.max_metadata_size", 1 << 20))
+    error = refused(channel.unary_unary(INFER), target.numbers(), metadata=[("x-huge", "a" * 200_000)])
+    assert error.code() in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.INTERNAL), error
+    again = channel.unary_unary(INFER)(target.numbers(), timeout=30, wait_for_ready=True)
+    assert messages.ModelInferResponse.FromString(again).model_name == "same"
+
+
+def test_metadata_of_four_kilobytes_in_hundred_fields_is_taken(target: Any) -> None:
+    metadata = [(f"y-field-{number}", "v" * 20) for number in range(100)]
+    target.assert_right(target.connect().call("ModelInfer", target.numbers(), metadata=metadata))
+
+
+# -- compression
+
+
+def deflated(data: bytes) -> bytes:
+    return zlib.compress(data)
+
+
+ENCODINGS = {"gzip": gzip.compress, "deflate": deflated}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_compressed_messages_are_taken_alone_and_in_streams(target: Any, encoding: str) -> None:
+    compression = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}[encoding]
+    channel = target.channel()
+    request = target.numbers(count=100_000, id="z")
+    answer = channel.unary_unary(INFER)(request, compression=compression, timeout=30)
+    assert messages.ModelInferResponse.FromString(answer).id == "z"
+    answers = channel.stream_stream(STREAM_INFER)(iter([request] * 3), compression=compression, timeout=30)
+    assert [stream_response(data).id for data in answers] == ["z"] * 3
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_compressed_message_beside_a_plain_one_in_a_stream(target: Any, encoding: str) -> None:
+    request = target.numbers()
+    body = target.framed(ENCODINGS[encoding](request), 1) + target.framed(request)
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, STREAM_INFER, ("grpc-encoding", encoding), ("grpc-accept-encoding", "identity")))
+    wire.send_data(stream, body)
+    answer = wire.finish(stream)
+    assert (answer.status, len(answer.messages)) == (Code.OK, 2)
+    assert all(stream_response(data).model_name == "same" for data in answer.messages)
+
+
+def test_an_encoding_that_the_server_lacks_is_unimplemented_and_it_says_what_it_has(target: Any) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, INFER, ("grpc-encoding", "snappy")))
+    wire.send_data(stream, target.framed(b"whatever", 1))
+    answer = wire.finish(stream)
+    if target.transport == "grpcio":
+        assert answer.status is Code.INTERNAL  # its core refuses the header before it knows what for
+    else:
+        assert answer.status is Code.UNIMPLEMENTED
+        assert b"gzip" in answer.value(b"grpc-accept-encoding")
+
+
+@pytest.mark.parametrize("metadata", [[], [("grpc-encoding", "identity")]])
+def test_a_compressed_message_without_an_encoding_is_an_error(target: Any, metadata: list[tuple[str, str]]) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, INFER, *metadata))
+    wire.send_data(stream, target.framed(gzip.compress(target.numbers()), 1))
+    assert wire.finish(stream).status in (Code.INTERNAL, Code.UNIMPLEMENTED, Code.INVALID_ARGUMENT)
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("damage", ["cut", "garbage", "more"])
+def test_a_damaged_compressed_message_is_an_error(target: Any, encoding: str, damage: str) -> None:
+    whole = ENCODINGS[encoding](target.numbers(count=1000))
+    data = {"cut": whole[: len(whole) // 2], "garbage": b"\xff" * 40, "more": whole + b"\xff" * 40}[damage]
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, INFER, ("grpc-encoding", encoding)))
+    wire.send_data(stream, target.framed(data, 1))
+    # Some decompressors leave alone what follows the end.
+    allowed = {Code.INTERNAL, Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED} | (
+        {Code.OK} if damage == "more" else set()
+    )
+    assert wire.finish(stream).status in allowed
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+@pytest.mark.parametrize("flag", [2, 128, 255])
+def test_a_flag_that_means_nothing_is_an_error(target: Any, flag: int) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream))
+    wire.send_data(stream, target.framed(target.numbers(), flag))
+    answer = wire.finish(stream)
+    assert answer.status is not Code.OK
+    target.assert_serves()
+
+
+# -- what is no gRPC call
+
+
+@pytest.mark.parametrize("length", [2**31, 2**32 - 1])
+def test_a_message_announced_as_larger_than_the_limit_is_refused_at_once(target: Any, length: int) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream))
+    # Not ended: the length alone is enough to refuse.
+    wire.send_data(stream, b"\0" + length.to_bytes(4, "big") + b"x", ends=False)
+    assert wire.finish(stream).status is Code.RESOURCE_EXHAUSTED
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+@pytest.mark.parametrize("content_type", ["text/html", "application/json", "", None])
+def test_another_content_type_is_unsupported(target: Any, content_type: str | None) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, content_type=content_type))
+    wire.send_data(stream, target.framed(target.numbers()))
+    answer = wire.finish(stream)
+    if target.transport == "grpcio":
+        assert answer.is_ended  # its core does not look at the type
+    else:
+        assert answer.value(b":status") == b"415", answer
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"]
+)
+def test_the_content_types_of_grpc_are_taken(target: Any, content_type: str) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, content_type=content_type))
+    wire.send_data(stream, target.framed(target.numbers()))
+    target.assert_right(wire.finish(stream))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "post", ""])
+def test_a_request_by_another_method_is_refused(target: Any, method: str) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, ends=True, method=method))
+    answer = wire.finish(stream)
+    assert answer.status is not Code.OK
+    if target.transport == "http2":
+        assert answer.reset is not None or answer.status is not None or answer.value(b":status")[:1] == b"4", answer
+        target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+@pytest.mark.parametrize("missing", [":method", ":scheme", ":path"])
+def test_a_request_without_a_pseudo_header_is_refused(target: Any, missing: str) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": INFER,
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    fields.pop(missing)
+    wire.send(HeadersFrame(stream, wire.encoder.encode(fields), flags=["END_HEADERS"]))
+    assert wire.finish(stream).status is not Code.OK
+
+
+def test_a_call_without_te_is_answered_or_refused_alike_each_time(target: Any) -> None:
+    wire = target.connect()
+    found = set()
+    for _ in range(3):
+        stream = wire.new_stream()
+        wire.send(wire.head(stream, te=None))
+        wire.send_data(stream, target.framed(target.numbers()))
+        found.add(wire.finish(stream).status)
+    assert len(found) == 1
+
+
+def test_two_messages_in_a_unary_call_are_an_error_or_the_second_is_left_alone(target: Any) -> None:
+    wire = target.connect()
+    answer = wire.call("ModelInfer", target.numbers(), target.numbers())
+    if target.transport == "http2":
+        assert answer.status in (Code.INTERNAL, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED), answer
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+def test_a_unary_call_without_a_message_is_an_error(target: Any) -> None:
+    wire = target.connect()
+    answer = wire.call("ModelInfer")
+    assert answer.status not in (Code.OK, None) or answer.reset is not None
+    stream = wire.new_stream()
+    wire.send(wire.head(stream, ends=True))
+    answer = wire.finish(stream)
+    assert answer.status not in (Code.OK, None) or answer.reset is not None
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+def test_a_call_that_ends_within_a_message_is_an_error(target: Any) -> None:
+    wire = target.connect()
+    body = target.framed(target.numbers())
+    for size in (1, 4, 5, 6, len(body) - 1):
+        stream = wire.new_stream()
+        wire.send(wire.head(stream))
+        wire.send_data(stream, body[:size])
+        answer = wire.finish(stream)
+        assert answer.status not in (Code.OK, None) or answer.reset is not None, (size, answer)
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+def test_trailers_of_a_client_end_its_call(target: Any) -> None:
+    wire = target.connect()
+    stream = wire.new_stream()
+    trailers = HeadersFrame(stream, flags=["END_HEADERS", "END_STREAM"])
+    wire.send(wire.head(stream))
+    trailers.data = wire.encoder.encode([("x-checksum", "17")])
+    wire.send(DataFrame(stream, target.framed(target.numbers())), trailers)
+    target.assert_right(wire.finish(stream))
+    target.assert_right(wire.call("ModelInfer", target.numbers()))
+
+
+def test_calls_from_many_threads_over_one_channel_are_all_right(target: Any) -> None:
+    infer = target.channel().unary_unary(INFER)
+    wrong: list[Any] = []
+
+    def ask(number: int) -> None:
+        for count in range(20):
+            response = messages.ModelInferResponse.FromString(
+                infer(target.numbers(count=1 + number * count), timeout=60)
+            )
+            if len(response.raw_output_contents[0]) != 1 + number * count:
+                wrong.append((number, count))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
