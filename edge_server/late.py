@@ -1,35 +1,40 @@
 """Libraries whose code runs when something of them is first used, not when a module that uses them is imported.
 
-A server without a model needs no arrays; but the modules of both front ends name the library that has them. `put_off`
-makes `import library` find an empty module that fills itself at the first attribute asked for and is an ordinary module
-from then on: nothing is paid for it afterwards.
+A server without a model needs no arrays, and one that only listens needs no HTTP client; but the modules of both doors
+name the libraries that bring these along. `put_off` makes `import library` find an empty module that fills itself at
+the first attribute asked for and is an ordinary module from then on: nothing is paid for it afterwards.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import threading
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+_VERSION = re.compile(r"""^__version__ = ["']([^"'\n]+)["']$""", re.MULTILINE)
 
 _lock = threading.RLock()
 _begun: set[str] = set()
 """Names of the libraries whose code runs, or has run. Under the lock."""
 
 
-def put_off(library: str) -> bool:
+def put_off(library: str, *, has_free_parts: bool = False) -> bool:
     """Have `import library` run none of its code until it is used. False when it is imported already, or not there.
 
-    The import of a submodule is a use. Call before threads start.
+    `has_free_parts`: its submodules, and `__version__`, can be had without it, as of a package whose own code only
+    gathers names from its parts. Without that the import of a submodule is a use. Call before threads start.
     """
     if library in sys.modules:
         return False
     spec = importlib.util.find_spec(library)
     if spec is None or spec.loader is None or spec.origin is None:
         return False
-    sys.modules[library] = _Late(spec)
+    sys.modules[library] = (_Gathering if has_free_parts else _Late)(spec)
     return True
 
 
@@ -53,6 +58,24 @@ class _Late(ModuleType):
         if not _fill(self):
             raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
         return getattr(self, name)
+
+
+class _Gathering(_Late):
+    """A package whose parts are imported by themselves as long as it has not run."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(spec)
+        self.__path__ = list(spec.submodule_search_locations or ())
+
+    def __getattr__(self, name: str) -> Any:
+        if self.__name__ not in _begun:
+            if PathFinder.find_spec(f"{self.__name__}.{name}", self.__path__) is not None:
+                # `from package import part` looks for an attribute first, and for the part if there is none.
+                raise AttributeError(f"'{self.__name__}.{name}' is not imported yet")
+            if name == "__version__" and (found := _VERSION.search(Path(str(self.__file__)).read_text("utf-8"))):
+                self.__version__ = found[1]
+                return found[1]
+        return super().__getattr__(name)
 
 
 def _fill(module: _Late) -> bool:

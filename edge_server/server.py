@@ -24,6 +24,7 @@ from edge_server.frontends.access import open_orders
 from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
+from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
 from edge_server.frontends.tokens import Tokens
 from edge_server.memory.allocator import keep_big_blocks
 from edge_server.records import compile_initializers
@@ -159,14 +160,19 @@ class Server:
         self._stop.set()
 
     async def _open_front_ends(self) -> None:
-        if self._config.http.is_enabled:
-            await self._open_http()
+        http = self._config.http
+        largest = http.max_input_size_bytes
+        # One for all wires.
+        budget = MemoryBudget(most_bytes(http.max_body_bytes_in_flight, largest), largest)
+        self._sources.append(budget.families)
+        if http.is_enabled:
+            await self._open_http(budget)
         if self._config.grpc.is_enabled:
             await self._open_grpc()
         if self._config.metrics.is_enabled:
             await self._open_metrics()
 
-    async def _open_http(self) -> None:
+    async def _open_http(self, budget: MemoryBudget) -> None:
         from edge_server.frontends.http.frontend import HttpFrontend
 
         front = HttpFrontend(
@@ -177,6 +183,7 @@ class Server:
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
+            budget=budget,
         )
         port = await front.start()
         if self._config.http.tls_cert:
@@ -185,7 +192,6 @@ class Server:
                 lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key, new.http.client_ca),
             )
         self._tls = front.tls
-        self._sources.append(front.families)
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")

@@ -66,7 +66,7 @@ PARTS_OF_BACKENDS = {
 """Who may see backends, and which part of it."""
 
 FENCES: dict[str, tuple[str, ...]] = {
-    "aiohttp": (),
+    "aiohttp": ("frontends/http/",),
     "grpc": ("frontends/grpc/", "client/", "perf/grpc_wire.py"),
     "google": ("protocol/", "frontends/grpc/", "repository/"),
     "onnxruntime": ("backends/onnxruntime",),

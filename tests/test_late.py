@@ -56,6 +56,23 @@ print(lib.RUNS)
     assert told(code, library).split("\n") == ["True", "False False", "1 4 1.2! 1.2 module True", "1"]
 
 
+def test_of_a_library_that_gathers_names_parts_come_alone_and_the_rest_on_demand(library: Path) -> None:
+    code = """
+put_off("lib_under_test", has_free_parts=True)
+from lib_under_test import other
+import lib_under_test as lib
+print(other.NAME, lib.part.VALUE, "RUNS" in vars(lib))
+from lib_under_test import double
+print(double(4), lib.RUNS, type(lib).__name__)
+"""
+    assert told(code, library).split("\n") == ["other 1.2! False", "8 1 module"]
+
+
+def test_a_part_that_needs_the_whole_gets_it(library: Path) -> None:
+    code = 'put_off("lib_under_test", has_free_parts=True)\nimport lib_under_test.late_part as p\nprint(p.FOUR)'
+    assert told(code, library) == "4"
+
+
 def test_threads_that_come_at_once_wait_for_the_one_that_runs_it(library: Path) -> None:
     code = """
 put_off("lib_under_test")
@@ -95,13 +112,16 @@ def test_what_is_imported_already_or_absent_is_left_alone(library: Path) -> None
     assert told(code, library) == "False False"
 
 
-def test_numpy_works_after_it_was_put_off() -> None:
+def test_numpy_and_the_client_of_aiohttp_work_after_they_were_put_off() -> None:
     code = """
-put_off("numpy")
+put_off("numpy"); put_off("aiohttp", has_free_parts=True)
 import numpy as np
+from aiohttp import web
 from edge_server.core.tensor import DType
 import edge_server.server, edge_server.frontends.http.frontend, edge_server.frontends.grpc.server
-print("numpy._core" in sys.modules)
+print("numpy._core" in sys.modules, "aiohttp.client" in sys.modules)
 print(DType.FP32.numpy, DType.from_numpy("i8").value, np.arange(3).sum())
+import aiohttp
+print(aiohttp.ClientSession.__name__, aiohttp.web is web, isinstance(aiohttp.__version__, str))
 """
-    assert told(code, Path()).split("\n") == ["False", "float32 INT64 3"]
+    assert told(code, Path()).split("\n") == ["False False", "float32 INT64 3", "ClientSession True True"]

@@ -49,8 +49,9 @@ def run(arguments: Sequence[str]) -> int:
 def _serve(
     config: ServerConfig, settings: LogSettings, manager: ServiceManager, read_again: Callable[[], ServerConfig]
 ) -> int:
-    # numpy comes with the first model.
+    # numpy comes with the first model; of aiohttp the parts that serve are taken, not the client it would bring.
     put_off("numpy")
+    put_off("aiohttp", has_free_parts=True)
     from edge_server.server import serve
     from edge_server.supervision import Surroundings
 

@@ -105,10 +105,10 @@ class MemoryBudget:
         with self._lock:
             body.filled += nbytes
             self.held += nbytes
-            chosen = self._make_room() if self.held > self.total else ()
+            chosen = self._make_room() if self.held > self.total else []
             if not chosen and self.held > self.total and body not in self._growing:
                 # It came whole, and became larger by inflating.
-                chosen = (body,)
+                chosen = [body]
             self.refused += len(chosen)
         for item in chosen:
             self._refuse(item)

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http import budget as budgets
+from edge_server.frontends import memory_budget as budgets
 from edge_server.frontends.http.body_reader import BodyReader
-from edge_server.frontends.http.budget import BodyBudget
+from edge_server.frontends.memory_budget import MemoryBudget
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -61,8 +61,8 @@ def connect() -> Iterator[Callable[[Any], socket.socket]]:
         yield start
 
 
-def budget_of(site: Any) -> BodyBudget:
-    found: BodyBudget = site.frontend._budget
+def budget_of(site: Any) -> MemoryBudget:
+    found: MemoryBudget = site.frontend._budget
     return found
 
 
@@ -222,17 +222,14 @@ def test_what_an_inflated_body_holds_counts(open_site: Any, connect: Callable[..
 
 
 class Body:
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: MemoryBudget) -> None:
         self.filled = 0
         self.refusal: Refusal | None = None
         self._budget = budget
         budget.enter(self)
 
     def grow(self, count: int) -> None:
-        self.filled += count
-        self._budget.held += count
-        if self._budget.held > self._budget.total:
-            self._budget.make_room()
+        self._budget.grow(self, count)
 
     def give_way(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -241,7 +238,7 @@ class Body:
 
 def test_those_give_way_that_hold_most_for_longest() -> None:
     now_s = 0.0
-    budget = BodyBudget(1000, 10_000, lambda: now_s)
+    budget = MemoryBudget(1000, 10_000, lambda: now_s)
     assert budget.each == 1000
     old, small = Body(budget), Body(budget)
     old.grow(400)
@@ -264,14 +261,14 @@ def test_those_give_way_that_hold_most_for_longest() -> None:
     assert budget.held == 310
 
 
-def reader(budget: BodyBudget) -> tuple[BodyReader, list[str]]:
+def reader(budget: MemoryBudget) -> tuple[BodyReader, list[str]]:
     """Return a body in chunks, and what it is refused with."""
     refusals: list[str] = []
-    return BodyReader(None, budget, lambda refusal: refusals.append(refusal.message)), refusals
+    return BodyReader(None, budget, None, lambda refusal: refusals.append(refusal.message)), refusals
 
 
 def test_a_body_that_is_all_there_does_not_give_way_and_what_grows_beyond_it_does() -> None:
-    budget = BodyBudget(1000, 1000)
+    budget = MemoryBudget(1000, 1000)
     settled, settled_refusals = reader(budget)
     settled.append(memoryview(bytes(900)))
     settled.finish()
@@ -285,7 +282,7 @@ def test_a_body_that_is_all_there_does_not_give_way_and_what_grows_beyond_it_doe
 
 def test_what_is_made_of_a_body_that_is_all_there_is_refused_when_there_is_no_room() -> None:
     async def inflate() -> None:
-        budget = BodyBudget(1000, 1000)
+        budget = MemoryBudget(1000, 1000)
         settled, _ = reader(budget)
         settled.append(memoryview(zlib.compress(bytes(999))))
         with pytest.raises(Refusal, match="hold more than 1000 bytes together"):
@@ -296,7 +293,7 @@ def test_what_is_made_of_a_body_that_is_all_there_is_refused_when_there_is_no_ro
 
 
 def test_settled_bodies_leave_the_rest_of_the_room_to_small_ones() -> None:
-    budget = BodyBudget(1000, 1000)
+    budget = MemoryBudget(1000, 1000)
     settled, _ = reader(budget)
     settled.append(memoryview(bytes(900)))
     settled.finish()
@@ -307,7 +304,7 @@ def test_settled_bodies_leave_the_rest_of_the_room_to_small_ones() -> None:
 
 
 def test_a_body_that_gave_way_holds_nothing_and_takes_nothing_more() -> None:
-    budget = BodyBudget(1000, 1000)
+    budget = MemoryBudget(1000, 1000)
     (first, refusals), (other, _) = reader(budget), reader(budget)
     first.append(memoryview(bytes(600)))
     other.append(memoryview(bytes(500)))

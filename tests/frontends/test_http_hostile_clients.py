@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from edge_server.frontends.http import accept, listener, pace
-from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.connection import TICKS, _Phase
+from edge_server.frontends.memory_budget import MemoryBudget
 
 PATH = "/v2/models/float/infer"
 PATIENCE_S = 20.0
@@ -414,7 +414,7 @@ def _dropped(left: int, ticks: int) -> tuple[Deaf, int]:
     """Return a transport whose connection had to make room, so many ticks later, and what the listener still knows."""
 
     async def drop() -> tuple[Deaf, int]:
-        server = listener.Connections(lambda head: None, BodyBudget(1, 1), listener.NoDrainDelay())
+        server = listener.Connections(lambda head: None, MemoryBudget(1, 1), listener.NoDrainDelay())
         connection, transport = server.expect(), Deaf(left)
         connection.connection_made(transport)
         server._tick()
@@ -447,7 +447,7 @@ def test_a_closed_connection_whose_client_does_not_agree_to_the_end_is_cut_after
 
 def test_nothing_more_is_written_to_a_connection_that_broke_within_an_answer():
     async def answer() -> int:
-        server = listener.Connections(lambda head: None, BodyBudget(1, 1), listener.NoDrainDelay())
+        server = listener.Connections(lambda head: None, MemoryBudget(1, 1), listener.NoDrainDelay())
         connection, transport = server.expect(), Deaf(0)
         connection.connection_made(transport)
         connection._phase = _Phase.BUSY

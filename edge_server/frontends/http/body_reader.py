@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable
 from concurrent.futures import Executor
+from threading import get_ident
 from typing import TypeAlias
 
 import numpy as np
 
 from edge_server.errors import EdgeServerError, Refusal
-from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.compression import inflate
 from edge_server.frontends.http.pace import ClosingRefusal
 from edge_server.frontends.http.request_head import FIELD_LINE
+from edge_server.frontends.memory_budget import MemoryBudget
 
 Body: TypeAlias = bytes | memoryview
 
@@ -103,25 +105,48 @@ class ForgottenBody:
 
 
 class BodyReader:
-    """One body, counted in the budget from its first byte until `release`. Lives on one event loop.
+    """One body, counted in the budget from its first byte until `release`. Lives on one event loop, whose thread makes
+    it; the budget refuses it on any thread.
 
     `size` is in bytes, None for chunks. Byte `aligned_at` of a body of a stated size lies at an address that suits
     every number type, so that tensors behind a JSON text of that length need no copy. `refuse` is called when the body
     is too long, or has to give way to others: what is held is let go of then, and what still comes is forgotten.
     """
 
-    __slots__ = ("_budget", "_chunk_count", "_is_settled", "_refusal", "_refuse", "buffer", "filled", "size")
+    __slots__ = (
+        "_budget",
+        "_chunk_count",
+        "_is_settled",
+        "_loop",
+        "_refusal",
+        "_refuse",
+        "_thread_id",
+        "buffer",
+        "filled",
+        "received",
+        "size",
+    )
 
     def __init__(
-        self, size: int | None, budget: BodyBudget, refuse: Callable[[EdgeServerError], object], *, aligned_at: int = 0
+        self,
+        size: int | None,
+        budget: MemoryBudget,
+        loop: asyncio.AbstractEventLoop | None,
+        refuse: Callable[[EdgeServerError], object],
+        *,
+        aligned_at: int = 0,
     ) -> None:
         """Raises Refusal without memory for `size` bytes."""
         self.size = size
+        self.received = 0
+        """Bytes that were put into `buffer`."""
         self.filled = 0
-        """Bytes of it that are held."""
+        """Bytes that the budget counts."""
         self.buffer: memoryview | bytearray | None = None
         """The only reference while it grows, so that it is gone at once when it gives way."""
         self._budget = budget
+        self._loop = loop
+        self._thread_id = get_ident()
         self._refuse = refuse
         self._refusal: EdgeServerError | None = None
         self._chunk_count = 0
@@ -143,14 +168,14 @@ class BodyReader:
         self._chunk_count += 1
         if self.buffer is None:
             return
-        if self.filled + size > limit:
+        if self.received + size > limit:
             self._refuse_now(ClosingRefusal(f"request body is larger than the limit of {limit} bytes"))
         elif self._chunk_count > MAX_CHUNKS:
             self._refuse_now(ClosingRefusal(f"request body comes in more than {MAX_CHUNKS} chunks"))
 
     def append(self, piece: memoryview) -> None:
         """Take the next bytes; without effect once it gave way."""
-        buffer, start = self.buffer, self.filled
+        buffer, start = self.buffer, self.received
         if buffer is None:
             return
         if isinstance(buffer, bytearray):
@@ -162,13 +187,8 @@ class BodyReader:
 
     def count(self, nbytes: int) -> None:
         """Count bytes that were put into `buffer`. This body, or others, may have to give way for them."""
-        budget = self._budget
-        self.filled += nbytes
-        budget.held += nbytes
-        if budget.held > budget.total:
-            budget.make_room()
-            if self._is_settled and budget.held > budget.total:
-                budget.refuse(self)
+        self.received += nbytes
+        self._budget.grow(self, nbytes)
 
     def finish(self) -> Body:
         """Return the body, which is all there; it still counts, but does not give way any more."""
@@ -183,7 +203,7 @@ class BodyReader:
         inflated = await asyncio.get_running_loop().run_in_executor(
             workers, inflate, body, encoding, self._budget.each
         )  # fmt: skip
-        self.count(len(inflated))
+        self._budget.grow(self, len(inflated))
         if self._refusal is not None:
             raise self._refusal
         return inflated
@@ -195,8 +215,16 @@ class BodyReader:
             self._budget.leave(self)
 
     def give_way(self, refusal: Refusal) -> None:
-        """Let go of what is held, and refuse the request: others need the room."""
-        self._refuse_now(refusal)
+        """See memory_budget.Body."""
+        if get_ident() == self._thread_id:
+            self._refuse_now(refusal)
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and all its bodies released
+                self._loop.call_soon_threadsafe(self._refuse_if_growing, refusal)
+
+    def _refuse_if_growing(self, refusal: EdgeServerError) -> None:
+        if not self._is_settled and self.buffer is not None:
+            self._refuse_now(refusal)
 
     def _refuse_now(self, refusal: EdgeServerError) -> None:
         self.release()

@@ -62,6 +62,19 @@ class Call(Protocol):
         """Take it back: the client is gone. It answers nothing any more."""
 
 
+class SideProtocol(Protocol):
+    """What answers some requests of a connection by a protocol of its own, from the first of them on."""
+
+    def lost(self) -> None:
+        """The connection is gone."""
+
+    def pause_writing(self) -> None:
+        """The client does not take what was sent to it."""
+
+    def resume_writing(self) -> None:
+        """It does again."""
+
+
 class Target(Protocol):
     """What answers the requests with one head."""
 
@@ -127,6 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         "has_moved",
         "is_plain",
         "is_streaming",
+        "side_protocol",
     )
 
     def __init__(self, connections: Connections) -> None:
@@ -143,6 +157,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader: BodyReader | None = None
         self._decoder: ChunkDecoder | None = None
         self._call: Call | None = None
+        self.side_protocol: SideProtocol | None = None
         self._held = b""
         self._held_at = 0
         self._must_wait = False
@@ -187,6 +202,8 @@ class Connection(asyncio.BufferedProtocol):
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
+        if self.side_protocol is not None:
+            self.side_protocol.lost()
         self._release_body()
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(ConnectionResetError("the client is gone"))
@@ -195,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         reader = self._reader
         if self._phase is _Phase.BODY and reader is not None and type(reader.buffer) is memoryview:
-            return reader.buffer[reader.filled :]
+            return reader.buffer[reader.received :]
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -205,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
             reader = self._reader
             assert reader is not None
             reader.count(nbytes)
-            if reader.filled == reader.size and self._phase is _Phase.BODY:
+            if reader.received == reader.size and self._phase is _Phase.BODY:
                 self._run(reader.finish())
             return
         data = bytes(self._read_buffer[:nbytes])
@@ -218,11 +235,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_full = True
+        if self.side_protocol is not None:
+            self.side_protocol.pause_writing()
 
     def resume_writing(self) -> None:
         self._is_full = False
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+        if self.side_protocol is not None:
+            self.side_protocol.resume_writing()
         if self._outgoing:
             self._send()
         elif self._phase is _Phase.HEAD and self._held:
@@ -318,7 +339,7 @@ class Connection(asyncio.BufferedProtocol):
         if not isinstance(target, Reply):
             try:
                 self._reader = BodyReader(
-                    size, self._connections.budget, self._refuse_body, aligned_at=target.aligned_at
+                    size, self._connections.budget, self._loop, self._refuse_body, aligned_at=target.aligned_at
                 )
             except Refusal as refusal:
                 target = error_reply(refusal)
@@ -374,7 +395,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def body_share(self) -> BodyReader:
         """Return the place in the budget of a body that came at once, for what is made of it."""
-        self._reader = BodyReader(0, self._connections.budget, lambda refusal: None)
+        self._reader = BodyReader(0, self._connections.budget, self._loop, lambda refusal: None)
         self._reader.finish()
         return self._reader
 
@@ -399,7 +420,7 @@ class Connection(asyncio.BufferedProtocol):
         """Answer before the body's end, which is then read and forgotten."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            self._left -= reader.filled
+            self._left -= reader.received
             reader.release()
         self._will_stay = self._will_stay and not reply.closes
         self._phase = _Phase.DISCARD
@@ -504,6 +525,13 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(b"0\r\n\r\n")
         self._end_request()
 
+    def end_answer(self, *, stays: bool) -> None:
+        """All of an answer was written to `transport`. `stays`: whether the connection may be used further."""
+        self._call = None
+        self._will_stay = self._will_stay and stays
+        if self._phase is _Phase.BUSY:
+            self._end_request()
+
     def _end_request(self) -> None:
         self._phase = _Phase.HEAD
         if self._reader is not None:
@@ -517,10 +545,14 @@ class Connection(asyncio.BufferedProtocol):
     # -- life
 
     @property
-    def remote(self) -> str:
-        """The client's address, "" once it is gone."""
-        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return str(peer[0]) if peer else ""
+    def transport(self) -> asyncio.Transport | None:
+        """The way to the client, None once it is gone."""
+        return self._transport
+
+    @property
+    def will_stay(self) -> bool:
+        """Whether the connection goes on after the request under way."""
+        return self._will_stay
 
     @property
     def is_under_way(self) -> bool:
@@ -583,7 +615,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _tick_body(self, stall_s: float) -> None:
         reader = self._reader
-        filled = self._discarded if reader is None else reader.filled
+        filled = self._discarded if reader is None else reader.received
         size = None if reader is None else reader.size
         if self._idle_ticks >= TICKS:
             self._refuse_stalled(stalled_text(filled, size, stall_s))

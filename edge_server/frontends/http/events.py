@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http.connection import Connection
-from edge_server.frontends.http.endpoint import HttpRequest
+from edge_server.frontends.http.aiohttp_server import Answer
 from edge_server.frontends.http.query import parse_query, truth, whole_number
-from edge_server.frontends.http.response import Reply, json_reply
+from edge_server.frontends.http.response import SERVER, json_reply
 from edge_server.frontends.v2.json_text import to_json
 from edge_server.telemetry.events import Event, EventBus
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 MAX_FOLLOWERS = 32
 """Most clients that follow at a time; each holds a connection for as long as it likes."""
@@ -58,8 +61,8 @@ class EventEndpoints:
         self._is_closing = True
         self._wake()
 
-    async def events(self, request: HttpRequest, names: Mapping[str, str]) -> Reply | None:
-        query = parse_query(request.target, ("after", "follow"))
+    async def events(self, request: web.BaseRequest, names: Mapping[str, str]) -> Answer:
+        query = parse_query(request.raw_path, ("after", "follow"))
         after = whole_number("after", query.get("after", "0"))
         last_id = request.headers.get("Last-Event-ID")
         if last_id is not None:
@@ -70,13 +73,14 @@ class EventEndpoints:
             after = 0
         headers = {RUN_HEADER: self._bus.run_id, "Cache-Control": "no-cache"}
         if truth("follow", query.get("follow", "true")):
-            await self._follow(request.connection, after, headers)
-            return None
+            return await self._follow(request, after, headers)
         reply = json_reply([event_json(event) for event in self._bus.history(after)])
         reply.headers.update(headers)
         return reply
 
-    async def _follow(self, connection: Connection, after: int, headers: Mapping[str, str]) -> None:
+    async def _follow(self, request: web.BaseRequest, after: int, headers: Mapping[str, str]) -> web.StreamResponse:
+        from aiohttp import web
+
         if len(self._wakers) >= MAX_FOLLOWERS:
             raise Refusal(f"{MAX_FOLLOWERS} clients follow the events already", retry_after_s=10.0)
         waker = asyncio.Event()
@@ -84,25 +88,29 @@ class EventEndpoints:
         try:
             # X-Accel-Buffering: nginx would keep events back until a buffer is full.
             kind = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-            connection.begin_stream(200, {**headers, **kind})
-            await _write(connection, b": the events of edge-server\n\n")
-            await self._send_all(connection, after, waker)
+            reply = web.StreamResponse(headers={**headers, **kind, "Server": SERVER})
+            await reply.prepare(request)
+            await _write(request, reply, b": the events of edge-server\n\n")
+            await self._send_all(request, reply, after, waker)
+            return reply
         finally:
             self._wakers.discard(waker)
 
-    async def _send_all(self, connection: Connection, after: int, waker: asyncio.Event) -> None:
+    async def _send_all(
+        self, request: web.BaseRequest, reply: web.StreamResponse, after: int, waker: asyncio.Event
+    ) -> None:
         while True:
             is_closing = self._is_closing
             waker.clear()
             for event in self._bus.history(after):
-                await _write(connection, _frame(event))
+                await _write(request, reply, _frame(event))
                 after = event.number
             if is_closing:
                 return
             try:
                 await asyncio.wait_for(waker.wait(), self._keep_alive_s)
             except asyncio.TimeoutError:
-                await _write(connection, b": still here\n\n")
+                await _write(request, reply, b": still here\n\n")
 
     def _wake(self) -> None:
         for waker in self._wakers:
@@ -118,10 +126,11 @@ def _frame(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind.encode(), to_json(event_json(event)))
 
 
-async def _write(connection: Connection, data: bytes) -> None:
+async def _write(request: web.BaseRequest, reply: web.StreamResponse, data: bytes) -> None:
     """Write, and cut the connection of a client that does not read. Raises ConnectionError then."""
     try:
-        await asyncio.wait_for(connection.write(data), _WRITE_LIMIT_S)
+        await asyncio.wait_for(reply.write(data), _WRITE_LIMIT_S)
     except asyncio.TimeoutError:
-        connection.abort()
+        if request.transport is not None:
+            request.transport.abort()
         raise ConnectionAbortedError("a client that follows the events does not read them") from None

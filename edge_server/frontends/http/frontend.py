@@ -14,12 +14,11 @@ from edge_server.core.view import FrameStreamReport
 from edge_server.errors import EdgeServerError, Forbidden
 from edge_server.frontends.access import is_word
 from edge_server.frontends.http.accept import max_connections
-from edge_server.frontends.http.budget import BodyBudget, most_bytes
+from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import Target
 from edge_server.frontends.http.control import ControlEndpoints
-from edge_server.frontends.http.endpoint import EndpointTarget
 from edge_server.frontends.http.events import EventEndpoints
-from edge_server.frontends.http.generation import GenerationEndpoints
+from edge_server.frontends.http.generation import GenerationEndpoints, GenerationTarget
 from edge_server.frontends.http.inference import Inference
 from edge_server.frontends.http.listener import Listener, server_tls
 from edge_server.frontends.http.loop_dispatch import LoopDispatch
@@ -29,9 +28,9 @@ from edge_server.frontends.http.request_head import Headers, RequestHead
 from edge_server.frontends.http.response import Reply, failure_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
+from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
 from edge_server.frontends.tokens import Tokens
 from edge_server.service import InferenceService
-from edge_server.telemetry.metrics import Family
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +52,11 @@ class HttpFrontend:
         engines: EngineView | None = None,
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
+        """`budget` bounds the bodies that are on their way; by default, one of this front end's own."""
+        largest = config.max_input_size_bytes
+        self._budget = budget or MemoryBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
         self._tokens = tokens or Tokens()
         self._engines = engines
         self._service = service
@@ -66,12 +69,12 @@ class HttpFrontend:
         self._order_rule = OrderRule("https" if config.tls_cert else "http", config.allowed_hosts)
         self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
-        self._budget: BodyBudget | None = None
         self._listener = Listener(self._find, service)
         self._inference: Inference | None = None
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
         self._events = EventEndpoints(service.events)
+        self._aiohttp = AiohttpServer(self._workers)
         self._router: Router[Endpoint] = Router()
 
     async def start(self) -> int:
@@ -84,8 +87,6 @@ class HttpFrontend:
         dispatch = LoopDispatch(loop)
         pattern = config.header_pattern
         self._inference = Inference(self._service, dispatch, self._workers, self._tokens, pattern)
-        largest = config.max_input_size_bytes
-        self._budget = budget = BodyBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
         is_guarded = "model-repository" in self._restricted or self._tokens.closes("model-repository")
         self._events.open()
         self._router = build_router(
@@ -113,13 +114,9 @@ class HttpFrontend:
             config.port,
             reuses_port=config.reuses_port,
             tls=self._tls,
-            budget=budget,
+            budget=self._budget,
             max_connections=max_connections(config.max_connections),
         )
-
-    def families(self) -> list[Family]:
-        """Return the metrics of what is on its way; to be called once it was started, from any thread."""
-        return [] if self._budget is None else self._budget.families()
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -149,7 +146,7 @@ class HttpFrontend:
         """Return what answers the requests with a head, or the answer where it is refused."""
         try:
             endpoint, names = self._router.find(head.method, head.target)
-            if endpoint.handler is None:
+            if endpoint.handler is None and endpoint.generation is None:
                 # Each request is counted when its body has come: the head is kept.
                 caller = self._admit(head.headers, endpoint.category, self._name_of)
                 assert self._inference is not None
@@ -159,7 +156,10 @@ class HttpFrontend:
                 self._order_rule.check(head)
                 if caller:
                     _LOG.info("'%s' orders: %s %s", caller, head.method, head.target)
-            return EndpointTarget(endpoint.handler, names, head, self._workers)
+            if endpoint.generation is not None:
+                return GenerationTarget(endpoint.generation, names, head, self._workers)
+            assert endpoint.handler is not None
+            return AiohttpTarget(self._aiohttp, endpoint.handler, names, head)
         except NoSuchPath:
             return plain_error("Not Found", 404)
         except NoSuchMethod as error:

@@ -6,21 +6,25 @@ import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from edge_server.core.message import Request, Response
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
-from edge_server.frontends.http.endpoint import HttpRequest
+from edge_server.frontends.http.body_reader import Body, BodyReader
+from edge_server.frontends.http.compression import request_encoding
+from edge_server.frontends.http.connection import Connection
 from edge_server.frontends.http.inference import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.loop_dispatch import LoopDispatch
-from edge_server.frontends.http.response import Reply, error_reply, json_reply
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import Reply, error_reply, failure_reply, json_reply
 from edge_server.frontends.v2.forwarding import forwarded
 from edge_server.frontends.v2.generate import decode_generate, encode_generate
 from edge_server.frontends.v2.json_text import to_json
 from edge_server.frontends.v2.version import parse_version
+from edge_server.records import dataclass
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
@@ -36,6 +40,74 @@ _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
 )
+
+
+@dataclass(slots=True)
+class GenerationRequest:
+    """One request under way, as a task of the event loop."""
+
+    target: GenerationTarget
+    connection: Connection
+    body: Body
+    reader: BodyReader | None
+    task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        connection, head = self.connection, self.target.head
+        try:
+            reply = await self.target.handler(self)
+        except ConnectionError:
+            connection.abort()  # the client left, or does not read
+            return
+        except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
+            reply = failure_reply(error, f"request {head.method} {head.target}")
+            if connection.is_streaming:
+                connection.abort()  # once a part of an answer is out, only this is honest
+                return
+        if reply is None:
+            connection.end_stream()
+        else:
+            connection.reply(reply)
+
+    async def read(self) -> Body:
+        """Return the body, inflated. Raises InvalidRequest, Unsupported (encoding) and Refusal (no room)."""
+        encoding = request_encoding(self.target.head.headers.get("Content-Encoding"))
+        if encoding is None:
+            return self.body
+        self.reader = self.reader or self.connection.body_share()
+        return await self.reader.inflate(self.body, encoding, self.target.workers)
+
+    def release(self) -> None:
+        """Let go of the body. May be called again."""
+        self.body = b""
+        if self.reader is not None:
+            self.reader.release()
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+GenerationHandler: TypeAlias = Callable[[GenerationRequest], Awaitable["Reply | None"]]
+"""Returns the answer, or None when it sent a stream."""
+
+
+@dataclass(slots=True)
+class GenerationTarget:
+    """Target of a request for a model's text. `workers` inflate bodies."""
+
+    handler: GenerationHandler
+    names: Mapping[str, str]
+    head: RequestHead
+    workers: Executor
+    aligned_at: int = 0
+    is_kept: bool = False
+
+    def begin(self, connection: Connection, body: Body, reader: BodyReader | None) -> GenerationRequest:
+        request = GenerationRequest(self, connection, body, reader)
+        request.task = asyncio.get_running_loop().create_task(request.run())
+        connection.note_task(request.task)
+        return request
 
 
 class GenerationEndpoints:
@@ -54,9 +126,9 @@ class GenerationEndpoints:
         self._workers = workers
         self._header_pattern = header_pattern
 
-    async def generate(self, request: HttpRequest, names: Mapping[str, str]) -> Reply:
-        with self._trace(request, names) as trace:
-            inference = await self._decode(request, names, trace)
+    async def generate(self, request: GenerationRequest) -> Reply:
+        with self._trace(request) as trace:
+            inference = await self._decode(request, trace)
             found: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
             responses: list[Response] = []
 
@@ -81,17 +153,17 @@ class GenerationEndpoints:
                 raise ServingFault(f"{_ONE_RESPONSE}, got {len(responses)}")
             return json_reply(encode_generate(responses[0]))
 
-    async def generate_stream(self, request: HttpRequest, names: Mapping[str, str]) -> None:
+    async def generate_stream(self, request: GenerationRequest) -> None:
         """Answer with one server-sent event for each response; the first one decides the status.
 
         What is refused before it has any response is raised; what a response failed with is an event, also of the first
         one, beside a status that is not 200 (as Triton's GenerateRequestClass::InferResponseComplete). A client that
         leaves takes its request back.
         """
-        with self._trace(request, names) as trace:
-            await self._send_responses(request, await self._decode(request, names, trace))
+        with self._trace(request) as trace:
+            await self._send_responses(request, await self._decode(request, trace))
 
-    async def _send_responses(self, request: HttpRequest, inference: Request) -> None:
+    async def _send_responses(self, request: GenerationRequest, inference: Request) -> None:
         connection = request.connection
         responses: asyncio.Queue[Response] = asyncio.Queue()
 
@@ -124,11 +196,13 @@ class GenerationEndpoints:
             ticket.cancel()
 
     @contextlib.contextmanager
-    def _trace(self, request: HttpRequest, names: Mapping[str, str]) -> Iterator[TracedRequest | None]:
+    def _trace(self, request: GenerationRequest) -> Iterator[TracedRequest | None]:
         """Yield the request's trace, None for most. It is finished when the block is."""
         trace = None
         if self._traces.is_on:
-            trace = self._traces.sample(names["model"], request.headers.items(), request.connection.began_ns)
+            trace = self._traces.sample(
+                request.target.names["model"], request.target.head.headers.items(), request.connection.began_ns
+            )
         if trace is None:
             yield None
             return
@@ -140,11 +214,11 @@ class GenerationEndpoints:
             trace.finish()
 
     async def _decode(
-        self, request: HttpRequest, names: Mapping[str, str], trace: TracedRequest | None
+        self, request: GenerationRequest, trace: TracedRequest | None
     ) -> Request:  # fmt: skip
-        version = parse_version(names.get("version", ""))
-        spec = self._service.model_spec(names["model"], version)
-        extra = forwarded(request.headers.items(), self._header_pattern)
+        version = parse_version(request.target.names.get("version", ""))
+        spec = self._service.model_spec(request.target.names["model"], version)
+        extra = forwarded(request.target.head.headers.items(), self._header_pattern)
         try:
             body = await request.read()
             decode = partial(decode_generate, body, spec, version=version, extra=extra)

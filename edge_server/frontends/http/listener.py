@@ -11,11 +11,11 @@ from typing import Protocol
 
 from edge_server.errors import ServingFault
 from edge_server.frontends.http.accept import MOST_BY_DEFAULT, Acceptor
-from edge_server.frontends.http.budget import LEAST_BY_DEFAULT, BodyBudget
 from edge_server.frontends.http.connection import READ_BYTES, TICKS, Connection, Target
 from edge_server.frontends.http.pace import STALL_S, ClosingRefusal
 from edge_server.frontends.http.request_head import RequestHead, parse_head
 from edge_server.frontends.http.response import Reply, error_reply
+from edge_server.frontends.memory_budget import LEAST_BY_DEFAULT, MemoryBudget
 from edge_server.records import dataclass
 
 # An idle connection lives longer than any proxy in front keeps its own.
@@ -45,7 +45,7 @@ class Connections:
     """
 
     def __init__(
-        self, find: Callable[[RequestHead], Target | Reply], budget: BodyBudget, server_state: ServerState
+        self, find: Callable[[RequestHead], Target | Reply], budget: MemoryBudget, server_state: ServerState
     ) -> None:
         self._find = find
         self._loop = asyncio.get_running_loop()
@@ -176,7 +176,7 @@ class Listener:
         *,
         reuses_port: bool = False,
         tls: ssl.SSLContext | None = None,
-        budget: BodyBudget | None = None,
+        budget: MemoryBudget | None = None,
         max_connections: int = MOST_BY_DEFAULT,
         drops_any_idle: bool = False,
     ) -> int:
@@ -188,7 +188,7 @@ class Listener:
 
         Raises ServingFault when the address cannot be had.
         """
-        budget = budget or BodyBudget(LEAST_BY_DEFAULT, LEAST_BY_DEFAULT)
+        budget = budget or MemoryBudget(LEAST_BY_DEFAULT, LEAST_BY_DEFAULT)
         self._server = server = Connections(self._find, budget, self._server_state)
         server.drops_any_idle = drops_any_idle
         self._acceptor = Acceptor(server)

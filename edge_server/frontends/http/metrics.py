@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import Target
-from edge_server.frontends.http.endpoint import EndpointTarget, HttpRequest
 from edge_server.frontends.http.listener import Listener
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import Reply, plain_error
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 _MOST_CONNECTIONS = 64
 """Who collects metrics needs one or two."""
@@ -29,6 +33,7 @@ class MetricsFrontend:
         self._render = render
         self._address = address
         self._port = port
+        self._aiohttp = AiohttpServer()
         self._listener = Listener(self._find)
 
     async def start(self) -> int:
@@ -46,8 +51,8 @@ class MetricsFrontend:
             return plain_error("Not Found", 404)
         if head.method != "GET":
             return plain_error("Method Not Allowed", 405)
-        return EndpointTarget(self._metrics, {}, head, None)
+        return AiohttpTarget(self._aiohttp, self._metrics, {}, head)
 
-    async def _metrics(self, request: HttpRequest, names: Mapping[str, str]) -> Reply:
+    async def _metrics(self, request: web.BaseRequest, names: Mapping[str, str]) -> Reply:
         body, content_type = await asyncio.get_running_loop().run_in_executor(None, self._render)
         return Reply(body, headers={"Content-Type": content_type})

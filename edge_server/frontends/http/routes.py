@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edge_server.frontends.access import ORDERING_CATEGORIES
+from edge_server.frontends.http.aiohttp_server import Handler
 from edge_server.frontends.http.control import ControlEndpoints
-from edge_server.frontends.http.endpoint import Handler
 from edge_server.frontends.http.events import EventEndpoints
-from edge_server.frontends.http.generation import GenerationEndpoints
+from edge_server.frontends.http.generation import GenerationEndpoints, GenerationHandler
 from edge_server.frontends.http.operator import OperatorEndpoints
 from edge_server.frontends.http.router import Router
 from edge_server.records import dataclass
@@ -16,12 +16,13 @@ from edge_server.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What answers a path and verb; `category` is one of `config.CATEGORIES`. `handler` None: inference, which has a
-    target of its own. `is_order`: it changes something, and is judged by `OrderRule`."""
+    """What answers a path and verb; `category` is one of `config.CATEGORIES`. `handler`: by aiohttp; `generation`: by
+    a task of ours; neither: an inference. `is_order`: it changes something, and is judged by `OrderRule`."""
 
     category: str
-    handler: Handler | None
+    handler: Handler | None = None
     is_order: bool = False
+    generation: GenerationHandler | None = None
 
 
 def build_router(
@@ -42,9 +43,10 @@ def build_router(
 
     # Inference first: the patterns are tried in this order.
     for pattern in _of_model("/infer"):
-        router.add(pattern, {"POST": Endpoint("inference", None)})
-    add("inference", _of_model("/generate"), POST=generation.generate)
-    add("inference", _of_model("/generate_stream"), POST=generation.generate_stream)
+        router.add(pattern, {"POST": Endpoint("inference")})
+    for action, handler in (("/generate", generation.generate), ("/generate_stream", generation.generate_stream)):
+        for pattern in _of_model(action):
+            router.add(pattern, {"POST": Endpoint("inference", generation=handler)})
     add("health", ("/v2/health/live",), GET=control.live)
     add("health", ("/v2/health/ready",), GET=control.ready)
     add("health", _of_model("/ready"), GET=control.model_ready)
