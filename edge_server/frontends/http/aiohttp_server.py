@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 from edge_server.frontends.http.body_reader import Body, BodyReader
 from edge_server.frontends.http.compression import request_encoding
 from edge_server.frontends.http.connection import Connection
+from edge_server.frontends.http.pace import ClosingRefusal
 from edge_server.frontends.http.request_head import MAX_LINE_BYTES, RequestHead
-from edge_server.frontends.http.response import SERVER, Reply, failure_reply
+from edge_server.frontends.http.response import SERVER, Reply, error_reply, failure_reply
 from edge_server.frontends.v2.json_text import parse_object
 from edge_server.records import dataclass
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _LOG = logging.getLogger(__name__)
+# aiohttp logs a traceback for each head that it cannot read, with this code: any port scan would fill the log.
+_LOG.addFilter(lambda record: not record.exc_info or getattr(record.exc_info[1], "code", None) != 400)
 
 _PIECE_BYTES = 256 * 1024
 """How much of a body aiohttp is given at a time."""
@@ -144,12 +147,15 @@ class Exchange(asyncio.Transport):
         """What aiohttp has not been given yet of the body."""
         self._is_paused = False
         self._is_closed = False
+        self._is_handled = False
+        """Whether the handler has been called: what is written before is aiohttp's own refusal of a head."""
         self._has_written = False
 
     # -- requests
 
     def begin(self, target: AiohttpTarget, body: Body, reader: BodyReader | None) -> None:
-        self._target, self._reader, self._unread, self._has_written = target, reader, memoryview(body), False
+        self._target, self._reader, self._unread = target, reader, memoryview(body)
+        self._is_handled = self._has_written = False
 
     def feed(self, server: web.Server) -> None:
         """Give aiohttp the request that began."""
@@ -178,6 +184,7 @@ class Exchange(asyncio.Transport):
         target, task = self._target, asyncio.current_task()
         if target is None:
             raise ConnectionResetError("the request was taken back")
+        self._is_handled = True
         if task is not None:
             self.connection.note_task(task)
         try:
@@ -238,7 +245,7 @@ class Exchange(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         transport = self.connection.transport
-        if self._target is not None and transport is not None and not self.is_closing():
+        if self._is_handled and self._target is not None and transport is not None and not self.is_closing():
             self._has_written = True
             transport.write(data)
 
@@ -248,8 +255,13 @@ class Exchange(asyncio.Transport):
 
     def close(self) -> None:
         """aiohttp is done with the connection: at the end of its last answer, or as it could not read the request."""
-        if not self._is_closed:
-            self._is_closed = True
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._target is not None and not self._is_handled:
+            self._target = self._reader = None
+            self.connection.reply(error_reply(ClosingRefusal("the request's head cannot be read")))
+        else:
             self.end(stays=False)
 
     def abort(self) -> None:
