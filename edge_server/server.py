@@ -14,6 +14,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from edge_server import __version__
 from edge_server.composition import Core, build, copy_first, first_wish
@@ -24,6 +25,7 @@ from edge_server.frontends.access import open_orders
 from edge_server.frontends.frames.door import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.door import FrameDoor
 from edge_server.frontends.frames.gate import FrameGate, NoGate
+from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
 from edge_server.frontends.tokens import Tokens
 from edge_server.memory.allocator import keep_big_blocks
@@ -37,6 +39,9 @@ from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.metrics import Metrics, Source
 from edge_server.telemetry.service_manager import Check
+
+if TYPE_CHECKING:
+    from edge_server.frontends.grpc.server import GrpcFrontend
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +95,11 @@ class Server:
             core.manager.on_stranded = lambda reason: self.end.give(ExitCode.GPU_LOST, reason)
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
-        self._sources: list[Source] = []
+        largest = config.http.max_input_size_bytes
+        most = most_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
+        self._budget = MemoryBudget(most, largest)
+        self._sources: list[Source] = [self._budget.families]
+        self._grpc: GrpcFrontend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     async def run(self) -> int:
@@ -160,19 +169,14 @@ class Server:
         self._stop.set()
 
     async def _open_front_ends(self) -> None:
-        http = self._config.http
-        largest = http.max_input_size_bytes
-        # One for all wires.
-        budget = MemoryBudget(most_bytes(http.max_body_bytes_in_flight, largest), largest)
-        self._sources.append(budget.families)
-        if http.is_enabled:
-            await self._open_http(budget)
+        if self._config.http.is_enabled:
+            await self._open_http()
         if self._config.grpc.is_enabled:
             await self._open_grpc()
         if self._config.metrics.is_enabled:
             await self._open_metrics()
 
-    async def _open_http(self, budget: MemoryBudget) -> None:
+    async def _open_http(self) -> None:
         from edge_server.frontends.http.frontend import HttpFrontend
 
         front = HttpFrontend(
@@ -183,7 +187,7 @@ class Server:
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
-            budget=budget,
+            budget=self._budget,
         )
         port = await front.start()
         if self._config.http.tls_cert:
@@ -197,14 +201,15 @@ class Server:
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
 
     async def _open_grpc(self) -> None:
-        from edge_server.frontends.grpc.handlers import StreamService
+        from edge_server.frontends.grpc.methods import StreamService
         from edge_server.frontends.grpc.server import GrpcFrontend
 
-        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.answers})
+        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.open})
         front = GrpcFrontend(
             self._core.service,
             self._config.grpc,
             [frames],
+            budget=self._budget,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
         )
@@ -213,6 +218,7 @@ class Server:
             self._supervision.add_reload(
                 ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
             )
+        self._grpc = front
         self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
         self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
 
@@ -325,8 +331,13 @@ class Server:
         # A server that was never ready, or has lost what it needs, has nothing to answer.
         if delay_s and self._core.service.has_started and self.end.code is None:
             self._core.service.begin_drain_delay()
+            if self._grpc is not None:
+                self._grpc.begin_drain()
             log.info("not ready any more, answering for %g s more", delay_s)
             await asyncio.sleep(delay_s)
+        if self._grpc is not None:
+            # Before the core refuses work: clients try what comes from now on elsewhere.
+            await asyncio.to_thread(self._grpc.end_drain)
         in_flight = self._core.manager.in_flight()
         log.info("taking nothing new, draining %d request(s) for at most %g s", in_flight, timeout_s)
         # Before the core refuses work: streams end with their last results, not with a refusal for each frame.

@@ -31,8 +31,9 @@ HTTP = (
         "http.max_body_bytes_in_flight",
         "--http-max-body-bytes-in-flight",
         integer(0, 2**50),
-        "Most bytes of HTTP bodies, all together, that have come but are no requests yet; beyond, those that hold most "
-        "for longest are answered 503. 0: a quarter of the memory that is available at the start, at least 256 MiB.",
+        "Most bytes of HTTP bodies and gRPC messages, all together, that have come but are no requests yet; beyond, "
+        "those that hold most for longest are refused. 0: a quarter of the memory that is available at the start, at "
+        "least 256 MiB, and room for one gRPC message of any size if the machine has that.",
     ),
     Setting(
         "http.max_connections",
@@ -77,7 +78,12 @@ GRPC = (
     Setting("grpc.address", "--grpc-address", TEXT, "Address that gRPC listens on; 0.0.0.0 opens it to the network."),
     Setting("grpc.port", "--grpc-port", PORT, "Port of gRPC; 0 lets the system choose."),
     Setting("grpc.reuses_port", "--reuse-grpc-port", BOOLEAN, "Let other processes listen on the gRPC port too."),
-    Setting("grpc.may_be_direct", "--grpc-direct-infer", BOOLEAN, "Take inference straight from gRPC's core. Faster."),
+    Setting(
+        "grpc.transport",
+        "--grpc-transport",
+        choice("http2", "grpcio"),
+        "Carry gRPC by the server's own HTTP/2, or by the server of the library grpcio.",
+    ),
     Setting(
         "grpc.compression_level",
         "--grpc-infer-response-compression-level",

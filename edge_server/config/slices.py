@@ -24,6 +24,7 @@ RateLimitMode = Literal["off", "execution_count"]
 ReloadPolicyName = Literal["overlap", "replace"]
 LogFormat = Literal["default", "ISO8601", "text", "json"]
 CompressionLevel = Literal["none", "low", "medium", "high"]
+GrpcTransport = Literal["http2", "grpcio"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
 
@@ -61,10 +62,11 @@ class HttpConfig:
 
     `header_pattern`: request headers whose whole name it matches become request parameters; None forwards nothing.
     `max_input_size_bytes` bounds the JSON part, each JSON tensor, a raw body and an inflated body. `max_connections` 0:
-    half of the files that the process may have open. `max_body_bytes_in_flight` bounds all bodies together that are
-    being received, and so a single one too; 0: a quarter of the memory that is available at the start, at least
-    256 MiB, and room for one input of the largest size if the machine has that. `allowed_hosts`: names under which
-    web pages of this server may give orders, besides addresses and this machine's own names.
+    half of the files that the process may have open. `max_body_bytes_in_flight` bounds all bodies, and gRPC messages,
+    together that are being received, and so a single one too; 0: a quarter of the memory that is available at the
+    start, at least 256 MiB, and room for one input or message of the largest size if the machine has that.
+    `allowed_hosts`: names under which web pages of this server may give orders, besides addresses and this machine's
+    own names.
     """
 
     is_enabled: bool = True
@@ -88,14 +90,14 @@ class GrpcConfig:
 
     `is_mutual_tls` implies `is_tls` and asks clients for a certificate signed by `root_cert`. The keepalive numbers are
     gRPC's channel arguments of the same name, in milliseconds; 0 for the two connection ages means unlimited.
-    `may_be_direct`: inference may be read from gRPC's completion queue, past grpcio's own server.
+    `transport`: this server's own HTTP/2, or grpcio's server.
     """
 
     is_enabled: bool = True
     address: str = LOOPBACK
     port: int = 8001
     reuses_port: bool = False
-    may_be_direct: bool = True
+    transport: GrpcTransport = "http2"
     compression_level: CompressionLevel = "none"
     header_pattern: re.Pattern[str] | None = None
     restricted: tuple[RestrictedGroup, ...] = ()

@@ -67,16 +67,16 @@ def echoes(client: triton.InferenceServerClient) -> bool:
     return bool((client.infer("same", [given]).as_numpy("OUTPUT0") == values).all())
 
 
-@pytest.mark.parametrize("is_direct", ["true", "false"])
+@pytest.mark.parametrize("transport", ["http2", pytest.param("grpcio", marks=pytest.mark.full)])
 def test_sighup_renews_grpcs_certificate_and_broken_files_leave_the_old(
-    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, is_direct: str
+    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, transport: str
 ) -> None:
     repository.add("same", identity())
     first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
     files = Files(tmp_path)
     files.hold(first)
     files.root.write_bytes(first[1].read_bytes())
-    with serve(repository.path, *files.flags("=true"), f"--grpc-direct-infer={is_direct}") as server:
+    with serve(repository.path, *files.flags("=true"), f"--grpc-transport={transport}") as server:
         host, _, port = server.grpc.partition(":")
 
         def shown() -> list[str]:

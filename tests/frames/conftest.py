@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,16 @@ class Camera:
         self._thread.start()
 
     def _read(self) -> None:
+        news: SimpleQueue[None] = SimpleQueue()
+        self.stream.watch(lambda: news.put(None))
         try:
-            while (message := self.stream.next_message()) is not None:
+            while True:
+                message = self.stream.next_message()
+                if message is None:
+                    if self.stream.is_finished:
+                        return
+                    news.get()
+                    continue
                 with self._arrived:
                     self.messages.append(message[0])
                     self.frames_allowed = message[1]

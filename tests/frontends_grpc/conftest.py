@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_server.config import GrpcConfig, LogConfig
-from edge_server.core.message import Request, Response, ResponseSink
+from edge_server.core.message import Request, RequestMemo, Response, ResponseSink
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.statistics import VersionStatistics
 from edge_server.core.tensor import DType, Tensor
@@ -185,6 +185,9 @@ class FakeService:
             config_json=json.dumps(config),
         )
 
+    def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
+        return self.model_spec(name, version)
+
     def is_live(self) -> bool:
         return True
 
@@ -234,7 +237,6 @@ class Door:
 
     def __init__(self, service: FakeService, **config: object) -> None:
         self.service = service
-        self.is_asked_direct = config.get("may_be_direct", True)
         tokens = config.pop("tokens", None)
         allows_code_upload = bool(config.pop("allows_code_upload", False))
         self.frontend = GrpcFrontend(
@@ -281,20 +283,19 @@ def service() -> FakeService:
     return FakeService()
 
 
-@pytest.fixture(params=["direct", "standard"])
-def way(request: pytest.FixtureRequest) -> str:
-    """The two ways by which inference comes in."""
+@pytest.fixture(params=["http2", pytest.param("grpcio", marks=pytest.mark.full)])
+def transport(request: pytest.FixtureRequest) -> str:
+    """What carries the calls."""
     return str(request.param)
 
 
 @pytest.fixture
-def open_door(service: FakeService, way: str) -> Iterator[Callable[..., Door]]:
+def open_door(service: FakeService, transport: str) -> Iterator[Callable[..., Door]]:
     """Open front ends with GrpcConfig fields of the test's choice."""
     doors: list[Door] = []
 
     def open_one(**config: object) -> Door:
-        doors.append(Door(service, **{"may_be_direct": way == "direct", **config}))
-        assert doors[-1].frontend.is_direct is doors[-1].is_asked_direct
+        doors.append(Door(service, **{"transport": transport, **config}))
         return doors[-1]
 
     yield open_one

@@ -153,8 +153,10 @@ def foreign_curve(files: Pair, make_pair: Callable[..., Pair]) -> str:
 @pytest.mark.sample
 @pytest.mark.parametrize("spoil", [mixed, cut_off, empty, missing, encrypted, foreign_curve])
 def test_files_that_cannot_be_used_are_named_and_the_old_ones_stay(
-    open_door: Any, files: Pair, make_pair: Callable[..., Pair], spoil: Callable[..., str]
+    open_door: Any, files: Pair, make_pair: Callable[..., Pair], spoil: Callable[..., str], transport: str
 ) -> None:
+    if spoil is foreign_curve and transport == "http2":
+        pytest.skip("OpenSSL, which http2 uses, takes the keys of every curve")
     door = open_door(**tls(files))
     reason = spoil(files, make_pair)
     with pytest.raises(ServingFault, match=reason):
@@ -236,13 +238,17 @@ def test_no_handshake_fails_while_certificates_are_renewed(
     assert all(seen)
 
 
-def test_a_start_with_files_that_do_not_fit_says_so(service: Any, files: Pair, make_pair: Callable[..., Pair]) -> None:
+def test_a_start_with_files_that_do_not_fit_says_so(
+    service: Any, files: Pair, make_pair: Callable[..., Pair], transport: str
+) -> None:
     mixed(files, make_pair)
     with pytest.raises(ServingFault, match=r"server.key' for gRPC cannot be used: .*MISMATCH"):
-        GrpcFrontend(service, GrpcConfig(port=0, **tls(files))).start()
+        GrpcFrontend(service, GrpcConfig(transport=transport, port=0, **tls(files))).start()
+    if transport == "http2":
+        return  # OpenSSL takes the keys of every curve
     foreign_curve(files, make_pair)
     with pytest.raises(ServingFault, match="gRPC's TLS library does not take the certificate and its key"):
-        GrpcFrontend(service, GrpcConfig(port=0, **tls(files))).start()
+        GrpcFrontend(service, GrpcConfig(transport=transport, port=0, **tls(files))).start()
 
 
 def test_renewing_without_tls_does_nothing(open_door: Any) -> None:

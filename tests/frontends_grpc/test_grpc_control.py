@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.frontends.grpc import handlers
+from edge_server.frontends.grpc import methods
 from edge_server.frontends.grpc.access import CATEGORY_OF
 from edge_server.frontends.grpc.control import ControlRpcs
 from edge_server.frontends.tokens import Tokens
@@ -21,12 +21,6 @@ def refusal(door: Any, rpc: str, request: Any = None, **options: Any) -> tuple[g
     with pytest.raises(grpc.RpcError) as caught:
         door.call(rpc, request, **options)
     return caught.value.code(), caught.value.details()
-
-
-@pytest.fixture
-def way() -> str:
-    """The calls of this file come in by grpcio's own server, whichever way inference does."""
-    return "direct"
 
 
 def test_every_rpc_of_the_service_is_served_and_has_a_category(service: Any) -> None:
@@ -113,7 +107,7 @@ def test_code_is_taken_from_this_machine_and_from_others_where_that_is_allowed(
     asked: list[str] = []
     request = messages.RepositoryModelLoadRequest(model_name="m")
     door.call("RepositoryModelLoad", request)
-    monkeypatch.setattr(handlers, "is_this_machine", lambda address: asked.append(address) or False)
+    monkeypatch.setattr(methods, "is_this_machine", lambda address: asked.append(address) or False)
     door.call("RepositoryModelLoad", request)
     open_door(allows_code_upload=True).call("RepositoryModelLoad", request)
     assert service.may_carry_code == [True, False, True]
@@ -218,7 +212,6 @@ def test_reflection_tells_services_and_schemas(door: Any, package: str) -> None:
     assert extensions.error_response.error_code == grpc.StatusCode.UNIMPLEMENTED.value[0]
 
 
-@pytest.mark.parametrize("way", ["direct", "standard"])
 def test_restricted_rpcs_want_their_secret_and_others_do_not(open_door: Any, make_request: Any) -> None:
     group = RestrictedGroup(("inference", "model-repository"), "Admin-Key", "secret")
     door = open_door(restricted=(group,))

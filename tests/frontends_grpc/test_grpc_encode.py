@@ -76,19 +76,19 @@ def set_parameter(parameter: object, value: object) -> None:
 
 @given(responses)
 def test_a_response_parses_as_what_the_generated_class_holds(response: Response) -> None:
-    assert messages.ModelInferResponse.FromString(response_message(response, {})) == expected(response)
+    assert messages.ModelInferResponse.FromString(b"".join(response_message(response, {}))) == expected(response)
 
 
 @given(responses)
 def test_a_stream_response_is_the_response_with_its_final_flag(response: Response) -> None:
     wanted = messages.ModelStreamInferResponse(infer_response=expected(response))
     wanted.infer_response.parameters[FINAL_KEY].bool_param = response.is_final
-    assert messages.ModelStreamInferResponse.FromString(stream_message(response, {})) == wanted
+    assert messages.ModelStreamInferResponse.FromString(b"".join(stream_message(response, {}))) == wanted
 
 
 def test_a_model_cannot_contradict_the_final_flag() -> None:
     response = Response("m", 1, "", parameters={FINAL_KEY: "no"}, is_final=False)
-    parsed = messages.ModelStreamInferResponse.FromString(stream_message(response, {}))
+    parsed = messages.ModelStreamInferResponse.FromString(b"".join(stream_message(response, {})))
     assert parsed.infer_response.parameters[FINAL_KEY].bool_param is False
     assert len(parsed.infer_response.parameters) == 1
 
@@ -98,7 +98,7 @@ def test_an_output_in_shared_memory_is_named_and_carries_no_bytes() -> None:
         Tensor("a", DType.FP32, np.ones((2, 2), "<f4")),
         Tensor("b", DType.UINT8, np.ones(3, "u1")),
     )
-    data = response_message(Response("m", 1, "7", outputs), {"a": RegionRef("shm", 64, 16)})
+    data = b"".join(response_message(Response("m", 1, "7", outputs), {"a": RegionRef("shm", 64, 16)}))
     parsed = messages.ModelInferResponse.FromString(data)
     assert [bytes(raw) for raw in parsed.raw_output_contents] == [b"", b"\1\1\1"]
     given = parsed.outputs[0].parameters
@@ -111,14 +111,17 @@ def test_an_output_in_shared_memory_is_named_and_carries_no_bytes() -> None:
 def test_outputs_that_are_not_contiguous_are_sent_in_row_major_order() -> None:
     array = np.arange(12, dtype="<i4").reshape(3, 4).T
     parsed = messages.ModelInferResponse.FromString(
-        response_message(Response("m", 1, "", (Tensor("x", DType.INT32, array),)), {})
+        b"".join(response_message(Response("m", 1, "", (Tensor("x", DType.INT32, array),)), {}))
     )
     assert np.frombuffer(parsed.raw_output_contents[0], "<i4").tolist() == array.reshape(-1).tolist()
 
 
 def test_text_that_utf8_cannot_say_still_makes_a_valid_message() -> None:
     response = Response("m", 1, "", parameters={"\ud800": "a\udfffb"})
-    assert messages.ModelInferResponse.FromString(response_message(response, {})).parameters["?"].string_param == "a?b"
+    assert (
+        messages.ModelInferResponse.FromString(b"".join(response_message(response, {}))).parameters["?"].string_param
+        == "a?b"
+    )
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
@@ -135,15 +138,15 @@ def test_a_response_longer_than_grpc_allows_is_refused_before_it_is_joined(monke
 
 
 def test_an_error_on_a_stream_names_its_request_and_closes_it() -> None:
-    parsed = messages.ModelStreamInferResponse.FromString(stream_error_message("went wrong", "id-1"))
+    parsed = messages.ModelStreamInferResponse.FromString(b"".join(stream_error_message("went wrong", "id-1")))
     assert parsed.error_message == "went wrong"
     assert parsed.infer_response.id == "id-1"
     assert parsed.infer_response.parameters[FINAL_KEY].bool_param is True
-    assert messages.ModelStreamInferResponse.FromString(stream_error_message("", "")).error_message
+    assert messages.ModelStreamInferResponse.FromString(b"".join(stream_error_message("", ""))).error_message
 
 
 def test_an_empty_final_response_carries_the_requests_names() -> None:
-    parsed = messages.ModelStreamInferResponse.FromString(empty_final_message("m", "", "9"))
+    parsed = messages.ModelStreamInferResponse.FromString(b"".join(empty_final_message("m", "", "9")))
     assert (parsed.infer_response.model_name, parsed.infer_response.model_version) == ("m", "")
     assert parsed.infer_response.id == "9"
     assert parsed.infer_response.parameters[FINAL_KEY].bool_param is True

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
-from edge_server.frontends.grpc.heads import MOST_HEAD_BYTES, MOST_HEADS, outline
-from edge_server.frontends.grpc.read import InferReader, KnownMessage
-from edge_server.frontends.grpc.request import Plan, plan_of, request_of
+from edge_server.frontends.grpc.header_cache import MOST_HEAD_BYTES, MOST_HEADS, RequestReader, outline
+from edge_server.frontends.grpc.message import InferMessage
+from edge_server.frontends.grpc.request import Plan
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -66,13 +66,12 @@ def repetitions(draw: st.DrawFn) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
-def read(reader: InferReader, data: bytes, forwarded: dict[str, str] | None = None) -> tuple[Plan, Any] | str:
+def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = None) -> tuple[Plan, Any] | str:
     """Return what is read, or what is wrong."""
     try:
-        found = reader.read(data)
-        plan = plan_of(found)
-        plan.read_version()
-        return plan, request_of(found, plan, REGIONS, forwarded or {})
+        plan = Plan()
+        found = reader.find(data, plan)
+        return plan, reader.request(data, found, plan, forwarded or {})
     except EdgeServerError as error:
         return error.message
 
@@ -101,22 +100,22 @@ headers = st.dictionaries(st.sampled_from(("own", "x-robot")), st.sampled_from((
 
 @given(repetitions(), headers)
 def test_a_head_that_is_known_reads_as_one_that_is_not(pair: tuple[Any, Any], forwarded: dict[str, str]) -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     for number, message in enumerate((*pair, *pair)):
         data = message.SerializeToString()
         more = forwarded if number % 2 else {}
-        assert is_same(read(reader, data, more), read(InferReader(), data, more))
+        assert is_same(read(reader, data, more), read(RequestReader(REGIONS), data, more))
 
 
 @given(repetitions(), st.data())
 def test_a_damaged_message_is_not_taken_for_one_that_is_known(pair: tuple[Any, Any], data: st.DataObject) -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     read(reader, pair[0].SerializeToString())
     damaged = bytearray(pair[1].SerializeToString())
     if damaged:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
-    assert is_same(read(reader, cut), read(InferReader(), cut))
+    assert is_same(read(reader, cut), read(RequestReader(REGIONS), cut))
 
 
 def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
@@ -126,13 +125,13 @@ def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
     return message
 
 
-def is_known(reader: InferReader, message: Any) -> bool:
-    return isinstance(reader.read(message.SerializeToString()), KnownMessage)
+def is_known(reader: RequestReader, message: Any) -> bool:
+    return not isinstance(reader.find(message.SerializeToString(), Plan()), InferMessage)
 
 
 @pytest.mark.parametrize("count", [4, 4096, 100_000])
 def test_the_second_request_of_a_client_is_known_whatever_its_id(count: int) -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     assert not is_known(reader, plain(count=count))
     read(reader, plain(count=count).SerializeToString())
     assert is_known(reader, plain(count=count))
@@ -140,7 +139,7 @@ def test_the_second_request_of_a_client_is_known_whatever_its_id(count: int) -> 
 
 
 def test_large_data_is_a_view_of_the_message_where_it_is_aligned() -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     shifts = set()
     for length in range(1, 5):
         message = plain(model="m" * length, count=4096)
@@ -173,7 +172,7 @@ def long(message: Any) -> None:
 
 @pytest.mark.parametrize("change", [contents, deadline, sequence, long])
 def test_what_may_change_or_is_long_is_read_anew(change: Any) -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     message = plain()
     change(message)
     for _ in range(3):
@@ -182,7 +181,7 @@ def test_what_may_change_or_is_long_is_read_anew(change: Any) -> None:
 
 
 def test_a_request_with_a_fault_is_not_remembered() -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     message = plain()
     message.raw_input_contents[0] += b"x"
     assert "byte size mismatch" in str(read(reader, message.SerializeToString()))
@@ -190,21 +189,21 @@ def test_a_request_with_a_fault_is_not_remembered() -> None:
 
 
 def test_a_client_that_varies_its_requests_cannot_fill_the_memory() -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     for number in range(3 * MOST_HEADS):
         read(reader, plain(model=f"m{number}").SerializeToString())
-        assert len(reader._heads._heads) <= MOST_HEADS
+        assert len(reader._heads) <= MOST_HEADS
     assert is_known(reader, plain(model=f"m{3 * MOST_HEADS - 1}"))
 
 
 def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:
-    reader = InferReader()
+    reader = RequestReader(REGIONS)
     good = plain(request_id="ab").SerializeToString()
     read(reader, good)
     bad = good.replace(b"\x1a\x02ab", b"\x1a\x02\xff\xfe")
     assert bad != good
     with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
-        reader.read(bad)
+        reader.find(bad, Plan())
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x3a", b"\x3a\x05", b"\x0a\x81", b"\x08\x01", b"\x3a\x00\x0a\x01m"])
@@ -228,21 +227,21 @@ def regions() -> Iterator[SharedMemoryRegistry]:
 
 
 def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryRegistry) -> None:
-    reader = InferReader()
+    reader = RequestReader(regions)
     message = messages.ModelInferRequest(model_name="m")
     for owner in (message.inputs.add(name="x", datatype="FP32", shape=[4]), message.outputs.add(name="y")):
         owner.parameters["shared_memory_region"].string_param = "region"
         owner.parameters["shared_memory_byte_size"].int64_param = 16
     data = message.SerializeToString()
     for is_second in (False, True):
-        found = reader.read(data)
-        assert isinstance(found, KnownMessage) is is_second
-        plan = plan_of(found)
-        request = request_of(found, plan, regions, {})
+        plan = Plan()
+        found = reader.find(data, plan)
+        assert isinstance(found, InferMessage) is not is_second
+        request = reader.request(data, found, plan, {})
         assert plan.special["y"].region is not None
         assert request.release is not None
         # A region goes once nobody has it pinned: it is pinned by this request, and by none before.
         request.release()
     regions.unregister("region")
     with pytest.raises(NotFound, match="region"):
-        request_of(reader.read(data), plan, regions, {})
+        reader.request(data, reader.find(data, plan), plan, {})

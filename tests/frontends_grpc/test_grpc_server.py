@@ -18,25 +18,26 @@ from edge_server.config import GrpcConfig
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
 from edge_server.frontends.grpc import server as server_module
-from edge_server.frontends.grpc.server import GrpcFrontend, channel_options
+from edge_server.frontends.grpc.over_grpcio import channel_options
+from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.protocol import messages
 
 
-def test_a_port_in_use_is_an_error_that_names_the_address(service: Any) -> None:
+def test_a_port_in_use_is_an_error_that_names_the_address(service: Any, transport: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServingFault, match=rf"gRPC cannot listen on 127.0.0.1:{port}: .*in use"):
-            GrpcFrontend(service, GrpcConfig(port=port)).start()
+            GrpcFrontend(service, GrpcConfig(transport=transport, port=port)).start()
 
 
-def test_two_front_ends_cannot_share_a_port_unless_told_to(service: Any, open_door: Any) -> None:
+def test_two_front_ends_cannot_share_a_port_unless_told_to(service: Any, open_door: Any, transport: str) -> None:
     door = open_door()
     with pytest.raises(ServingFault):
-        GrpcFrontend(service, GrpcConfig(port=door.port)).start()
+        GrpcFrontend(service, GrpcConfig(transport=transport, port=door.port)).start()
     shared = open_door(reuses_port=True)
-    other = GrpcFrontend(service, GrpcConfig(port=shared.port, reuses_port=True))
+    other = GrpcFrontend(service, GrpcConfig(transport=transport, port=shared.port, reuses_port=True))
     assert other.start() == shared.port
     other.stop(0)
 
@@ -264,14 +265,14 @@ def test_mutual_tls_wants_a_client_certificate(open_door: Any, certificate: tupl
 
 
 @pytest.mark.parametrize("path", ["", "/no/such/file.pem"])
-def test_tls_files_that_cannot_be_read_are_named(service: Any, path: str) -> None:
-    config = GrpcConfig(port=0, is_tls=True, server_key=path, server_cert=path)
+def test_tls_files_that_cannot_be_read_are_named(service: Any, path: str, transport: str) -> None:
+    config = GrpcConfig(transport=transport, port=0, is_tls=True, server_key=path, server_cert=path)
     with pytest.raises(ServingFault, match="server key"):
         GrpcFrontend(service, config).start()
 
 
-def test_stopping_what_never_started_does_nothing(service: Any) -> None:
-    GrpcFrontend(service, GrpcConfig(port=0)).stop(0)
+def test_stopping_what_never_started_does_nothing(service: Any, transport: str) -> None:
+    GrpcFrontend(service, GrpcConfig(transport=transport, port=0)).stop(0)
 
 
 def test_tritons_client_infers_and_asks(door: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 from edge_server.core.message import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
-from edge_server.frontends.grpc import exchange as stream_module
+from edge_server.frontends.grpc import stream as stream_module
 from edge_server.protocol import messages
 
 

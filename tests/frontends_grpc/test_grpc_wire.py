@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import BY_NAME, DType
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.grpc import read
+from edge_server.frontends.grpc import message as message_module
 from edge_server.frontends.grpc.contents import FIELDS, decode_varints, tensor_from_contents
-from edge_server.frontends.grpc.read import InferMessage, InferReader
+from edge_server.frontends.grpc.message import InferMessage, MessageReader
 from edge_server.frontends.grpc.wire import split
 from edge_server.protocol import messages
 from edge_server.protocol.wire import read_varint, varint
 
-READER = InferReader()
+READER = MessageReader()
 
 names = st.text(max_size=8)
 parameter = st.one_of(
@@ -83,7 +83,7 @@ def whole(found: InferMessage) -> object:
 @pytest.fixture(autouse=True)
 def split_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the shortest message take the way of the largest."""
-    monkeypatch.setattr(read, "LEAST_SPLIT_BYTES", 0)
+    monkeypatch.setattr(message_module, "LEAST_SPLIT_BYTES", 0)
 
 
 def generated(data: bytes) -> object | None:

@@ -4,7 +4,7 @@ camera comes, so that a server without cameras does without."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.config import FramesConfig
@@ -12,8 +12,9 @@ from edge_server.core.view import FrameStreamReport
 from edge_server.frontends.frames.gate import FrameGate
 
 if TYPE_CHECKING:
-    from edge_server.frontends.frames.rpc import CallContext
+    from edge_server.frontends.frames.rpc import FrameCall
     from edge_server.frontends.frames.streams import FrameStreams
+    from edge_server.frontends.grpc.call import Call
     from edge_server.service import InferenceService
     from edge_server.telemetry.metrics import Family
 
@@ -31,11 +32,11 @@ class FrameDoor:
         self._streams: FrameStreams | None = None
         self._is_stopped = False
 
-    def answers(self, requests: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
-        """Carry one call of FrameService/Stream. Raises EdgeServerError with whose status the call is to end."""
-        from edge_server.frontends.frames.rpc import FrameRpc
+    def open(self, call: Call) -> FrameCall:
+        """Open the side of one call of FrameService/Stream."""
+        from edge_server.frontends.frames.rpc import FrameCall
 
-        yield from FrameRpc(self._opened()).answers(requests, context)
+        return FrameCall(self._opened, call)
 
     def reports(self) -> Sequence[FrameStreamReport]:
         """Return the streams that are open."""

@@ -1,87 +1,137 @@
-"""FrameService/Stream as a call of bytes: the thread of the call sends, one more thread reads."""
+"""FrameService/Stream as the side of a stream call: no thread reads or sends for a stream of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
+from functools import partial
 
 from edge_server.core.frame import Frame, StreamRequest
-from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.frames.stream import CameraStream
 from edge_server.frontends.frames.streams import FrameStreams
+from edge_server.frontends.grpc.call import OK, Call, Ending, Message, ending, known, run_blocking
 from edge_server.protocol.frame_codec import decode_client_message, encode_server_message
 
 _LOG = logging.getLogger(__name__)
 
 
-class CallContext(Protocol):
-    """As much of a gRPC call as is needed."""
+class FrameCall:
+    """One call of the one RPC of the service. `streams` makes what streams need when the first one comes."""
 
-    def add_callback(self, callback: Callable[[], object]) -> bool:
-        """Have `callback` called when the call is over; False when it is already."""
+    def __init__(self, streams: Callable[[], FrameStreams], call: Call) -> None:
+        self._make_streams = streams
+        self._call = call
+        self._streams: FrameStreams | None = None
+        self._stream: CameraStream | None = None
+        self._has_left = self._is_stopping = False
+        self._may_send = True
+        self._first_end = threading.Lock()
+        """Taken when the end was logged."""
 
+    # -- events of the call
 
-class FrameRpc:
-    """Answers the one RPC of the service."""
-
-    def __init__(self, streams: FrameStreams) -> None:
-        self._streams = streams
-
-    def answers(self, requests: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
-        """Yield the server's messages. Raises EdgeServerError with whose status the call is to end."""
-        first = next(requests, None)
-        if first is None:
+    def on_message(self, message: Message) -> None:
+        stream = self._stream
+        if stream is None:
+            # What the first camera needs takes its time: vision, the model's description.
+            run_blocking(self._call, partial(self._open, message))
             return
-        opening = decode_client_message(first)
-        del first
-        if not isinstance(opening, StreamRequest):
-            raise InvalidRequest("the first message of a frame stream must be 'open', got 'frame'")
-        stream = self._streams.open(opening)
         try:
-            if not context.add_callback(stream.end):
+            frame = decode_client_message(message)
+            if not isinstance(frame, Frame):
+                raise InvalidRequest(f"frame stream '{stream.terms.stream_id}' is open already, got another 'open'")
+            assert self._streams is not None
+            stream.receive(frame, self._streams.fault_of(frame))
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            stream.end(known(error))
+            return
+        self._call.receive()
+
+    def on_last_message(self) -> None:
+        if self._stream is None:
+            self._call.end(OK)
+        else:
+            self._stream.close_input()
+
+    def on_woken(self) -> None:
+        self._flush()
+
+    def on_sent(self) -> None:
+        self._may_send = True
+        self._flush()
+
+    def on_client_left(self) -> None:
+        # Said before looking: the thread that opens the stream looks at this when it is open.
+        self._has_left = True
+        if self._stream is not None:
+            self._close(self._stream)
+
+    def on_server_stopping(self) -> None:
+        self._is_stopping = True
+        if self._stream is not None:
+            self._stream.stop()
+
+    # -- opening, sending, and the end
+
+    def _open(self, message: Message) -> None:
+        try:
+            opening = decode_client_message(message)
+            del message
+            if not isinstance(opening, StreamRequest):
+                raise InvalidRequest("the first message of a frame stream must be 'open', got 'frame'")
+            self._streams = self._make_streams()
+            stream = self._streams.open(opening)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            self._call.end(ending(known(error)))
+            return
+        self._stream = stream
+        if self._has_left:
+            self._close(stream)
+            return
+        if self._is_stopping:
+            stream.stop()
+        # Called with the streams' lock held, which a transport's own work must not wait for.
+        stream.watch(self._call.wake)
+        self._call.receive()
+
+    def _flush(self) -> None:
+        """Send what there is, as long as the transport takes it. Only for `on_woken` and `on_sent`: one at a time."""
+        stream = self._stream
+        if stream is None:
+            return
+        while self._may_send:
+            try:
+                message = stream.next_message()
+                if message is not None:
+                    # False before `on_sent` can come, which may be before `send` is back.
+                    self._may_send = False
+                    if self._call.send((encode_server_message(*message),)):
+                        self._may_send = True
+                    continue
+            except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+                self._end(stream, ending(known(error)))
                 return
-            threading.Thread(target=self._read, args=(requests, stream), name="frames-read", daemon=True).start()
-            while (message := stream.next_message()) is not None:
-                yield encode_server_message(*message)
-        finally:
-            stream.end()
-            counts = stream.report().counts
-            drops = ", ".join(f"{reason.name} {count}" for reason, count in counts.dropped.items()) or "none"
-            _LOG.info(
-                "frame stream '%s' is closed: %d frame(s) received, %d answered, dropped: %s",
-                stream.terms.stream_id,
-                counts.received,
-                counts.answered,
-                drops,
-            )
+            if stream.is_finished:
+                self._end(stream, OK)
+            return
 
-    def _read(self, requests: Iterator[bytes], stream: CameraStream) -> None:
-        """Bring frames to the stream until the client closes its side, leaves, or sends what is none."""
-        try:
-            while (data := _next(requests, stream)) is not None:
-                frame = decode_client_message(data)
-                del data
-                if not isinstance(frame, Frame):
-                    raise InvalidRequest(f"frame stream '{stream.terms.stream_id}' is open already, got another 'open'")
-                stream.receive(frame, self._streams.fault_of(frame))
-                # Not to hold a frame while waiting for the next.
-                del frame
-        except EdgeServerError as error:
-            stream.end(error.detached())
-        except Exception:  # noqa: BLE001 - the thread's boundary: nobody else would end the call
-            _LOG.exception("reading the frame stream '%s' failed", stream.terms.stream_id)
-            stream.end(ServingFault("internal error: reading the stream failed"))
+    def _end(self, stream: CameraStream, done: Ending) -> None:
+        self._may_send = False
+        self._call.end(done)
+        self._close(stream)
 
-
-def _next(requests: Iterator[bytes], stream: CameraStream) -> bytes | None:
-    """Return the next message; None when there is none, and then the stream knows why."""
-    try:
-        data = next(requests, None)
-    except Exception:  # noqa: BLE001 - grpcio raises errors of its own when a call is cancelled or breaks
+    def _close(self, stream: CameraStream) -> None:
         stream.end()
-        return None
-    if data is None:
-        stream.close_input()
-    return data
+        if not self._first_end.acquire(blocking=False):
+            return
+        counts = stream.report().counts
+        drops = ", ".join(f"{reason.name} {count}" for reason, count in counts.dropped.items()) or "none"
+        _LOG.info(
+            "frame stream '%s' is closed: %d frame(s) received, %d answered, dropped: %s",
+            stream.terms.stream_id,
+            counts.received,
+            counts.answered,
+            drops,
+        )

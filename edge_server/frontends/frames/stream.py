@@ -38,6 +38,10 @@ _SPARE_CREDITS = 2
 """How many frames a client may have under way beyond those that its mailbox holds."""
 
 
+def _tell_nobody() -> None:
+    """Stand for the callback of `CameraStream.watch` until there is one."""
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """One frame on its way from the wire to its result. Stamps are of time.monotonic_ns, 0 for not yet.
@@ -69,7 +73,7 @@ class Flight:
 
 class CameraStream:
     """Frames come by `receive` (the reading thread), leave by `take` (a worker), whose results go in by `finish` and
-    out, in the order of the frames, by `next_message` (the thread of the call).
+    out, in the order of the frames, by `next_message` (whichever thread sends).
 
     `lock` is one for all streams; what says *locked* is called while it is held. `wake` is called, locked, when a
     worker may find this stream eligible, `leave` likewise when the stream is over, and `part` after that, when the last
@@ -98,7 +102,9 @@ class CameraStream:
         self.in_hand_count = 0
         """How many frames workers have taken and not put down, whether anybody waits for them or not."""
         self._limits = FrameLimits.of(terms.delivery)
-        self._has_news = threading.Condition(lock)
+        self._tell: Callable[[], None] = _tell_nobody
+        self.is_finished = False
+        """Whether everything was sent, and the call ends well."""
         self._mailbox: Mailbox[Flight] = Mailbox(self._limits)
         self._order: deque[Flight] = deque()
         self._notices: deque[FrameDropped] = deque()
@@ -136,7 +142,7 @@ class CameraStream:
             if self._is_stopping:
                 self._drop_waiting()
             if self._owes_credit():
-                self._has_news.notify()
+                self._tell()
             if self.is_eligible:
                 self._wake()
 
@@ -144,7 +150,7 @@ class CameraStream:
         """Note that the client sends no more: the call ends well when everything is answered."""
         with self._lock:
             self._is_input_closed = True
-            self._has_news.notify()
+            self._tell()
 
     # -- workers
 
@@ -171,7 +177,7 @@ class CameraStream:
             self._running_count += 1
             self.in_hand_count += 1
         elif self._has_ended_well():
-            self._has_news.notify()
+            self._tell()
         return flight
 
     def put_down(self) -> None:
@@ -195,7 +201,7 @@ class CameraStream:
             self._order.remove(flight)
             self._running_count -= 1
             self._drop(flight, reason, detail)
-            self._has_news.notify()
+            self._tell()
             if self.is_eligible:
                 self._wake()
 
@@ -209,7 +215,7 @@ class CameraStream:
             flight.frame = None
             self._running_count -= 1
             if self._order[0] is flight:
-                self._has_news.notify()
+                self._tell()
             if self.is_eligible:
                 self._wake()
 
@@ -217,30 +223,35 @@ class CameraStream:
     def is_over(self) -> bool:
         return self._is_over
 
-    # -- the thread of the call
+    # -- the thread that sends
 
     def greet(self, opened: StreamOpened) -> None:
         """Set the first message."""
         self._greeting = opened
 
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called, *locked*, from now on, whenever there may be something to send, or the call may end."""
+        with self._lock:
+            self._tell = tell
+            tell()
+
     def next_message(self) -> tuple[ServerMessage, int] | None:
-        """Wait for what is to be sent next, and return it with `frames_allowed`; None when the call ends well.
+        """Return what is to be sent now, with `frames_allowed`; None when there is nothing, see `is_finished` then.
 
         Raises EdgeServerError with whose status the call is to end.
         """
         with self._lock:
-            while True:
-                message = self._next()
-                if message is not None:
-                    self._told_allowance = self._allowance()
-                    return message, self._told_allowance
-                if self._error is not None:
-                    raise self._error
-                if self._is_over or self._has_ended_well():
-                    return None
-                if self._is_stopping and not self._order:
-                    raise Draining("the server is stopping: the stream was ended once its last result was sent")
-                self._has_news.wait()
+            message = self._next()
+            if message is not None:
+                self._told_allowance = self._allowance()
+                return message, self._told_allowance
+            if self._error is not None:
+                raise self._error
+            if self._is_over or self._has_ended_well():
+                self.is_finished = True
+            elif self._is_stopping and not self._order:
+                raise Draining("the server is stopping: the stream was ended once its last result was sent")
+            return None
 
     def end(self, error: EdgeServerError | None = None) -> None:
         """End the stream at once: what waits or runs counts as CLOSED. `error` is the status of the call."""
@@ -258,14 +269,14 @@ class CameraStream:
         while self._order:
             self._drop(self._order.popleft(), DropReason.CLOSED)
         self._leave(self)
-        self._has_news.notify()
+        self._tell()
 
     def stop(self) -> None:
         """End the stream once the frames that run were answered; those that wait are dropped."""
         with self._lock:
             self._is_stopping = True
             self._drop_waiting()
-            self._has_news.notify()
+            self._tell()
 
     def report(self) -> FrameStreamReport:
         with self._lock:
@@ -333,7 +344,7 @@ class CameraStream:
         self._dropped_since[reason] = self._dropped_since.get(reason, 0) + 1
         if self.terms.delivery.notifies_drops and not self._is_over and len(self._notices) < _MOST_NOTICES:
             self._notices.append(FrameDropped(flight.header, reason, detail))
-            self._has_news.notify()
+            self._tell()
 
     def _reader_is_slow(self) -> bool:
         """Whether results wait for the client to take them. Those that run meanwhile come on top of these."""

@@ -1,6 +1,8 @@
-"""The gRPC front end: Triton's GRPCInferenceService, health checking and reflection on one port.
+"""The gRPC front end: Triton's GRPCInferenceService, health checking, reflection and frame streams on one port.
 
-A request enters as received bytes in `infer` (unary) or `stream`, becomes core nouns through `wire`, `request` and
-`contents`, and leaves through `encode`. `server` builds and binds the whole. grpc and protobuf are imported in this
-folder and, of the front ends, nowhere else; only the composition root imports this package.
+Start at `call`: the line between a transport and the RPCs. `over_http2` (the default) and `over_grpcio` are the
+transports; `methods` lists the RPCs: `infer` (unary), `stream`, `control`, `discovery`. A request becomes core nouns in
+`header_cache`, by `message`, `request` and `contents` where its head is new, and leaves through `encode`. `server` puts
+all together. grpcio is imported in `over_grpcio` alone; only the composition root imports this package, and the frame
+streams its `call`.
 """

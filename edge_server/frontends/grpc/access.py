@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
 
 from edge_server.config import RestrictedGroup
 from edge_server.errors import Refusal
 from edge_server.frontends.access import is_word
+from edge_server.frontends.grpc.call import Metadata
 from edge_server.frontends.tokens import Tokens
 
 CATEGORY_OF: Mapping[str, str] = {
@@ -44,12 +44,6 @@ _ORDERS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSetti
 _log = logging.getLogger(__name__)
 
 
-class Call(Protocol):
-    """A call that has begun."""
-
-    def invocation_metadata(self) -> Any: ...
-
-
 class Restriction:
     """What calls of one RPC must bring: the metadata of a group, or a token. `rpc` is its name."""
 
@@ -62,10 +56,9 @@ class Restriction:
         self._tokens = tokens
         self._is_order = rpc.endswith(_ORDERS)
 
-    def check(self, call: Call) -> None:
-        """Raise unless the call may pass: Unauthenticated or Forbidden where a token would do, else Refusal, which is
-        UNAVAILABLE as Triton has it."""
-        metadata = call.invocation_metadata()
+    def check(self, metadata: Metadata) -> None:
+        """Raise unless a call with this metadata may pass: Unauthenticated or Forbidden where a token would do, else
+        Refusal, which is UNAVAILABLE as Triton has it."""
         if self._group is not None and is_word(_values(metadata, self._key), self._group.value):
             return
         if self._tokens.closes(self._category):
@@ -88,5 +81,5 @@ def restrictions(groups: Iterable[RestrictedGroup], tokens: Tokens) -> dict[str,
     return {rpc: item for rpc, item in found.items() if item is not None}
 
 
-def _values(metadata: Any, key: str) -> list[str | bytes]:
+def _values(metadata: Metadata, key: str) -> list[str | bytes]:
     return [value for name, value in metadata if name == key]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edge_server.errors import InvalidRequest, NotFound, Refusal, Unsupported
-from edge_server.frontends.grpc.traced import wanted_settings
 from edge_server.frontends.v2 import shapes
 from edge_server.frontends.v2.version import parse_version
 from edge_server.protocol import messages
@@ -142,7 +141,8 @@ class ControlRpcs:
         return messages.CudaSharedMemoryUnregisterResponse()
 
     def trace_setting(self, request: Message) -> Message:
-        wanted = wanted_settings(request.settings)
+        # A setting without a value is to be cleared.
+        wanted: dict[str, object] = {name: list(setting.value) for name, setting in request.settings.items()}
         service = self._service
         now = service.update_trace_settings(request.model_name, wanted) if wanted else None
         response = messages.TraceSettingResponse()

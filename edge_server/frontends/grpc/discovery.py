@@ -5,13 +5,13 @@ Protocols: grpc.health.v1 (github.com/grpc/grpc/blob/master/doc/health-checking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
-from edge_server.errors import InvalidRequest
+from edge_server.errors import Draining, InvalidRequest
+from edge_server.frontends.grpc.call import OK, Call, Message, ending
 from edge_server.frontends.status import GrpcStatus
 from edge_server.protocol import messages
 
@@ -27,24 +27,41 @@ def health_check(is_ready: Callable[[], bool]) -> Callable[[Any], Any]:
 
 
 class Reflection:
-    """Answers one version of grpc.reflection. `services` are the full names that are listed."""
+    """One call of a version of grpc.reflection. `services` are the full names that are listed."""
 
-    def __init__(self, service_name: str, services: Sequence[str]) -> None:
+    def __init__(self, service_name: str, services: Sequence[str], call: Call) -> None:
         package = service_name.rpartition(".")[0]
         self._request = messages.message_class(f"{package}.ServerReflectionRequest")
         self._response = messages.message_class(f"{package}.ServerReflectionResponse")
         self._services = services
+        self._call = call
 
-    def answers(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Yield the serialized answer to each serialized question. Raises InvalidRequest for a malformed one."""
-        for data in requests:
-            try:
-                request = self._request.FromString(data)
-            except DecodeError as error:
-                raise InvalidRequest("the request is not a valid ServerReflectionRequest message") from error
-            response = self._response(valid_host=request.host, original_request=request)
-            self._fill(request, response)
-            yield response.SerializeToString()
+    def on_message(self, message: Message) -> None:
+        try:
+            request = self._request.FromString(bytes(message))
+        except DecodeError:
+            error = InvalidRequest("the request is not a valid ServerReflectionRequest message")
+            self._call.end(ending(error))
+            return
+        response = self._response(valid_host=request.host, original_request=request)
+        self._fill(request, response)
+        if self._call.send((response.SerializeToString(),)):
+            self._call.receive()
+
+    def on_sent(self) -> None:
+        self._call.receive()
+
+    def on_woken(self) -> None:
+        """Never asked for."""
+
+    def on_last_message(self) -> None:
+        self._call.end(OK)
+
+    def on_client_left(self) -> None:
+        """Nothing is kept for a client."""
+
+    def on_server_stopping(self) -> None:
+        self._call.end(ending(Draining("Server is stopping")))
 
     def _fill(self, request: Any, response: Any) -> None:
         question = request.WhichOneof("message_request")

@@ -1,122 +1,162 @@
-"""ModelInfer: one request, one response, on the thread that carries the call."""
+"""ModelInfer: one request and one response. Submitted on the transport's thread, answered on the thread that computed.
+
+Also what streams share with it: reading a request out of a message and the call's metadata.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-import grpc
-
-from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response
-from edge_server.errors import EdgeServerError, Unsupported
-from edge_server.frontends.grpc.answer import unary_answer
-from edge_server.frontends.grpc.read import InferReader
-from edge_server.frontends.grpc.request import Plan, plan_of, request_of
-from edge_server.frontends.grpc.traced import COMPLETE, SEND_END, SEND_START, begin_trace
+from edge_server.core.message import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
+from edge_server.errors import Unsupported
+from edge_server.frontends.grpc.access import Restriction
+from edge_server.frontends.grpc.call import Call, Message, Metadata, UnarySide, ending, known, run_blocking
+from edge_server.frontends.grpc.encode import response_message
+from edge_server.frontends.grpc.header_cache import RequestReader
+from edge_server.frontends.grpc.message import InferMessage
+from edge_server.frontends.grpc.request import Plan
+from edge_server.frontends.grpc.special_outputs import shaped
 from edge_server.frontends.v2.forwarding import forwarded
 
 if TYPE_CHECKING:
-    from edge_server.service import InferenceService
+    from edge_server.service import InferenceService, Ticket
+    from edge_server.telemetry.trace import Traces
     from edge_server.telemetry.trace_record import TracedRequest
 
 REAL_ERRORS_KEY = "triton_grpc_error"
 """Metadata: when "true", the first error ends a stream with its status instead of travelling in a message."""
 
-_NO_DEADLINE_S = 1e8
+LARGE_BYTES = 256 << 10
+"""From this size on messages are read on the transport's thread only if nothing but their head is looked at."""
+
+COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"
+"""Triton's names, in traces, for what the front end does after a model has answered."""
 
 
-class Waiter:
-    """Takes a request's responses for a thread that waits for them."""
+class Inference:
+    """What every inference call needs: the service, the reader of requests, the names of forwarded metadata."""
 
-    __slots__ = ("_closed", "is_done", "response")
+    __slots__ = ("header_pattern", "reader", "restriction", "service")
 
-    def __init__(self) -> None:
-        self.response: Response | None = None
-        self.is_done = False
-        # A bare lock, held until the final response: half the cost of an Event, and a request waits only once.
-        self._closed = threading.Lock()
-        self._closed.acquire()
+    def __init__(
+        self, service: InferenceService, header_pattern: re.Pattern[str] | None, restriction: Restriction | None
+    ) -> None:
+        self.service = service
+        self.reader = RequestReader(service.shared_memory)
+        self.header_pattern = header_pattern
+        self.restriction = restriction
 
-    def take(self, response: Response) -> None:
-        if self.response is None or not response.is_empty:
-            self.response = response
-        if response.is_final:
-            self.is_done = True
-            self._closed.release()
-
-    def wait(self) -> None:
-        self._closed.acquire()
+    def open(self, call: Call) -> InferCall:
+        """Open a ModelInfer call. Raises what the restriction raises."""
+        if self.restriction is not None:
+            self.restriction.check(call.metadata)
+        return InferCall(call, self)
 
 
-class UnaryInfer:
-    """Answers ModelInfer calls: received bytes in, bytes or an error out. Used by all handler threads."""
+class InferCall(UnarySide):
+    """One ModelInfer call."""
 
-    def __init__(self, service: InferenceService, reader: InferReader, header_pattern: re.Pattern[str] | None) -> None:
-        self._service = service
-        self._reader = reader
-        self._header_pattern = header_pattern
+    __slots__ = ("_call", "_has_left", "_inference", "_is_answered", "_memo", "_plan", "_response", "_ticket", "_trace")
 
-    def answer(self, data: bytes, context: grpc.ServicerContext) -> bytes | EdgeServerError:
-        """Return the response message, or the error the model answered with. Raises EdgeServerError likewise.
+    def __init__(self, call: Call, inference: Inference) -> None:
+        self._call = call
+        self._inference = inference
+        self._memo: RequestMemo | None = None
+        self._response: Response | None = None
+        self._ticket: Ticket | None = None
+        self._trace: TracedRequest | None = None
+        self._is_answered = self._has_left = False
 
-        The client's cancelling or missing its deadline takes the request back at once.
-        """
-        traces = self._service.traces
-        received_ns = time.monotonic_ns() if traces.is_on else 0
-        found = self._reader.read(data)
-        plan = plan_of(found)
-        plan.read_version()
-        if self._service.model_spec(plan.model, plan.version).is_decoupled:
-            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        headers = forwarded_metadata(context, self._header_pattern)
-        request = request_of(found, plan, self._service.shared_memory, headers)
-        trace = None
+    def on_message(self, message: Message) -> None:
+        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(message):
+            run_blocking(self._call, partial(self._submit, message))
+        else:
+            self._submit(message)
+
+    def _submit(self, message: Message) -> None:
+        call, inference = self._call, self._inference
+        service = inference.service
+        self._plan = plan = Plan()
         try:
-            request.deadline_ns = call_deadline_ns(request.deadline_ns, context)
+            traces = service.traces
+            received_ns = time.monotonic_ns() if traces.is_on else 0
+            found = inference.reader.find(message, plan)
+            if isinstance(found, InferMessage):
+                spec = service.model_spec(plan.model, plan.version)
+            else:
+                spec = service.spec_of(found[0].memo, plan.model, plan.version)
+            if spec.is_decoupled:
+                raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+            pattern = inference.header_pattern
+            headers = NO_PARAMETERS if pattern is None else forwarded_metadata(call.metadata, pattern)
+            request = inference.reader.request(message, found, plan, headers)
+            self._memo = request.memo
+            deadline_ns = call.deadline_ns
+            if deadline_ns and not 0 < request.deadline_ns < deadline_ns:
+                request.deadline_ns = deadline_ns
             if traces.is_on:
-                trace = begin_trace(traces, request, context.invocation_metadata(), received_ns)
-            return self._answered(request, plan, context, trace)
-        finally:
+                self._trace = begin_trace(traces, request, call.metadata, received_ns)
+            ticket = service.submit(request, self._take, hold_us=call.hold_us)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
             plan.release()
-            if trace is not None:
-                trace.finish()
+            if self._trace is not None:
+                self._trace.finish()
+            call.end(ending(known(error)))
+            return
+        if self._is_answered:
+            return
+        # Neither a lock nor an order of events is needed: whichever of these two threads writes first looks second.
+        self._ticket = ticket
+        if self._has_left:
+            ticket.cancel()
+        if self._is_answered:
+            self._ticket = None
 
-    def _answered(
-        self, request: Request, plan: Plan, context: grpc.ServicerContext, trace: TracedRequest | None = None
-    ) -> bytes | EdgeServerError:
-        waiter = Waiter()
-        ticket = self._service.submit(request, waiter.take, hold_us=math.inf)
-        if not waiter.is_done:
-            if not context.add_callback(ticket.cancel):
-                ticket.cancel()
-            waiter.wait()
-        response = waiter.response
-        assert response is not None
+    def on_client_left(self) -> None:
+        self._has_left = True
+        ticket = self._ticket
+        if ticket is not None:
+            ticket.cancel()
+
+    def _take(self, response: Response) -> None:
+        """Take the model's responses, on any thread; the last one that is not empty is the answer."""
+        if not response.is_final:
+            if not response.is_empty:
+                self._response = response
+            return
+        if response.is_empty and self._response is not None:
+            response = self._response
+        self._is_answered = True
+        self._ticket = self._response = None
+        plan, trace, error = self._plan, self._trace, response.error
         if trace is not None:
             trace.stamp(COMPLETE)
             trace.stamp(SEND_START)
-            message = response.error or unary_answer(response, plan, self._service)
+        if error is None:
+            try:
+                if plan.special:
+                    message = response_message(*shaped(response, plan, self._inference.service))
+                else:
+                    message = response_message(response, memo=self._memo)
+            except Exception as failure:  # noqa: BLE001 - the boundary: `known` logs and maps
+                error = known(failure)
+        if plan.places is not None:
+            plan.release()
+        # Errors are not raised: batch mates share them, and a traceback on one would pin every one of their requests.
+        if error is None:
+            self._call.answer(message)
+        else:
+            self._call.end(ending(error))
+        if trace is not None:
             trace.stamp(SEND_END)
-            return message
-        # Not raised: batch mates share the error, and a traceback on it would pin every one of their requests.
-        return response.error or unary_answer(response, plan, self._service)
+            trace.finish()
 
 
-def call_deadline_ns(deadline_ns: int, context: grpc.ServicerContext) -> int:
-    """Return the request's own deadline or the call's, whichever comes first; 0 where there is none."""
-    left_s = context.time_remaining()
-    # Without a deadline grpcio tells a moment many years ahead.
-    if left_s is None or left_s > _NO_DEADLINE_S:
-        return deadline_ns
-    of_call_ns = time.monotonic_ns() + int(left_s * 1e9)
-    return min(deadline_ns, of_call_ns) if deadline_ns else of_call_ns
-
-
-def forwarded_metadata(context: grpc.ServicerContext, pattern: re.Pattern[str] | None) -> Mapping[str, Parameter]:
+def forwarded_metadata(metadata: Metadata, pattern: re.Pattern[str] | None) -> Mapping[str, Parameter]:
     """Return the call's metadata that becomes request parameters. Raises InvalidRequest for reserved names."""
     if pattern is None:
         return NO_PARAMETERS
@@ -124,8 +164,19 @@ def forwarded_metadata(context: grpc.ServicerContext, pattern: re.Pattern[str] |
     return forwarded(
         (
             (key, value)
-            for key, value in context.invocation_metadata()
+            for key, value in metadata
             if isinstance(value, str) and not key.endswith("-bin") and key != REAL_ERRORS_KEY
         ),
         pattern,
     )
+
+
+def begin_trace(traces: Traces, request: Request, metadata: Metadata, received_ns: int) -> TracedRequest | None:
+    """Return the trace of a request that was just read, None for most. `received_ns` is when its bytes were there."""
+    trace = traces.sample(request.model, ((key, value) for key, value in metadata if isinstance(value, str)))
+    if trace is not None:
+        trace.stamps.append(("GRPC_WAITREAD_START", received_ns))
+        trace.start_ns = received_ns
+        trace.stamp("GRPC_WAITREAD_END")
+        request.trace = trace.first
+    return trace

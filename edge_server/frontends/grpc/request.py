@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Mapping
 from typing import Any
 
 from edge_server.core.device import DevicePiece
@@ -11,18 +10,15 @@ from edge_server.core.message import Parameter, Request
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.grpc.contents import tensor_from_contents
-from edge_server.frontends.grpc.heads import Head, slot_of
-from edge_server.frontends.grpc.read import InferMessage, KnownMessage
+from edge_server.frontends.grpc.message import InferMessage
 from edge_server.frontends.v2.outputs import OutputPlaces, RequestedOutput
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
 from edge_server.frontends.v2.regions import Pins, RegionRef, Regions
-from edge_server.frontends.v2.version import parse_version
 from edge_server.protocol.raw import element_count, tensor_from_raw
 from edge_server.records import dataclass
 
 EMPTY_FINAL_KEY = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = (EMPTY_FINAL_KEY,)
-_NOTHING_SPECIAL: Mapping[str, RequestedOutput] = {}
 
 
 @dataclass(slots=True)
@@ -38,7 +34,7 @@ class Plan:
     version_text: str = ""
     version: int | None = None
     request_id: str = ""
-    special: Mapping[str, RequestedOutput] = field(default_factory=lambda: _NOTHING_SPECIAL)
+    special: Mapping[str, RequestedOutput] | None = None
     wants_empty_final: bool = False
     places: OutputPlaces | None = None
 
@@ -47,50 +43,21 @@ class Plan:
         if self.places is not None:
             self.places.release()
 
-    def read_version(self) -> None:
-        """Set `version` from the text. Raises InvalidRequest when it is not a number."""
-        self.version = parse_version(self.version_text)
 
+def request_of(found: InferMessage, plan: Plan, regions: Regions, forwarded: Mapping[str, Parameter]) -> Request:
+    """Return the request of a message that was read; its tensors are views of the message or of pinned shared memory.
 
-def plan_of(found: InferMessage | KnownMessage) -> Plan:
-    """Return the addressee of a ModelInferRequest; `read_version` and `request_of` fill in the rest."""
-    if isinstance(found, KnownMessage):
-        head = found.head
-        return Plan(head.model, head.version_text, None, found.request_id, head.special, head.wants_empty_final)
-    message = found.message
-    return Plan(message.model_name, message.model_version, request_id=message.id)
-
-
-def request_of(
-    found: InferMessage | KnownMessage, plan: Plan, regions: Regions, forwarded: Mapping[str, Parameter]
-) -> Request:
-    """Return the request; its tensors are views of the received bytes or of pinned shared memory.
-
-    `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's `release`,
-    that of outputs by the plan's.
-    Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+    Fills in the plan. Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
     """
-    request = Request(plan.model, {}, plan.version, plan.request_id)
-    if isinstance(found, KnownMessage):
-        head = found.head
-        request.outputs, request.parameters = head.outputs, head.custom
-        request.priority, request.timeout_us = head.priority, head.timeout_us
-        if forwarded:
-            _set_parameters(request, plan, {**forwarded, **head.given})
-    else:
-        request.outputs = _outputs(found.message, plan)
-        if found.message.parameters or forwarded:
-            _set_parameters(request, plan, _parameters(found.message.parameters, forwarded))
-    pins = _LazyPins(regions)
+    message = found.message
+    request = Request(plan.model, {}, plan.version, plan.request_id, _outputs(message, plan))
+    if message.parameters or forwarded:
+        set_parameters(request, plan, parameter_values(message.parameters, forwarded))
+    pins = LazyPins(regions)
     try:
         if plan.special:
-            request.targets = _targets(plan, regions, pins)
-        if isinstance(found, KnownMessage):
-            request.inputs = _known_inputs(found, pins)
-        else:
-            request.inputs = _inputs(found, plan.model, pins)
-            if found.learn is not None and not forwarded:
-                _learn(found, found.learn, plan, request)
+            request.targets = pin_targets(plan, regions, pins)
+        request.inputs = _inputs(found, plan.model, pins)
     except BaseException:
         pins.release()
         plan.release()
@@ -99,51 +66,7 @@ def request_of(
     return request
 
 
-def _known_inputs(found: KnownMessage, pins: _LazyPins) -> dict[str, Tensor]:
-    """Return the inputs of a message whose head is known, as `_inputs` would."""
-    model, data, raws = found.head.model, found.data, found.raws
-    tensors: dict[str, Tensor] = {}
-    position = 0
-    for slot in found.head.slots:
-        if slot.region is None:
-            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], model)
-            position += 2
-        else:
-            tensors[slot.name] = pins.pins().tensor(slot.name, slot.dtype, slot.shape, slot.region, model=model)
-    return tensors
-
-
-def _learn(found: InferMessage, learn: Callable[[Head], None], plan: Plan, request: Request) -> None:
-    """Keep what the head said, now that all of it was found right, if it will say the same the next time."""
-    if request.sequence is not None or request.deadline_ns:
-        return
-    slots = []
-    for position, given in enumerate(found.inputs):
-        if position in found.contents or given.HasField("contents"):
-            return
-        region = region_reference(_parameters(given.parameters, {}), given.name) if given.parameters else None
-        slots.append(slot_of(request.inputs[given.name], region))
-    raw_count = sum(slot.region is None for slot in slots)
-    if raw_count != len(found.raw):
-        return
-    learn(
-        Head(
-            plan.model,
-            plan.version_text,
-            request.outputs,
-            plan.special,
-            tuple(slots),
-            raw_count,
-            _parameters(found.message.parameters, {}),
-            request.parameters,
-            request.priority,
-            request.timeout_us,
-            plan.wants_empty_final,
-        )
-    )
-
-
-class _LazyPins:
+class LazyPins:
     """Pins that are made when the first region is met: most requests have none."""
 
     __slots__ = ("_regions", "made")
@@ -162,7 +85,7 @@ class _LazyPins:
             self.made.release()
 
 
-def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> None:
+def set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> None:
     parameters = split_parameters(given, allow=_ALLOWED_RESERVED)
     plan.wants_empty_final = parameters.custom.pop(EMPTY_FINAL_KEY, False) is True
     request.parameters = parameters.custom
@@ -172,18 +95,19 @@ def _set_parameters(request: Request, plan: Plan, given: dict[str, object]) -> N
     request.sequence = parameters.sequence
 
 
-def _targets(plan: Plan, regions: Regions, pins: _LazyPins) -> Mapping[str, DevicePiece] | None:
+def pin_targets(plan: Plan, regions: Regions, pins: LazyPins) -> Mapping[str, DevicePiece] | None:
     """Pin the regions of outputs, and return the GPU memory among them, which is held with the inputs too: a backend
     may still write there when the request is over. None without any."""
-    wanted = {name: item.region for name, item in plan.special.items() if item.region is not None}
+    special = plan.special or {}
+    wanted = {name: item.region for name, item in special.items() if item.region is not None}
     if not wanted:
         return None
-    plan.places = OutputPlaces(plan.special.values(), regions)
+    plan.places = OutputPlaces(special.values(), regions)
     targets = {name: pins.pins().target(wanted[name]) for name in plan.places.on_gpus()}
     return {name: piece for name, piece in targets.items() if piece is not None} or None
 
 
-def _parameters(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
+def parameter_values(given: Any, forwarded: Mapping[str, Parameter]) -> dict[str, object]:
     """Return an InferParameter map as plain values, forwarded headers included; the request's own win."""
     values: dict[str, object] = dict(forwarded)
     for key in given or ():
@@ -202,7 +126,7 @@ def _outputs(message: Any, plan: Plan) -> tuple[str, ...]:
         name = output.name
         names.append(name)
         if output.parameters:
-            wanted = requested_output(name, _parameters(output.parameters, {}))
+            wanted = requested_output(name, parameter_values(output.parameters, {}))
             if wanted.classification or wanted.region is not None:
                 special[name] = wanted
     if len(names) > 1 and len(set(names)) != len(names):
@@ -221,7 +145,7 @@ def _first_twice(names: list[str]) -> str:
     return ""
 
 
-def _inputs(found: InferMessage, model: str, pins: _LazyPins) -> dict[str, Tensor]:
+def _inputs(found: InferMessage, model: str, pins: LazyPins) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     raw = found.raw
     next_raw = 0
@@ -230,7 +154,9 @@ def _inputs(found: InferMessage, model: str, pins: _LazyPins) -> dict[str, Tenso
         if name in tensors:
             raise InvalidRequest(f"input '{name}' for model '{model}' is given more than once")
         dtype = _dtype(given, name, model)
-        region = region_reference(_parameters(given.parameters, {}), f"input '{name}'") if given.parameters else None
+        region = (
+            region_reference(parameter_values(given.parameters, {}), f"input '{name}'") if given.parameters else None
+        )
         has_contents = position in found.contents or given.HasField("contents")
         if has_contents and (len(raw) or region is not None):
             raise _contents_refused(name, model, region)
@@ -264,7 +190,7 @@ def _contents_refused(name: str, model: str, region: RegionRef | None) -> Invali
     return InvalidRequest(f"contents field must not be specified when using {other} for '{name}' for model '{model}'")
 
 
-def _tensor_from_region(name: str, dtype: DType, given: Any, region: RegionRef, model: str, pins: _LazyPins) -> Tensor:
+def _tensor_from_region(name: str, dtype: DType, given: Any, region: RegionRef, model: str, pins: LazyPins) -> Tensor:
     return pins.pins().tensor(name, dtype, tuple(given.shape), region, model=model)
 
 

@@ -1,180 +1,387 @@
-"""ModelStreamInfer on grpcio's ordinary server: requests and responses interleaved on one call.
+"""ModelStreamInfer: the requests of one stream and the responses to them. No thread is the stream's own.
 
-grpcio lends a call one thread, which sends what `StreamInfer.responses` yields. As long as every request is answered
-by the time that it is submitted (a small model, run on that very thread), that thread also reads, and the stream costs
-no further switch. Otherwise a second thread reads, the first one sends, and `pace` says where requests run.
+Requests are submitted on the thread that brings them, responses encoded and sent on the thread that computed them, or
+on the transport's when the one before has left. Responses of models with one response a request leave in the order of
+the requests, those of decoupled models as they come. What is not answered and what is not sent is bounded; a call that
+ends takes back what is outstanding.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
-import grpc
-
-from edge_server.core.message import Parameter
-from edge_server.frontends.grpc.boundary import known
-from edge_server.frontends.grpc.exchange import Answer, End, InferStream, stopping
-from edge_server.frontends.grpc.pace import Pace
-from edge_server.frontends.grpc.read import InferReader
+from edge_server.core.message import RequestMemo, Response
+from edge_server.errors import Draining, EdgeServerError, Throttled
+from edge_server.frontends.grpc.access import Restriction
+from edge_server.frontends.grpc.call import OK, Call, Message, Pieces, ending, known, run_blocking
+from edge_server.frontends.grpc.encode import empty_final_message, stream_error_message, stream_message
+from edge_server.frontends.grpc.infer import (
+    COMPLETE,
+    LARGE_BYTES,
+    REAL_ERRORS_KEY,
+    SEND_END,
+    SEND_START,
+    Inference,
+    begin_trace,
+    forwarded_metadata,
+)
+from edge_server.frontends.grpc.message import InferMessage
+from edge_server.frontends.grpc.request import Plan
+from edge_server.frontends.grpc.special_outputs import shaped
 
 if TYPE_CHECKING:
-    from edge_server.service import InferenceService
+    from edge_server.service import Ticket
+    from edge_server.telemetry.trace_record import TracedRequest
+
+MAX_OUTSTANDING = 1024
+"""Requests of one stream read and not yet answered. Beyond, reading stops, and HTTP/2 makes the client wait."""
+
+MAX_OUTSTANDING_BYTES = 256 << 20
+"""Memory of those requests, and of responses not yet sent, at which reading stops; one request always gets through."""
+
+MAX_BACKLOG = 65_536
+MAX_BACKLOG_BYTES = 1 << 30
+"""Responses waiting for a client that does not read, in number and memory; a stream that exceeds either is ended."""
 
 
-class _Alone:
-    """Tells the sending thread that the reading one has left: it reads from now on."""
+class Exchange:
+    """One request of a stream and the responses to it. `take` is its sink."""
+
+    __slots__ = (
+        "_stream", "has_sent", "held", "is_done", "is_ordered", "memo", "plan", "size", "ticket", "trace",
+    )  # fmt: skip
+
+    def __init__(self, stream: InferStream, size: int) -> None:
+        self._stream = stream
+        self.plan = Plan()
+        self.size = size
+        self.is_ordered = True
+        self.is_done = False
+        self.has_sent = False
+        self.held: list[Response] | None = None
+        self.memo: RequestMemo | None = None
+        self.ticket: Ticket | None = None
+        self.trace: TracedRequest | None = None
+
+    def take(self, response: Response) -> None:
+        self._stream.take(self, response)
+
+    def close(self) -> None:
+        """Finish the trace and give back the memory for outputs: nothing more is sent for this request."""
+        self.plan.release()
+        if self.trace is not None:
+            self.trace.finish()
 
 
-class StreamInfer(InferStream):
-    """One call from first to last message."""
+class End:
+    """The last thing in an outbox: nothing more is to be sent. `error` None ends the call OK."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        reader: InferReader,
-        context: grpc.ServicerContext,
-        forwarded: Mapping[str, Parameter],
-    ) -> None:
-        super().__init__(service, reader, context, forwarded)
-        self._call = context
-        self._pace = Pace()
-        self._runs_here = False
-        self._outbox: SimpleQueue[Answer | End | _Alone] = SimpleQueue()
-        self._has_room = threading.Condition()
+    def __init__(self, error: EdgeServerError | None = None) -> None:
+        self.error = error
+
+
+Answer: TypeAlias = "tuple[Exchange, Response, int]"
+"""What is to be sent, for whom, and the memory it holds."""
+
+
+class InferStream:
+    """One ModelStreamInfer call. Events come one at a time, responses from any thread."""
+
+    @staticmethod
+    def open(inference: Inference, restriction: Restriction | None, call: Call) -> InferStream:
+        """Open a call. Raises what the restriction raises, and InvalidRequest for metadata of reserved names."""
+        if restriction is not None:
+            restriction.check(call.metadata)
+        return InferStream(inference, call)
+
+    def __init__(self, inference: Inference, call: Call) -> None:
+        self._service = inference.service
+        self._reader = inference.reader
+        self._call = call
+        self._forwarded = forwarded_metadata(call.metadata, inference.header_pattern)
+        self._has_real_errors = (REAL_ERRORS_KEY, "true") in call.metadata
+
+        # The lock guards what follows, and is never held while calling out.
+        self._lock = threading.Lock()
+        self._order: deque[Exchange] = deque()
+        self._waiting: set[Exchange] = set()
+        self._outbox: deque[Answer | End] = deque()
+        self._open_count = 0
+        self._posted = self._posted_bytes = 0
+        self._is_input_closed = self._is_ended = self._is_stopping = False
+        self._is_sending = False
+        """Whether a thread sends, or the transport has not taken what was sent last. For ever, after the end."""
         self._reader_waits = False
-        self._is_resting = False
 
-    def responses(self, requests: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the serialized responses to `requests`. Raises EdgeServerError when its status is to end the call."""
-        if not self._call.add_callback(self.end):
-            self.end()
-        while True:
-            end = yield from self._answer_alone(requests)
-            if end is None:
-                reader = threading.Thread(target=self._read, args=(requests,), name="grpc-stream", daemon=True)
-                reader.start()
-                end = yield from self._send_all()
-            if end is not None:
-                break
-        if end.error is not None:
-            raise end.error
+        # These only grow, the first two on the reading thread, the others on the sending one: no lock is needed.
+        self._accepted = self._accepted_bytes = 0
+        self._finished = self._finished_bytes = 0
+        self._sent = self._sent_bytes = 0
 
-    def stop(self) -> None:
-        """End the call as soon as nothing is outstanding, because the server is about to stop."""
+    # -- events of the call
+
+    def on_message(self, message: Message) -> None:
+        self._accepted += 1
+        self._accepted_bytes += len(message)
+        if len(message) >= LARGE_BYTES and not self._reader.is_quick(message):
+            run_blocking(self._call, partial(self._take_up, message))
+        else:
+            self._take_up(message)
+
+    def _take_up(self, message: Message) -> None:
+        try:
+            self._submit(message)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            self._end(known(error))
+            return
+        # Said before looking: who makes room counts first and looks at this flag after.
+        self._reader_waits = True
+        self._read_on()
+
+    def on_last_message(self) -> None:
+        with self._lock:
+            self._is_input_closed = True
+            if not self._open_count:
+                self._post_end()
+        self._flush()
+
+    def on_sent(self) -> None:
+        self._is_sending = False
+        self._flush()
+
+    def on_woken(self) -> None:
+        """Never asked for."""
+
+    def on_client_left(self) -> None:
+        self._end()
+
+    def on_server_stopping(self) -> None:
         with self._lock:
             self._is_stopping = True
-            if self._open_count or self._is_ended:
+            if self._open_count:
                 return
-            is_resting = self._is_resting
-        if is_resting:
-            # The only thread waits within grpcio for the next request and cannot say why it leaves.
-            self._call.cancel()
-        else:
-            self._outbox.put(End(stopping()))
+        self._end(_stopping())
 
-    # -- the outbox
+    # -- requests
 
-    def _put(self, item: Answer | End) -> None:
-        self._outbox.put(item)
-
-    def _empty_outbox(self) -> None:
+    def _submit(self, message: Message) -> None:
+        """Submit one request, or answer it with what is wrong with it."""
+        service = self._service
+        exchange = Exchange(self, len(message))
+        plan = exchange.plan
+        request = failure = None
+        traces = service.traces
+        received_ns = time.monotonic_ns() if traces.is_on else 0
         try:
-            while True:
-                item = self._outbox.get_nowait()
-                if isinstance(item, tuple):
-                    item[0].close()
-        except Empty:
-            return
-
-    # -- the thread that sends; it also reads while it is alone
-
-    def _answer_alone(self, requests: Iterator[bytes]) -> Generator[bytes, None, End | None]:
-        """Read, submit and send until a request is not answered at once; None then, else how the call ends."""
-        while (end := self._rest()) is None:
-            data = next(requests, None)
-            self._is_resting = False
-            if data is None:
-                self._close_input()
-                return (yield from self._send_all())
-            self._accept(data)
-            while not self._outbox.empty():
-                item = self._outbox.get()
-                if isinstance(item, End):
-                    return item
-                if isinstance(item, tuple) and (message := self._message(*item)) is not None:
-                    yield message
-            if self._accepted != self._finished or not self._pace.is_quick:
-                return None
-        return end
-
-    def _rest(self) -> End | None:
-        """Say that this thread is going to wait for a request; how the call ends when there is no use in that."""
+            found = self._reader.find(message, plan)
+            if isinstance(found, InferMessage):
+                spec = service.model_spec(plan.model, plan.version)
+            else:
+                spec = service.spec_of(found[0].memo, plan.model, plan.version)
+            exchange.is_ordered = not spec.is_decoupled
+            request = self._reader.request(message, found, plan, self._forwarded)
+            exchange.memo = request.memo
+            if traces.is_on:
+                exchange.trace = begin_trace(traces, request, self._call.metadata, received_ns)
+        except Exception as error:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
+            failure = known(error)
         with self._lock:
-            if self._is_stopping:
-                return End(stopping())
-            self._is_resting = True
-            return None
+            self._open_count += 1
+            if exchange.is_ordered:
+                self._order.append(exchange)
+        if request is not None and failure is None:
+            try:
+                # A model that answers any number of times may take any time between them.
+                hold_us = self._call.hold_us if exchange.is_ordered else 0.0
+                ticket = service.submit(request, exchange.take, hold_us=hold_us)
+                if not exchange.is_done:
+                    self._watch(exchange, ticket)
+            except Exception as error:  # noqa: BLE001 - likewise
+                failure = known(error)
+        if failure is not None:
+            self.take(exchange, Response(plan.model, plan.version or 0, plan.request_id, error=failure))
 
-    def _send_all(self) -> Generator[bytes, None, End | None]:
-        """Send what another thread submits, until that thread leaves (None) or the call ends."""
-        while True:
-            item = self._outbox.get()
-            if isinstance(item, End):
-                return item
-            if isinstance(item, _Alone):
-                return None
-            if (message := self._message(*item)) is not None:
-                yield message
+    def _watch(self, exchange: Exchange, ticket: Ticket) -> None:
+        """Remember an unanswered request, so that it is taken back when the call ends."""
+        exchange.ticket = ticket
+        with self._lock:
+            if exchange.is_done:
+                return
+            if not self._is_ended:
+                self._waiting.add(exchange)
+                return
+        ticket.cancel()
 
-    # -- the thread that reads
-
-    def _read(self, requests: Iterator[bytes]) -> None:
-        try:
-            for data in requests:
-                if not self._wait_for_room():
-                    return
-                self._accept(data)
-                if self._pace.may_be_alone:
-                    self._outbox.put(_Alone())
-                    return
-            self._close_input()
-        except grpc.RpcError:
-            # The client left; grpcio calls `end`.
+    def _read_on(self) -> None:
+        """Have the next request delivered if reading waits, and there is room for it."""
+        if not self._reader_waits:
             return
-        except Exception as error:  # noqa: BLE001 - the end of a thread: `known` logs and maps
-            self.end(known(error))
+        with self._lock:
+            if not self._reader_waits or self._is_ended:
+                return
+            held_bytes = self._accepted_bytes - self._finished_bytes + self._posted_bytes - self._sent_bytes
+            if self._accepted - self._finished >= MAX_OUTSTANDING or held_bytes >= MAX_OUTSTANDING_BYTES:
+                return
+            self._reader_waits = False
+        self._call.receive()
 
-    def _wait_for_room(self) -> bool:
-        """Wait until the request at hand may be taken up; False when the call has ended meanwhile."""
-        if self._is_full():
-            with self._has_room:
-                # Set before looking again: the sending thread counts first and looks at this flag after.
-                self._reader_waits = True
-                while self._is_full() and not self._is_ended:
-                    self._has_room.wait()
-                self._reader_waits = False
-        return not self._is_ended
+    # -- responses
 
-    def _made_room(self) -> None:
-        if self._reader_waits:
-            with self._has_room:
-                self._has_room.notify_all()
+    def take(self, exchange: Exchange, response: Response) -> None:
+        """Take one response from whichever thread made it."""
+        with self._lock:
+            if response.is_final:
+                exchange.is_done = True
+                self._waiting.discard(exchange)
+                self._open_count -= 1
+                if exchange.trace is not None:
+                    exchange.trace.stamp(COMPLETE)
+            is_dropped = self._is_ended
+            if not is_dropped:
+                self._post_in_order(exchange, response)
+                if not self._open_count:
+                    self._post_end()
+            is_overfull = not is_dropped and (
+                self._posted - self._sent > MAX_BACKLOG or self._posted_bytes - self._sent_bytes > MAX_BACKLOG_BYTES
+            )
+        if is_dropped:
+            if response.is_final:
+                exchange.close()
+        elif is_overfull:
+            self._end(Throttled("the client does not read the responses of its stream, of which too many wait"))
+        else:
+            self._flush()
 
-    def _accept(self, data: bytes) -> None:
-        self._runs_here = self._pace.may_run(self._accepted == self._finished)
-        self._accepted += 1
-        self._accepted_bytes += len(data)
-        started = time.perf_counter()
-        is_done = self._submit(data)
-        self._pace.answered(time.perf_counter() - started if is_done else None)
+    def _post_in_order(self, exchange: Exchange, response: Response) -> None:
+        """Post the response, or keep it until those before it have come. Called with the lock held."""
+        if not exchange.is_ordered:
+            self._post(exchange, response)
+            return
+        if self._order[0] is not exchange:
+            if exchange.held is None:
+                exchange.held = []
+            exchange.held.append(response)
+            return
+        self._post(exchange, response)
+        if not response.is_final:
+            return
+        self._order.popleft()
+        while self._order and (held := self._order[0].held):
+            first = self._order[0]
+            first.held = None
+            for early in held:
+                self._post(first, early)
+            if not first.is_done:
+                return
+            self._order.popleft()
 
-    def _hold_us(self, model: str, is_ordered: bool) -> float:
-        return math.inf if self._runs_here else 0.0
+    def _post(self, exchange: Exchange, response: Response) -> None:
+        size = 0
+        for tensor in response.outputs:
+            size += tensor.nbytes
+        self._posted += 1
+        self._posted_bytes += size
+        self._outbox.append((exchange, response, size))
+
+    def _post_end(self) -> None:
+        if self._is_input_closed:
+            self._outbox.append(End())
+        elif self._is_stopping:
+            self._outbox.append(End(_stopping()))
 
     def _flush(self) -> None:
-        """Nothing to do: a thread waits for the outbox."""
+        """Send what waits, unless another thread does, or the transport has enough to send."""
+        while True:
+            with self._lock:
+                if self._is_sending or not self._outbox:
+                    return
+                # From here to the end of what is sent, this is the one thread that sends.
+                self._is_sending = True
+                item = self._outbox.popleft()
+            if isinstance(item, End):
+                self._call.end(OK if item.error is None else ending(known(item.error)))
+                return
+            try:
+                message = self._message(*item)
+            except EdgeServerError as error:
+                self._call.end(ending(known(error)))
+                return
+            if message is not None and not self._call.send(message):
+                return
+            self._is_sending = False
+
+    def _message(self, exchange: Exchange, response: Response, size: int) -> Pieces | None:
+        """Return the response as sent, None when the client does not want to see it.
+
+        Raises the response's error in real-error mode.
+        """
+        self._sent += 1
+        self._sent_bytes += size
+        if not response.is_final:
+            self._read_on()
+            return self._encoded(exchange, response)
+        self._finished += 1
+        self._finished_bytes += exchange.size
+        self._read_on()
+        trace = exchange.trace
+        if trace is not None:
+            trace.stamp(SEND_START)
+        try:
+            return self._encoded(exchange, response)
+        finally:
+            if trace is not None:
+                trace.stamp(SEND_END)
+            exchange.close()
+
+    def _encoded(self, exchange: Exchange, response: Response) -> Pieces | None:
+        error, plan = response.error, exchange.plan
+        if error is None:
+            # A final response without outputs is shown to a client that asked for it, or that would see none at all of
+            # a model that owes it one.
+            if response.is_empty and not plan.wants_empty_final and (exchange.has_sent or not exchange.is_ordered):
+                return None
+            exchange.has_sent = True
+            try:
+                if response.is_empty:
+                    return empty_final_message(plan.model, plan.version_text, plan.request_id)
+                if plan.special:
+                    return stream_message(*shaped(response, plan, self._service))
+                return stream_message(response, memo=exchange.memo)
+            except Exception as failure:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
+                error = known(failure)
+                if not response.is_final and exchange.ticket is not None:
+                    exchange.ticket.cancel()
+        if self._has_real_errors:
+            self._end()
+            raise error
+        return stream_error_message(error.message, plan.request_id)
+
+    # -- the end
+
+    def _end(self, error: EdgeServerError | None = None) -> None:
+        """Take back what is outstanding and drop what was not sent: the client left, or `error` ends the call."""
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+            tickets = [exchange.ticket for exchange in self._waiting]
+            closing = list(self._order)
+            closing += [item[0] for item in self._outbox if not isinstance(item, End)]
+            self._waiting.clear()
+            self._order.clear()
+            self._outbox.clear()
+            self._outbox.append(End(error))
+        for ticket in tickets:
+            if ticket is not None:
+                ticket.cancel()
+        for exchange in closing:
+            exchange.close()
+        self._flush()
+
+
+def _stopping() -> EdgeServerError:
+    return Draining("Server is stopping, the stream has stopped accepting new inference requests")

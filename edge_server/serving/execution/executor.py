@@ -61,7 +61,12 @@ class BatchExecutor:
         ticket = batch[0]
         request, rows, plan = ticket.request, ticket.rows, self._plan
         inline = self.inline
-        began_ns = 0 if inline is None else inline.begin()
+        began_ns = 0
+        if inline is not None:
+            if inline.runs_to_skip > 0:
+                inline.runs_to_skip -= 1
+            else:
+                began_ns = inline.begin()
         start_ns = time.monotonic_ns()
         try:
             inputs = plan.gather_one(request)

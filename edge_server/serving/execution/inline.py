@@ -66,13 +66,14 @@ class InlineRule:
         """How long a run may take that is not measured: a longer one has to be told of as well."""
         self._walls_us: deque[float] = deque(maxlen=_WINDOW)
         self._processor_us = -1.0
-        self._runs_to_skip = 0
+        self.runs_to_skip = 0
+        """How many more runs are not measured. The executor counts it down itself for lone requests: a call less."""
         self._runs_to_measure = _MEASURED_AFTER_SLOW
 
     def begin(self) -> int:
         """Return the thread's processor time if the run that begins is to be measured, else 0. In nanoseconds."""
-        if self._runs_to_skip > 0:
-            self._runs_to_skip -= 1
+        if self.runs_to_skip > 0:
+            self.runs_to_skip -= 1
             return 0
         return time.thread_time_ns()
 
@@ -82,7 +83,7 @@ class InlineRule:
             self.note(wall_ns, time.thread_time_ns() - began_ns)
         elif wall_ns > self.slow_ns:
             self._runs_to_measure = _MEASURED_AFTER_SLOW
-            self._runs_to_skip = 0
+            self.runs_to_skip = 0
 
     def note(self, wall_ns: int, processor_ns: int) -> None:
         """Learn from a run that held its thread for `wall_ns`, and used the processor for `processor_ns` of it."""
@@ -97,4 +98,4 @@ class InlineRule:
         self.slow_ns = 2000 * run_us
         self._runs_to_measure -= 1
         is_known = self._runs_to_measure <= 0 and run_us <= _ALWAYS_MEASURED_US
-        self._runs_to_skip = _SKIPPED if is_known else 0
+        self.runs_to_skip = _SKIPPED if is_known else 0

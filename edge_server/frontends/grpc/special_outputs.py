@@ -1,14 +1,12 @@
-"""From core responses to messages: classes and shared memory as the request's plan asks, then the encoding."""
+"""Responses to requests that ask for classes or for outputs in shared memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edge_server.core.message import Response
 from edge_server.core.tensor import Tensor
-from edge_server.frontends.grpc.encode import empty_final_message, response_message, stream_message
 from edge_server.frontends.grpc.request import Plan
 from edge_server.frontends.v2.outputs import RequestedOutput, classify
 from edge_server.frontends.v2.regions import RegionRef
@@ -16,30 +14,13 @@ from edge_server.frontends.v2.regions import RegionRef
 if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
-_NOTHING_PLACED: Mapping[str, RegionRef] = {}
 
-
-def unary_answer(response: Response, plan: Plan, service: InferenceService) -> bytes:
-    """Return the ModelInferResponse of a response without error. Raises EdgeServerError."""
-    if not plan.special:
-        return response_message(response, _NOTHING_PLACED)
-    return response_message(*_shaped(response, plan, service))
-
-
-def stream_answer(response: Response, plan: Plan, service: InferenceService) -> bytes:
-    """Return the ModelStreamInferResponse of a response without error. Raises EdgeServerError."""
-    if response.is_empty:
-        return empty_final_message(plan.model, plan.version_text, plan.request_id)
-    if not plan.special:
-        return stream_message(response, _NOTHING_PLACED)
-    return stream_message(*_shaped(response, plan, service))
-
-
-def _shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
+def shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
+    """Return the response as the plan asks for it, and the places of outputs in shared memory."""
     placed: dict[str, RegionRef] = {}
     outputs: list[Tensor] = []
     for tensor in response.outputs:
-        wanted = plan.special.get(tensor.name)
+        wanted = plan.special.get(tensor.name) if plan.special else None
         if wanted is None:
             outputs.append(tensor)
         elif wanted.classification:

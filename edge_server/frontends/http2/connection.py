@@ -1,0 +1,1145 @@
+"""One HTTP/2 connection: what comes is taken apart on the reading thread, what goes may be sent from any thread.
+
+RFC 9113; sections stand beside the rules. One lock guards windows, queues and output. It is never held while the
+owner's receivers are called. Everything received is parsed in a buffer that the server's connections share, since one
+thread reads them all in turn; only an incomplete frame is kept by the connection itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hpack import HPACKError
+
+from edge_server.frontends.http2 import frames, limits
+from edge_server.frontends.http2.frames import ErrorCode
+from edge_server.frontends.http2.headers import HeaderBlock, HeaderReader
+from edge_server.frontends.http2.receiver import Pieces, Receiver
+
+if TYPE_CHECKING:
+    from edge_server.frontends.http2.server import Http2Server
+
+_LOG = logging.getLogger(__name__)
+
+_DATA, _HEADERS, _CONTINUATION = frames.DATA, frames.HEADERS, frames.CONTINUATION
+_END_STREAM, _END_HEADERS, _PADDED, _HAS_PRIORITY = (
+    frames.END_STREAM, frames.END_HEADERS, frames.PADDED, frames.HAS_PRIORITY
+)  # fmt: skip
+_END_BOTH = _END_HEADERS | _END_STREAM
+_HEADER = frames.HEADER
+_pack, _unpack_from = _HEADER.pack, _HEADER.unpack_from
+
+_JOIN_BELOW_BYTES = 256 << 10
+"""Output up to this is joined and sent at once; copying more costs more than a call that gathers it."""
+
+_MOST_PIECES = 512
+"""Pieces handed to one sendmsg; Linux takes at most 1024."""
+
+_TARGET_FROM_BYTES = 4096
+"""The least rest of a frame for which the receiver is asked for memory of its own."""
+
+_SMALL_GRANT_BYTES = 16
+"""A WINDOW_UPDATE of less is counted as a frame that brings nothing when output waits for it."""
+
+_TABLE_BYTES = 4096
+"""Size of a header table before anybody states another one, section 6.5.2."""
+
+_EMPTY_TABLE = b"\x20"
+"""The table's size becomes 0, RFC 7541 section 6.3."""
+
+_RECORDS_IN_A_ROW = 16
+"""Records of TLS read before other connections have their turn."""
+
+_READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+
+_GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
+
+_GOING_AWAY = 2**31 - 1
+"""Last stream of the first GOAWAY: more streams are still taken, section 6.8."""
+
+
+class ConnectionFault(Exception):
+    """What ends a connection: a violation of the protocol, or of a limit. Section 5.4.1."""
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class Stream:
+    """Made by its connection. The methods may be called from any thread; once the stream is closed they do nothing."""
+
+    __slots__ = (
+        "connection", "content_left", "ends_after_queue", "granted", "headers", "id", "is_closed", "is_remote_open",
+        "queue", "received", "receiver", "send_window", "stalled_since_s", "wants_sent",
+    )  # fmt: skip
+
+    receiver: Receiver
+
+    def __init__(
+        self, connection: Connection, stream_id: int, headers: HeaderBlock, send_window: int, receive_window: int
+    ) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.headers = headers
+        self.is_remote_open = True
+        """Whether the client may send more on it."""
+        self.is_closed = False
+        self.content_left = headers.content_length
+        """Bytes that content-length promises and that did not come yet; -1 without it."""
+        self.granted = receive_window
+        """Bytes that the client may send, from the first on; raised under the connection's lock."""
+        self.received = 0
+        """Bytes that came; counted by the reading thread alone."""
+        self.send_window = send_window
+        self.queue: deque[tuple[bytes | memoryview, bool]] | None = None
+        """What waits for windows or for the socket: pieces of payload (True), and whole frames (False)."""
+        self.stalled_since_s = 0.0
+        """When it was first seen that the queue waits for the client; 0 when payload was sent since."""
+        self.ends_after_queue = False
+        self.wants_sent = False
+
+    @property
+    def peer(self) -> tuple[str, int] | str:
+        """The client's address and port, or the path of a Unix socket."""
+        return self.connection.peer
+
+    def respond(self, head: bytes, body: Pieces, trailers: bytes) -> None:
+        """Send a whole response: encoded headers, payload, encoded trailers. Ends the stream."""
+        self.connection.send_response(self, head, body, trailers)
+
+    def send(self, head: bytes | None, body: Pieces) -> bool:
+        """Send headers if given, then payload. Return whether all of it went to the connection's output; if not,
+        `Receiver.on_sent` says when it has."""
+        return self.connection.send_data(self, head, body)
+
+    def finish(self, block: bytes) -> None:
+        """Send trailers, or headers where none were sent, after what was sent before. Ends the stream."""
+        self.connection.send_end(self, block)
+
+    def reset(self, code: ErrorCode) -> None:
+        """End the stream by RST_STREAM at once; what was not sent yet is dropped."""
+        self.connection.reset_stream(self, code)
+
+    def consume(self, count: int) -> None:
+        """Let the client send `count` bytes more."""
+        self.connection.grant(self, count)
+
+
+class Connection:
+    """Made by the server for each accepted socket, and read by its thread alone."""
+
+    __slots__ = (
+        "_age_end_s",
+        "_block",
+        "_block_flags",
+        "_block_frames",
+        "_block_stream",
+        "_blocked",
+        "_connection_grant",
+        "_control_credit",
+        "_credit_s",
+        "_data_flags",
+        "_data_left",
+        "_data_padding",
+        "_data_stream",
+        "_handshake_end_s",
+        "_has_preface",
+        "_has_sent",
+        "_has_settings",
+        "_headers",
+        "_initial_send_window",
+        "_is_ending",
+        "_is_going_away",
+        "_last_ping_s",
+        "_limits",
+        "_lock",
+        "_max_send_frame",
+        "_output",
+        "_output_bytes",
+        "_ping_sent_s",
+        "_ping_strikes",
+        "_queued_bytes",
+        "_reset_credit",
+        "_reset_ids",
+        "_rest",
+        "_send_window",
+        "_sent",
+        "_server",
+        "_socket",
+        "_stalled_since_s",
+        "_streams",
+        "_table_update",
+        "_target",
+        "_unread_answers",
+        "_watches_output",
+        "fd",
+        "is_closed",
+        "is_tls",
+        "is_unsent",
+        "last_received_s",
+        "last_stream_id",
+        "peer",
+    )  # fmt: skip
+
+    def __init__(self, server: Http2Server, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool) -> None:
+        now_s = time.monotonic()
+        settings = server.limits
+        self._server = server
+        self._limits = settings
+        self._socket = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.is_tls = is_tls
+        """Whether it speaks TLS. The library allows no reading beside sending: both happen under the lock then."""
+        self._lock = threading.Lock()
+        self.is_closed = False
+        self.last_stream_id = 0
+        self.is_unsent = False
+        """Whether it is in the server's list of connections with output made on the reading thread."""
+        self._streams: dict[int, Stream] = {}
+        self._reset_ids: dict[int, None] = {}
+        """Streams that were closed while the client could send on them: what was under way is no error, section 5.1."""
+
+        # What is being received.
+        self._rest = b""
+        self._has_preface = self._has_settings = False
+        self._headers = HeaderReader(settings.max_header_list_bytes)
+        self._block = b""
+        self._block_stream = self._block_flags = self._block_frames = 0
+        self._data_stream: Stream | None = None
+        self._data_left = self._data_flags = self._data_padding = 0
+        self._target: memoryview | None = None
+        self._connection_grant = 0
+        """Bytes received since the connection's window was last raised."""
+
+        # What is being sent; guarded by the lock.
+        self._output: list[bytes | memoryview] = [
+            frames.settings(
+                {
+                    frames.MAX_CONCURRENT_STREAMS: settings.max_streams,
+                    frames.INITIAL_WINDOW_SIZE: limits.STREAM_WINDOW_BYTES,
+                    frames.MAX_FRAME_SIZE: limits.MAX_FRAME_BYTES,
+                    frames.MAX_HEADER_LIST_SIZE: settings.max_header_list_bytes,
+                }
+            )
+            + frames.window_update(0, limits.CONNECTION_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
+        ]
+        self._output_bytes = len(self._output[0])
+        self._unread_answers = 0
+        """Answers to PING and SETTINGS since the output was empty."""
+        self._watches_output = False
+        self._send_window = self._initial_send_window = frames.DEFAULT_WINDOW_BYTES
+        self._max_send_frame = frames.DEFAULT_FRAME_BYTES
+        self._table_update = b""
+        """What the next header block must begin with, as the client wants a small table: RFC 7541 section 4.2."""
+        self._blocked: dict[int, Stream] = {}
+        """Streams with something in their queue; the one that is served next comes first."""
+        self._queued_bytes = 0
+        """Payload in the queues of all streams."""
+        self._sent: list[Stream] = []
+        """Streams whose receivers are to be told that their queues are empty."""
+        self._is_going_away = self._is_ending = False
+
+        # Time and conduct.
+        self._handshake_end_s = now_s + settings.handshake_s
+        self.last_received_s = now_s
+        self._ping_sent_s = 0.0
+        self._last_ping_s = 0.0
+        self._ping_strikes = 0
+        self._has_sent = False
+        """Whether HEADERS or DATA were sent since the last PING came."""
+        self._control_credit = settings.control_rate
+        self._reset_credit = settings.control_rate
+        self._credit_s = now_s
+        self._age_end_s = now_s + settings.max_age_s if settings.max_age_s else 0.0
+        self._stalled_since_s = 0.0
+        """When the socket last took something of the output that waits; 0 when none does."""
+
+    @property
+    def stream_count(self) -> int:
+        return len(self._streams)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a stream is open, or something waits to be sent."""
+        return bool(self._streams or self._output)
+
+    # -- receiving: the reading thread ------------------------------------------------------------------------------
+
+    def on_readable(self) -> bool:
+        """Receive once, and handle what came. Return whether more may be there that the kernel does not tell of.
+
+        Raises OSError when the connection is lost, and ConnectionFault.
+        """
+        view = self._server.view
+        target = self._target
+        rest = self._rest
+        start = len(rest)
+        if start:
+            view[:start] = rest
+            self._rest = b""
+        has_more = False
+        try:
+            if self.is_tls:
+                with self._lock:
+                    count = self._socket.recv_into(target if target is not None else view[start:])
+                    has_more = self._socket.pending() > 0  # type: ignore[attr-defined]
+            elif target is None:
+                count = self._socket.recv_into(view[start:] if start else view)
+            else:
+                # The rest of a message, straight into its own memory, and what follows it.
+                count = self._socket.recvmsg_into((target, view))[0]
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            self._rest = rest
+            return False
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, "the client closed the connection")
+        self._ping_sent_s = 0.0
+        self.last_received_s = self._server.now_s
+        if target is not None:
+            filled = min(count, len(target))
+            self._target = None
+            self._count_data(filled, self._data_stream)
+            self._data_left -= filled
+            stream = self._data_stream
+            if stream is not None and not stream.is_closed:
+                is_end = not self._data_left and bool(self._data_flags & _END_STREAM)
+                if is_end:
+                    stream.is_remote_open = False
+                stream.receiver.on_filled(filled, is_end)
+            count -= filled
+            if not self._data_left:
+                self._data_stream = None
+        end = start + count
+        if end:
+            self._parse(end)
+        stream = self._data_stream
+        if (
+            self._data_left >= _TARGET_FROM_BYTES
+            and stream is not None
+            and not (stream.is_closed or self._data_padding)
+        ):
+            target = stream.receiver.target(self._data_left)
+            self._target = target[: self._data_left] if target else None
+        if self._connection_grant >= _GRANT_FROM_BYTES:
+            with self._lock:
+                self._put(frames.window_update(0, self._connection_grant))
+                self._flush_if_elsewhere()
+            self._connection_grant = 0
+        return has_more
+
+    def _parse(self, end: int) -> None:
+        """Handle the frames in the server's buffer, up to byte `end`."""
+        buffer, view = self._server.buffer, self._server.view
+        position = 0
+        if not self._has_preface:
+            size = min(end, len(frames.PREFACE))
+            if buffer[:size] != frames.PREFACE[:size]:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 (gRPC)")
+            if size < len(frames.PREFACE):
+                self._rest = bytes(view[:end])
+                return
+            self._has_preface = True
+            position = size
+        streams = self._streams
+        while True:
+            if self._data_left:
+                position = self._take_data_part(position, end)
+                if self._data_left:
+                    return
+            if end - position < 9:
+                break
+            high, low, kind, flags, stream_id = _unpack_from(buffer, position)
+            size = high << 8 | low
+            stream_id &= 0x7FFFFFFF
+            body = position + 9
+            stop = body + size
+            if kind == _DATA:
+                stream = streams.get(stream_id)
+                if (
+                    stream is not None
+                    and stop <= end
+                    and not flags & _PADDED
+                    and size
+                    and stream.is_remote_open
+                    and stream.content_left < 0
+                    and size <= stream.granted - stream.received
+                    and not self._block_stream
+                ):
+                    # A whole frame of an open stream: the usual case.
+                    stream.received += size
+                    self._connection_grant += size
+                    position = stop
+                    if flags & _END_STREAM:
+                        stream.is_remote_open = False
+                        stream.receiver.on_data(view[body:stop], True)
+                    else:
+                        stream.receiver.on_data(view[body:stop], False)
+                    continue
+                if flags & _PADDED and stop > end and end - body < 1:
+                    break
+                position = self._begin_data(stream, stream_id, size, flags, body)
+                continue
+            if kind != _HEADERS or self._block_stream or not self._has_settings or size > limits.MAX_HEADER_BLOCK_BYTES:
+                self._check_frame(kind, size, stream_id)
+            if stop > end:
+                break
+            if kind in (_HEADERS, _CONTINUATION):
+                self._on_header_frame(kind, flags, stream_id, bytes(view[body:stop]))
+            else:
+                self._on_control_frame(kind, flags, stream_id, bytes(view[body:stop]))
+            position = stop
+        if position < end:
+            self._rest = bytes(view[position:end])
+
+    def _check_frame(self, kind: int, size: int, stream_id: int) -> None:
+        """Raise ConnectionFault for a frame that may not come now, or not of that size. Sections 4.2, 3.4 and 6.10."""
+        if not self._has_settings and kind != frames.SETTINGS:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
+        if self._block_stream and (kind != _CONTINUATION or stream_id != self._block_stream):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted by another frame")
+        # Nothing but DATA is handled in pieces. Every other frame must fit into the buffer.
+        if size > limits.MAX_HEADER_BLOCK_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {size} bytes is too large")
+
+    # -- DATA, section 6.1
+
+    def _begin_data(self, stream: Stream | None, stream_id: int, size: int, flags: int, body: int) -> int:
+        """Begin a DATA frame whose payload may be incomplete; return the position of the payload."""
+        if not self._has_settings or self._block_stream:
+            self._check_frame(_DATA, 0, stream_id)
+        if size > limits.MAX_FRAME_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
+        if stream is None:
+            if self._is_idle(stream_id):
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
+            # Of a stream that was closed while this was on its way: counted and dropped.
+            if stream_id not in self._reset_ids:
+                self._charge_control()
+            elif flags & _END_STREAM:
+                self._reset_ids.pop(stream_id, None)
+        elif not stream.is_remote_open:
+            self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
+            stream = None
+        elif size > stream.granted - stream.received:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window allows")
+        if not size and not flags & _END_STREAM:
+            self._charge_control()
+        padding = 0
+        if flags & _PADDED:
+            if not size:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded DATA frame is empty")
+            padding = self._server.buffer[body]
+            body += 1
+            size -= 1
+            self._count_data(1, stream)
+            if stream is not None:
+                # Padding is nothing that the receiver could consume.
+                self.grant(stream, 1 + padding)
+            if padding > size:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
+        if stream is not None and stream.content_left >= 0:
+            stream.content_left -= size - padding
+            is_short = bool(flags & _END_STREAM) and stream.content_left > 0
+            if stream.content_left < 0 or is_short:  # section 8.1.1
+                self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
+                stream = None
+        self._data_stream = stream
+        self._data_left, self._data_flags, self._data_padding = size, flags, padding
+        if not size:
+            self._data_stream = None
+            if stream is not None and flags & _END_STREAM:
+                stream.is_remote_open = False
+                stream.receiver.on_data(memoryview(b""), True)
+        return body
+
+    def _take_data_part(self, position: int, end: int) -> int:
+        """Hand on what is there of the DATA frame at hand; return the position after it."""
+        count = min(self._data_left, end - position)
+        if not count:
+            return position
+        stop = position + count
+        stream = self._data_stream
+        self._count_data(count, stream)
+        self._data_left -= count
+        if stream is not None and not stream.is_closed:
+            payload = min(count, max(0, self._data_left + count - self._data_padding))
+            is_end = not self._data_left and bool(self._data_flags & _END_STREAM)
+            if is_end:
+                stream.is_remote_open = False
+            if payload or is_end:
+                stream.receiver.on_data(self._server.view[position : position + payload], is_end)
+        if not self._data_left:
+            self._data_stream = None
+            self._data_padding = 0
+        return stop
+
+    def _count_data(self, count: int, stream: Stream | None) -> None:
+        self._connection_grant += count
+        if stream is not None:
+            stream.received += count
+
+    def grant(self, stream: Stream, count: int) -> None:
+        """See Stream.consume. Section 6.9."""
+        if not count:
+            return
+        with self._lock:
+            if stream.is_closed or not stream.is_remote_open:
+                return
+            stream.granted += count
+            self._put(frames.window_update(stream.id, count))
+            self._flush_if_elsewhere()
+
+    # -- HEADERS and CONTINUATION, sections 6.2, 6.10 and 8.1
+
+    def _on_header_frame(self, kind: int, flags: int, stream_id: int, block: bytes) -> None:
+        if kind == _CONTINUATION:
+            if not self._block_stream:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            self._block_frames += 1
+            self._block += block
+            if self._block_frames > limits.MAX_CONTINUATION_FRAMES or len(self._block) > limits.MAX_HEADER_BLOCK_BYTES:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
+            if not flags & _END_HEADERS:
+                return
+            block, flags = self._block, self._block_flags
+            self._block, self._block_stream = b"", 0
+        else:
+            if not stream_id % 2:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}: clients open odd ones")
+            if flags & (_PADDED | _HAS_PRIORITY):
+                block = self._without_padding(block, flags)
+            if not flags & _END_HEADERS:
+                self._block, self._block_stream, self._block_flags, self._block_frames = block, stream_id, flags, 0
+                return
+        headers = self._headers.remembered.get(block)
+        if headers is None:
+            try:
+                headers = self._headers.read(block)
+            except HPACKError as error:
+                raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._open_stream(stream_id, headers, ends=bool(flags & _END_STREAM))
+        elif not stream.is_remote_open:
+            self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
+        elif not flags & _END_STREAM or headers.trailers_problem() or stream.content_left > 0:
+            self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            stream.is_remote_open = False
+            stream.receiver.on_data(memoryview(b""), True)
+
+    @staticmethod
+    def _without_padding(block: bytes, flags: int) -> bytes:
+        start = 0
+        end = len(block)
+        if flags & _PADDED:
+            start = 1
+            end -= block[0] if block else end + 1
+        if flags & _HAS_PRIORITY:
+            start += 5  # section 5.3: priorities are ignored
+        if start > end:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
+        return block[start:end]
+
+    def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
+        if self._is_ending and stream_id > self.last_stream_id:
+            return  # its number is above that of the last GOAWAY: the client sends it to another server, section 6.8
+        if stream_id <= self.last_stream_id:
+            # Section 5.1: it may have been on its way when the stream was closed.
+            self._charge_control()
+            if stream_id not in self._reset_ids:
+                raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+            if ends:
+                self._reset_ids.pop(stream_id, None)
+            return
+        self.last_stream_id = stream_id
+        stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
+        if not headers.is_request or (ends and headers.content_length > 0):
+            self._charge_control()
+            self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR, ends=ends)
+            return
+        if len(self._streams) >= self._limits.max_streams or self._queued_bytes > limits.QUEUED_BYTES:
+            self._charge_control()
+            self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM, ends=ends)
+            return
+        self._streams[stream_id] = stream
+        stream.receiver = self._server.on_stream(stream)
+        if self._server.is_draining and not self._is_going_away:
+            # A new connection: told after its first stream, or its client would never use it.
+            self.begin_going_away()
+        if ends and not stream.is_closed:
+            stream.is_remote_open = False
+            stream.receiver.on_data(memoryview(b""), True)
+
+    def _refuse_stream(self, stream_id: int, code: ErrorCode, *, ends: bool) -> None:
+        with self._lock:
+            if not ends:
+                self._remember_reset(stream_id)
+            self._put(frames.frame(frames.RST_STREAM, 0, stream_id, frames.UINT32.pack(code)))
+            self._flush_if_elsewhere()
+
+    def _remember_reset(self, stream_id: int) -> None:
+        """Under the lock."""
+        reset_ids = self._reset_ids
+        reset_ids[stream_id] = None
+        if len(reset_ids) > limits.MAX_RESET_IDS:
+            del reset_ids[next(iter(reset_ids))]
+
+    def _is_idle(self, stream_id: int) -> bool:
+        """Return whether a frame on a stream that is not open is an error: the stream never was. Section 5.1."""
+        if not stream_id % 2:
+            return True
+        # Streams above the number in the last GOAWAY are ignored with all their frames, section 6.8.
+        return stream_id > self.last_stream_id and not self._is_ending
+
+    # -- the other frames, sections 6.3 to 6.9
+
+    def _on_control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == frames.WINDOW_UPDATE:
+            self._on_window_update(stream_id, payload)
+        elif kind == frames.RST_STREAM:
+            self._on_reset(stream_id, payload)
+        elif kind == frames.SETTINGS:
+            self._on_settings(flags, stream_id, payload)
+        elif kind == frames.PING:
+            if stream_id or len(payload) != 8:
+                code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
+                raise ConnectionFault(code, "PING with a stream, or not of 8 bytes")
+            if flags & frames.ACK:
+                self._charge_control()
+            else:
+                self._on_ping(payload)
+        elif kind == frames.GOAWAY:
+            if stream_id or len(payload) < 8:
+                code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
+                raise ConnectionFault(code, "GOAWAY with a stream, or too short")
+            self._charge_control()
+            # The client opens no more streams; it closes the connection when the open ones have ended.
+        elif kind == frames.PRIORITY:
+            self._charge_control()
+            if not stream_id:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
+            if len(payload) != 5:
+                stream = self._streams.get(stream_id)
+                if stream is None:
+                    raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 bytes")
+                self._fail_stream(stream, ErrorCode.FRAME_SIZE_ERROR)
+        elif kind == frames.PUSH_PROMISE:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients must not push")
+        else:
+            self._charge_control()  # unknown types are ignored, section 5.5
+
+    def _on_window_update(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not of 4 bytes")
+        count = frames.UINT32.unpack(payload)[0] & 0x7FFFFFFF
+        stream = self._streams.get(stream_id)
+        if stream_id and stream is None:
+            if self._is_idle(stream_id):
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
+            return
+        if not count:
+            self._charge_control()
+            if stream is None:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        if count < _SMALL_GRANT_BYTES and (self._blocked if stream is None else stream.queue):
+            self._charge_control()  # each would be answered by a frame of its own
+        with self._lock:
+            if stream is None:
+                self._send_window += count
+                is_too_much = self._send_window > frames.MAX_WINDOW_BYTES
+            else:
+                stream.send_window += count
+                is_too_much = stream.send_window > frames.MAX_WINDOW_BYTES
+                if stream.queue:
+                    self._blocked[stream_id] = stream
+            if self._blocked and not is_too_much:
+                self._pump()
+                self._flush_if_elsewhere()
+        if is_too_much:
+            if stream is None:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            self._fail_stream(stream, ErrorCode.FLOW_CONTROL_ERROR)
+
+    def _on_reset(self, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
+        if self._is_idle(stream_id):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
+        # Opening and cancelling streams without end costs us more than the client (CVE-2023-44487).
+        self._refill_credit()
+        self._reset_credit -= 1
+        if self._reset_credit < 0:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are cancelled")
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            with self._lock:
+                was_open = self._forget(stream)
+            if was_open:
+                stream.receiver.on_reset(frames.UINT32.unpack(payload)[0])
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS with a stream")
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK is not empty")
+            self._charge_control()
+            return
+        if len(payload) % 6 or len(payload) > 6 * 64:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is no multiple of 6 bytes, or too long")
+        self._charge_control()
+        self._has_settings = True
+        self._handshake_end_s = 0.0
+        with self._lock:
+            for name, value in frames.SETTING.iter_unpack(payload):
+                if name == frames.INITIAL_WINDOW_SIZE:
+                    if value > frames.MAX_WINDOW_BYTES:
+                        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
+                    change = value - self._initial_send_window
+                    self._initial_send_window = value
+                    for stream in self._streams.values():
+                        stream.send_window += change  # section 6.9.2; it may become negative
+                        if stream.queue:
+                            self._blocked[stream.id] = stream
+                        if stream.send_window > frames.MAX_WINDOW_BYTES:
+                            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
+                elif name == frames.MAX_FRAME_SIZE:
+                    if not frames.DEFAULT_FRAME_BYTES <= value <= limits.MAX_FRAME_BYTES:
+                        raise ConnectionFault(
+                            ErrorCode.PROTOCOL_ERROR, f"a maximum frame size of {value} is not allowed"
+                        )
+                    self._max_send_frame = value
+                elif name == frames.ENABLE_PUSH and value > 1:
+                    raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
+                elif name == frames.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
+                    # `encode_headers` uses no table at all.
+                    self._table_update = _EMPTY_TABLE
+            self._put(frames.SETTINGS_ACK)
+            self._count_answer()
+            if self._blocked:
+                self._pump()
+            self._flush_if_elsewhere()
+
+    def _on_ping(self, payload: bytes) -> None:
+        """Answer, and count pings that come too often: gRPC's rule for servers (gRFC A8)."""
+        self._charge_control()
+        now_s = self._server.now_s
+        settings = self._limits
+        has_leave = self._streams or settings.permits_keepalive_without_streams
+        interval_s = settings.min_ping_interval_s if has_leave else max(settings.min_ping_interval_s, 7200.0)
+        if self._has_sent:
+            # As in gRPC's core: what was sent meanwhile permits the next ping.
+            self._has_sent = False
+            self._ping_strikes = 0
+        elif self._last_ping_s and now_s - self._last_ping_s < interval_s:
+            self._ping_strikes += 1
+            if settings.max_ping_strikes and self._ping_strikes > settings.max_ping_strikes:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        self._last_ping_s = now_s
+        with self._lock:
+            self._count_answer()
+            self._put(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self._flush_if_elsewhere()
+
+    def _count_answer(self) -> None:
+        self._unread_answers += 1
+        if self._unread_answers > limits.MAX_UNREAD_ANSWERS:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers to PING and SETTINGS are not read")
+
+    def _charge_control(self) -> None:
+        """Count a frame that brings nothing. Raises ConnectionFault for too many of them."""
+        self._control_credit -= 1
+        if self._control_credit < 0:
+            self._refill_credit()
+            if self._control_credit < 0:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+
+    def _refill_credit(self) -> None:
+        now_s = time.monotonic()
+        rate = self._limits.control_rate
+        gained = (now_s - self._credit_s) * rate
+        self._credit_s = now_s
+        self._control_credit = min(rate, self._control_credit + gained)
+        self._reset_credit = min(rate, self._reset_credit + gained)
+
+    # -- sending: any thread ----------------------------------------------------------------------------------------
+
+    def send_response(self, stream: Stream, head: bytes, body: Pieces, trailers: bytes) -> None:
+        """See Stream.respond."""
+        size = 0
+        for piece in body:
+            size += len(piece)
+        stream_id = stream.id
+        head_size, trailers_size = len(head), len(trailers)
+        with self._lock:
+            if stream.is_closed:
+                return
+            if self._table_update:
+                head, self._table_update = self._table_update + head, b""
+                head_size += 1
+            if (
+                0 < size <= stream.send_window
+                and size <= self._send_window
+                and size <= self._max_send_frame
+                and self._output_bytes < limits.OUTPUT_BYTES
+                and head_size <= frames.DEFAULT_FRAME_BYTES
+                and trailers_size <= frames.DEFAULT_FRAME_BYTES
+            ):
+                self._send_window -= size
+                pieces = (
+                    _pack(head_size >> 8, head_size & 255, _HEADERS, _END_HEADERS, stream_id),
+                    head,
+                    _pack(size >> 8, size & 255, _DATA, 0, stream_id),
+                    *body,
+                    _pack(trailers_size >> 8, trailers_size & 255, _HEADERS, _END_BOTH, stream_id),
+                    trailers,
+                )
+                if size < _JOIN_BELOW_BYTES:
+                    self._output.append(b"".join(pieces))
+                else:
+                    self._output.extend(pieces)
+                self._output_bytes += size + head_size + trailers_size + 27
+                self._has_sent = True
+                if stream.is_remote_open:
+                    self._close_stream(stream)
+                else:
+                    stream.is_closed = True
+                    del self._streams[stream_id]
+            else:
+                self._queue_headers(stream, head, 0)
+                self._queue_payload(stream, body)
+                self._end_after_queue(stream, trailers)
+            self._flush_if_elsewhere()
+
+    def send_data(self, stream: Stream, head: bytes | None, body: Pieces) -> bool:
+        """See Stream.send."""
+        with self._lock:
+            if stream.is_closed:
+                return True
+            if head is not None:
+                self._queue_headers(stream, head, 0)
+            self._queue_payload(stream, body)
+            self._pump()
+            is_sent = not stream.queue
+            stream.wants_sent = not is_sent
+            self._flush_if_elsewhere()
+        return is_sent
+
+    def send_end(self, stream: Stream, block: bytes) -> None:
+        """See Stream.finish."""
+        with self._lock:
+            if stream.is_closed or stream.ends_after_queue:
+                return
+            self._end_after_queue(stream, block)
+            self._flush_if_elsewhere()
+
+    def reset_stream(self, stream: Stream, code: ErrorCode) -> None:
+        """See Stream.reset."""
+        with self._lock:
+            if not self._forget(stream):
+                return
+            self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
+            self._flush_if_elsewhere()
+
+    def _fail_stream(self, stream: Stream, code: ErrorCode) -> None:
+        """End a stream for an error of its client's, section 5.4.2."""
+        self._charge_control()
+        with self._lock:
+            was_open = self._forget(stream)
+            if was_open:
+                self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
+                self._flush_if_elsewhere()
+        if was_open:
+            stream.receiver.on_reset(code)
+
+    # -- under the lock
+
+    def _queue_headers(self, stream: Stream, block: bytes, flags: int) -> None:
+        """Send a header block behind the payload that waits, in frames that every client takes."""
+        if self._table_update and not stream.queue:
+            block, self._table_update = self._table_update + block, b""
+        most = frames.DEFAULT_FRAME_BYTES
+        kind = _HEADERS
+        for start in range(0, len(block), most) or (0,):
+            part = block[start : start + most]
+            own = (flags if kind == _HEADERS else 0) | (_END_HEADERS if start + most >= len(block) else 0)
+            data = frames.frame(kind, own, stream.id, part)
+            if stream.queue:
+                stream.queue.append((data, False))
+            else:
+                self._has_sent = True
+                self._put(data)
+            kind = _CONTINUATION
+
+    def _queue_payload(self, stream: Stream, body: Pieces) -> None:
+        if stream.queue is None:
+            stream.queue = deque()
+        for piece in body:
+            if len(piece):
+                stream.queue.append((piece, True))
+                self._queued_bytes += len(piece)
+        if stream.queue:
+            self._blocked[stream.id] = stream
+
+    def _end_after_queue(self, stream: Stream, block: bytes) -> None:
+        stream.ends_after_queue = True
+        self._queue_headers(stream, block, _END_STREAM)
+        if stream.queue:
+            self._pump()
+        else:
+            self._close_stream(stream)
+
+    def _pump(self) -> None:
+        """Move what the windows allow from the streams' queues to the output, a frame of each stream in turn.
+
+        A stream whose own window is used up is left out until that is raised, so each turn sends something.
+        """
+        blocked = self._blocked
+        while blocked and self._send_window > 0 and self._output_bytes < limits.OUTPUT_BYTES:
+            stream_id, stream = next(iter(blocked.items()))
+            del blocked[stream_id]
+            queue = stream.queue
+            room = min(stream.send_window, self._send_window, self._max_send_frame, limits.OUTPUT_BYTES)
+            if room <= 0 or not queue:
+                continue
+            size = 0
+            pieces: list[bytes | memoryview] = []
+            while queue and queue[0][1] and size < room:
+                piece = queue.popleft()[0]
+                if size + len(piece) > room:
+                    whole = memoryview(piece)
+                    queue.appendleft((whole[room - size :], True))
+                    piece = whole[: room - size]
+                size += len(piece)
+                pieces.append(piece)
+            stream.send_window -= size
+            self._send_window -= size
+            self._queued_bytes -= size
+            self._has_sent = True
+            stream.stalled_since_s = 0.0
+            self._put(frames.frame_header(size, _DATA, 0, stream_id))
+            for piece in pieces:
+                self._put(piece)
+            while queue and not queue[0][1]:
+                self._put(queue.popleft()[0])
+            if queue:
+                blocked[stream_id] = stream
+            elif stream.ends_after_queue:
+                self._close_stream(stream)
+            elif stream.wants_sent:
+                stream.wants_sent = False
+                self._sent.append(stream)
+
+    def _close_stream(self, stream: Stream) -> None:
+        """Our side has ended: the stream is closed, see the table of states."""
+        stream.is_closed = True
+        self._streams.pop(stream.id, None)
+        if stream.is_remote_open:
+            self._remember_reset(stream.id)
+            self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(ErrorCode.NO_ERROR)))
+
+    def _forget(self, stream: Stream) -> bool:
+        """Drop a stream and what it has to send; False when it was closed before."""
+        if stream.is_closed:
+            return False
+        stream.is_closed = True
+        if stream.queue:
+            self._queued_bytes -= sum(len(piece) for piece, is_payload in stream.queue if is_payload)
+        stream.queue = None
+        if stream.is_remote_open:
+            self._remember_reset(stream.id)
+        self._streams.pop(stream.id, None)
+        self._blocked.pop(stream.id, None)
+        return True
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._output.append(data)
+        self._output_bytes += len(data)
+
+    def _flush_if_elsewhere(self) -> None:
+        """Send now, unless this is the reading thread, which sends once after all that it has read."""
+        if threading.get_ident() != self._server.thread_id:
+            self._flush()
+        elif not self.is_unsent:
+            self.is_unsent = True
+            self._server.unsent.append(self)
+
+    def _flush(self) -> None:
+        """Send output as far as the socket takes it; the reading thread goes on when the socket takes more."""
+        output = self._output
+        if not output or self.is_closed:
+            return
+        try:
+            while output:
+                if self._output_bytes <= _JOIN_BELOW_BYTES or self.is_tls:
+                    data = output[0] if len(output) == 1 else b"".join(output)
+                    output[:] = (data,)
+                    sent = self._socket.send(data)
+                else:
+                    sent = self._socket.sendmsg(output[:_MOST_PIECES])
+                self._stalled_since_s = 0.0
+                self._output_bytes -= sent
+                if not self._output_bytes:
+                    output.clear()
+                    self._unread_answers = 0
+                    if self._blocked:
+                        self._pump()
+                    continue
+                done = 0
+                while sent >= len(output[done]):
+                    sent -= len(output[done])
+                    done += 1
+                if sent:
+                    output[done] = memoryview(output[done])[sent:]
+                del output[:done]
+        except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError:
+            # The reading thread meets the same error, and lets go of the connection.
+            output.clear()
+            self._output_bytes = 0
+        if bool(output) is not self._watches_output:
+            self._watches_output = bool(output)
+            self._server.watch(self, select.EPOLLIN | select.EPOLLOUT if output else select.EPOLLIN)
+        if output and not self._stalled_since_s:
+            self._stalled_since_s = time.monotonic()
+        if self._sent and threading.get_ident() != self._server.thread_id:
+            self._server.run_soon(self.flush)
+
+    # -- events from the server's thread ----------------------------------------------------------------------------
+
+    def on_event(self, kinds: int) -> None:
+        """Handle what epoll tells of the connection; 0 to send what was put into the output. Never raises."""
+        try:
+            if kinds & _READS:
+                for _ in range(_RECORDS_IN_A_ROW):
+                    if not self.on_readable():
+                        break
+                else:
+                    self._server.more[self.fd] = self
+            if self.is_unsent or kinds & select.EPOLLOUT:
+                self.flush()
+        except ConnectionFault as fault:
+            self._server.drop(self, fault)
+        except OSError:
+            self._server.drop(self)
+        except Exception:  # noqa: BLE001 - the thread's boundary
+            # The thread serves all connections: an error in one of them must not be the end of the others.
+            _LOG.exception("unexpected error on the connection of %s", self.peer)
+            self._server.drop(self, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
+
+    def flush(self) -> None:
+        """Send what the socket takes, and tell the receivers whose queues became empty."""
+        while True:
+            with self._lock:
+                self.is_unsent = False
+                self._flush()
+                if not self._sent:
+                    return
+                sent, self._sent = self._sent, []
+            for stream in sent:
+                if not stream.is_closed:
+                    stream.receiver.on_sent()
+            if not self.is_unsent and not self._sent:
+                return
+
+    def begin_going_away(self) -> None:
+        """Ask the client to open its next streams elsewhere; those that come are served. Section 6.8."""
+        with self._lock:
+            if not self._is_going_away:
+                self._is_going_away = True
+                self._put(frames.goaway(_GOING_AWAY, ErrorCode.NO_ERROR))
+                self._flush_if_elsewhere()
+
+    def end_going_away(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
+        """Take no further streams; those that are open go on."""
+        with self._lock:
+            if not self._is_ending:
+                self._is_going_away = self._is_ending = True
+                self._put(frames.goaway(self.last_stream_id, code, text))
+                self._flush_if_elsewhere()
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """Tell the client why, as far as it reads; the server closes the connection next."""
+        with self._lock:
+            if self._has_preface:
+                self._put(frames.goaway(self.last_stream_id, fault.code, fault.text))
+                self._flush()
+
+    def close(self) -> None:
+        """Close the socket and tell the receivers. On the reading thread."""
+        with self._lock:
+            self.is_closed = True
+            streams = list(self._streams.values())
+            for stream in streams:
+                stream.is_closed = True
+                stream.queue = None
+            self._streams.clear()
+            self._blocked.clear()
+            self._output.clear()
+            self._output_bytes = 0
+            self._target = None
+            self._data_stream = None
+            self._socket.close()
+        for stream in streams:
+            self._server.guarded(partial(stream.receiver.on_reset, ErrorCode.CANCEL))
+
+    def tick(self, now_s: float) -> None:
+        """Look after what time does to a connection. Raises ConnectionFault when it must end."""
+        settings = self._limits
+        if self._handshake_end_s and now_s >= self._handshake_end_s:
+            raise ConnectionFault(ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
+        if self._stalled_since_s and now_s - self._stalled_since_s >= settings.stall_s:
+            raise ConnectionFault(ErrorCode.NO_ERROR, "the client reads nothing")
+        if self._block_stream and now_s - self.last_received_s >= settings.stall_s:
+            raise ConnectionFault(ErrorCode.NO_ERROR, "the client stopped within a header block")
+        for stream in list(self._streams.values()):
+            stream.receiver.on_tick(now_s)
+            if stream.queue:
+                if not stream.stalled_since_s:
+                    stream.stalled_since_s = now_s
+                elif now_s - stream.stalled_since_s >= settings.stall_s:
+                    # The client leaves its window closed: what waits would be held for ever.
+                    self._fail_stream(stream, ErrorCode.CANCEL)
+        if settings.max_age_s and self._is_going_away and not self._streams and not self._server.is_draining:
+            # It was told at an earlier tick, and has opened nothing since.
+            raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
+        if self._age_end_s and now_s >= self._age_end_s:
+            if not self._is_going_away:
+                self.begin_going_away()
+                self._age_end_s = now_s + settings.max_age_grace_s if settings.max_age_grace_s else 0.0
+            else:
+                raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
+        self._keep_alive(now_s)
+        if self._is_ending and not self._streams and not self._output:
+            raise ConnectionFault(ErrorCode.NO_ERROR, "")
+
+    def _keep_alive(self, now_s: float) -> None:
+        """Ping a client that is silent, and give it up when it does not answer."""
+        settings = self._limits
+        if self._ping_sent_s:
+            if now_s - self._ping_sent_s >= settings.keepalive_timeout_s:
+                raise ConnectionFault(ErrorCode.NO_ERROR, "the client does not answer PING")
+            return
+        if not settings.keepalive_time_s or now_s - self.last_received_s < settings.keepalive_time_s:
+            return
+        if self._streams or settings.permits_keepalive_without_streams or not settings.max_pings_without_data:
+            self._ping_sent_s = now_s
+            with self._lock:
+                self._put(frames.frame(frames.PING, 0, 0, bytes(8)))
+                self._flush_if_elsewhere()

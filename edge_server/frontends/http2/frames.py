@@ -1,0 +1,78 @@
+"""Frames of HTTP/2 as bytes, RFC 9113 sections 4.1, 6 and 7."""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends first, section 3.4."""
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+
+END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+"""Flags. Those that a frame type does not define are ignored."""
+
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
+    range(1, 7)
+)
+"""Settings, section 6.5.2."""
+
+FRAME_HEADER_BYTES = 9
+DEFAULT_WINDOW_BYTES = 65_535
+DEFAULT_FRAME_BYTES = 16_384
+MAX_WINDOW_BYTES = MAX_STREAM_ID = 2**31 - 1
+
+HEADER = struct.Struct(">HBBBI")
+"""Frame header: the length's upper two octets and its lower one, type, flags, stream."""
+
+UINT32 = struct.Struct(">I")
+SETTING = struct.Struct(">HI")
+
+
+class ErrorCode(enum.IntEnum):
+    """Section 7."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Return a whole frame."""
+    size = len(payload)
+    return HEADER.pack(size >> 8, size & 255, kind, flags, stream_id) + payload
+
+
+def frame_header(size: int, kind: int, flags: int, stream_id: int) -> bytes:
+    """Return the header of a frame with a payload of `size` bytes."""
+    return HEADER.pack(size >> 8, size & 255, kind, flags, stream_id)
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """Return a SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(name, value) for name, value in values.items()))
+
+
+def window_update(stream_id: int, size: int) -> bytes:
+    """Return a WINDOW_UPDATE frame; stream 0 is the connection."""
+    return frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(size))
+
+
+def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
+    """Return a GOAWAY frame."""
+    return frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + text.encode("utf-8", "replace"))
+
+
+SETTINGS_ACK = frame(SETTINGS, ACK, 0)

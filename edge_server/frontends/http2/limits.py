@@ -1,0 +1,64 @@
+"""Limits of the HTTP/2 server: each bounds what one client can cost."""
+
+from __future__ import annotations
+
+from edge_server.records import dataclass
+
+STREAM_WINDOW_BYTES = 4 << 20
+"""How much a client may send on a stream before more is granted: a camera frame comes without a pause."""
+
+CONNECTION_WINDOW_BYTES = 256 << 20
+"""The same for all streams of a connection together. What is held is bounded by the memory budget, not by this."""
+
+MAX_FRAME_BYTES = (1 << 24) - 1
+"""Largest frame that clients may send, RFC 9113 section 4.2. A message in one frame is received in few system calls."""
+
+MAX_HEADER_BLOCK_BYTES = 64 << 10
+"""Largest compressed header block, over all its frames. More ends the connection: its compression state is lost."""
+
+MAX_CONTINUATION_FRAMES = 16
+"""Frames that one header block may be continued in. Empty ones without end cost processor time (CVE-2024-27316)."""
+
+MAX_REMEMBERED_BLOCKS = 64
+MAX_REMEMBERED_BLOCK_BYTES = 2048
+"""How many header blocks of a connection are remembered by their bytes, and up to which size."""
+
+MAX_UNREAD_ANSWERS = 4096
+"""Answers to PING and SETTINGS that may wait for a client that does not read."""
+
+MAX_RESET_IDS = 4096
+"""How many streams that were reset a connection remembers: frames that were on their way to them are no error."""
+
+QUEUED_BYTES = 64 << 20
+"""Answers that may wait for a connection's windows or its socket; beyond, new streams are refused."""
+
+OUTPUT_BYTES = 1 << 20
+"""Bytes handed to a connection's output at which streams keep what else they have to send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that the owner sets. Times are in seconds; 0 for an age or a keepalive time means none.
+
+    `max_header_list_bytes` is announced; a larger list (up to four times as large) is marked `HeaderBlock.is_too_large`
+    for the owner to refuse, and beyond that the connection ends. `keepalive_*`, `max_ping_strikes` and
+    `min_ping_interval_s` are gRPC's channel arguments of those names. `control_rate` is how many frames a second that
+    bring nothing (SETTINGS, PING, empty DATA, PRIORITY), and how many cancelled streams, a client may send for long.
+    `stall_s` is how long a client may take nothing of what is sent to it, or stop within a header block.
+    """
+
+    max_connections: int = 4096
+    max_streams: int = 1024
+    max_header_list_bytes: int = 64 << 10
+    handshake_s: float = 10.0
+    stall_s: float = 60.0
+    tick_s: float = 1.0
+    keepalive_time_s: float = 7200.0
+    keepalive_timeout_s: float = 20.0
+    permits_keepalive_without_streams: bool = False
+    max_pings_without_data: int = 2
+    min_ping_interval_s: float = 300.0
+    max_ping_strikes: int = 2
+    max_age_s: float = 0.0
+    max_age_grace_s: float = 0.0
+    control_rate: float = 1000.0

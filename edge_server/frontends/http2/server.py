@@ -1,0 +1,421 @@
+"""The server: a listening socket, and one thread that reads all connections by epoll."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import itertools
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from edge_server.frontends.http2.connection import Connection, ConnectionFault, Stream
+from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, ErrorCode
+from edge_server.frontends.http2.limits import MAX_HEADER_BLOCK_BYTES, Limits
+from edge_server.frontends.http2.receiver import Receiver
+
+_LOG = logging.getLogger(__name__)
+
+OnStream: TypeAlias = Callable[[Stream], Receiver]
+"""Called on the reading thread when the headers of a request have come. Must not block, and must not raise."""
+
+_BUFFER_BYTES = 256 << 10
+assert _BUFFER_BYTES > 2 * (MAX_HEADER_BLOCK_BYTES + FRAME_HEADER_BYTES)
+
+_BACKLOG = 1024
+_ACCEPTS_IN_A_ROW = 64
+"""Connections accepted before those that are open are read again."""
+
+_CLEAN_TIMERS_AT = 4096
+"""Timers at which cancelled ones are dropped; from then on, at twice as many as were left."""
+
+_REST_S = 0.5
+"""How long nothing is accepted when there is no file for it."""
+
+_LOG_EVERY_S = 60.0
+_NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Timer:
+    """A call that is due at a time, until `cancel`. Made by `Http2Server.call_at`."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Forget the call, from any thread. Does nothing when it was made already."""
+        self.call = None
+
+
+class Http2Server:
+    """Serves one address. `start` once, then `stop` once.
+
+    `on_stream` is called for each new stream, see `receiver.Receiver` for what follows. `tls` must offer "h2" by ALPN.
+    """
+
+    def __init__(self, on_stream: OnStream, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.limits = limits or Limits()
+        self.on_stream = on_stream
+        self.is_draining = False
+        """Whether connections are asked to go elsewhere."""
+        self._tls = tls
+        self._listeners: dict[int, socket.socket] = {}
+        self._connections: dict[int, Connection] = {}
+        self._handshakes: dict[int, tuple[ssl.SSLSocket, tuple[str, int] | str, float]] = {}
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_woken = False
+        self._wake_lock = threading.Lock()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._timer_numbers = itertools.count()
+        self._clean_timers_at = _CLEAN_TIMERS_AT
+        self.more: dict[int, Connection] = {}
+        """Connections with bytes that TLS has decrypted already: epoll does not tell of them."""
+        self._accepts_from_s = 0.0
+        self._logged_s = -_LOG_EVERY_S
+        self._is_over = False
+        self._stop_at_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="http2", daemon=True)
+
+        # For connections.
+        self.buffer = bytearray(_BUFFER_BYTES)
+        """Where all of them receive, in turn."""
+        self.view = memoryview(self.buffer)
+        self.now_s = time.monotonic()
+        self.thread_id = 0
+        self.unsent: list[Connection] = []
+        """Those with output made on the reading thread, which is sent in a moment."""
+
+    def start(self, address: str, port: int, *, reuses_port: bool = False) -> int:
+        """Listen on an address ("unix:PATH" for a Unix socket), begin to serve, and return the first socket's port.
+
+        Raises OSError when the address cannot be had; nothing is left open then.
+        """
+        try:
+            bound = self._bind(address, port, reuses_port)
+        except OSError:
+            self._close_files()
+            raise
+        for item in self._listeners.values():
+            self._epoll.register(item.fileno(), select.EPOLLIN)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._thread.start()
+        return bound
+
+    def _bind(self, address: str, port: int, reuses_port: bool) -> int:
+        if address.startswith("unix:"):
+            item = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listeners[item.fileno()] = item
+            item.bind(address.removeprefix("unix:"))
+            item.listen(_BACKLOG)
+            item.setblocking(False)
+            return 0
+        found = socket.getaddrinfo(address.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            item = socket.socket(family, kind, protocol)
+            self._listeners[item.fileno()] = item
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuses_port:
+                item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                item.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            item.bind((where[0], port, *where[2:]) if port else where)
+            item.listen(_BACKLOG)
+            item.setblocking(False)
+            # Of further addresses of the same name, on the port that the first was given.
+            port = port or item.getsockname()[1]
+        return port
+
+    # -- from any thread --------------------------------------------------------------------------------------------
+
+    def run_soon(self, call: Callable[[], None]) -> None:
+        """Have the reading thread make a call, after what it is doing. It must not block."""
+        self._calls.append(call)
+        with self._wake_lock:
+            if not self._is_woken:
+                self._is_woken = True
+                os.eventfd_write(self._wake_fd, 1)
+
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
+        """Have the reading thread make a call at a time of time.monotonic. From the reading thread only."""
+        timer = Timer(call)
+        heapq.heappush(self._timers, (when_s, next(self._timer_numbers), timer))
+        if len(self._timers) >= self._clean_timers_at:
+            self._timers = [item for item in self._timers if item[2].call is not None]
+            heapq.heapify(self._timers)
+            self._clean_timers_at = max(_CLEAN_TIMERS_AT, 2 * len(self._timers))
+        return timer
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Use another context for connections that come from now on. Does nothing without TLS."""
+        if self._tls is not None:
+            self._tls = context
+
+    def watch(self, connection: Connection, events: int) -> None:
+        """Have epoll tell of these events of a connection. For connections, which hold their lock."""
+        with contextlib.suppress(OSError):
+            self._epoll.modify(connection.fd, events)
+
+    def begin_drain(self) -> None:
+        """Ask every client, and those that connect from now on, to open its next streams elsewhere; streams that are
+        open or come nevertheless are served."""
+        self.run_soon(self._begin_drain)
+
+    def stop_accepting(self) -> None:
+        """Accept nothing further and take no new streams; those that are open go on. *Blocking* for a moment."""
+        if self._thread.is_alive():
+            is_done = threading.Event()
+            self.run_soon(self._stop_accepting)
+            self.run_soon(is_done.set)
+            is_done.wait()
+
+    def stop(self, grace_s: float) -> None:
+        """Accept nothing further and take no new streams; wait up to `grace_s` for those that are open, then cut them.
+        *Blocking.*"""
+        if not self._thread.is_alive():
+            self._close_files()
+            return
+        self.run_soon(lambda: self._begin_stop(grace_s))
+        self._thread.join()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections) + len(self._handshakes)
+
+    # -- the reading thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self.thread_id = threading.get_ident()
+        poll = self._epoll.poll
+        connections = self._connections
+        next_tick_s = time.monotonic() + self.limits.tick_s
+        while not self._is_over:
+            wait_s = 0.0 if self.more or self._calls else next_tick_s - self.now_s
+            if self._timers:
+                wait_s = min(wait_s, self._timers[0][0] - self.now_s)
+            events = poll(wait_s if wait_s > 0 else 0.0)
+            self.now_s = time.monotonic()
+            for fd, kinds in events:
+                connection = connections.get(fd)
+                if connection is not None:
+                    connection.on_event(kinds)
+                elif fd == self._wake_fd:
+                    os.eventfd_read(self._wake_fd)
+                    self._is_woken = False  # before the calls are looked at
+                elif fd in self._listeners:
+                    self.guarded(partial(self._accept, self._listeners[fd]))
+                elif fd in self._handshakes:
+                    self.guarded(partial(self._shake_hands, fd))
+            if self.more:
+                more, self.more = self.more, {}
+                for connection in more.values():
+                    if not connection.is_closed:
+                        connection.on_event(select.EPOLLIN)
+            if self._calls:
+                self._make_calls()
+            while self._timers and self._timers[0][0] <= self.now_s:
+                call = heapq.heappop(self._timers)[2].call
+                if call is not None:
+                    self.guarded(call)
+            if self.now_s >= next_tick_s:
+                next_tick_s = self.now_s + self.limits.tick_s
+                self._tick()
+            while self.unsent:
+                self._send_unsent()
+        self._close_all()
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - the thread's boundary
+            # The thread serves all connections: see Connection.on_event.
+            _LOG.exception("unexpected error in a call on the thread that reads HTTP/2")
+
+    def _make_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            self.guarded(self._calls.popleft())
+
+    def _send_unsent(self) -> None:
+        unsent, self.unsent = self.unsent, []
+        for connection in unsent:
+            if connection.is_unsent and not connection.is_closed:
+                connection.on_event(0)
+
+    def drop(self, connection: Connection, fault: ConnectionFault | None = None) -> None:
+        """Close a connection, and tell the client why if there is a reason."""
+        if connection.is_closed:
+            return
+        if fault is not None and fault.text:
+            connection.fail(fault)
+            _LOG.info("the HTTP/2 connection of %s is closed: %s", connection.peer, fault.text)
+        del self._connections[connection.fd]
+        self.more.pop(connection.fd, None)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(connection.fd)
+        connection.close()
+
+    def _tick(self) -> None:
+        """Look after what time does to connections."""
+        for connection in list(self._connections.values()):
+            try:
+                connection.tick(self.now_s)
+            except ConnectionFault as fault:
+                self.drop(connection, fault)
+            except Exception:  # noqa: BLE001 - the thread's boundary
+                # As in Connection.on_event.
+                _LOG.exception("unexpected error on the connection of %s", connection.peer)
+                self.drop(connection, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
+        for fd, (_, _, until_s) in list(self._handshakes.items()):
+            if self.now_s >= until_s:
+                self._end_handshake(fd).close()
+        if self._accepts_from_s and self.now_s >= self._accepts_from_s:
+            self._accepts_from_s = 0.0
+            for fd in self._listeners:
+                self._epoll.modify(fd, select.EPOLLIN)
+
+    # -- new connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_IN_A_ROW):
+            try:
+                sock, where = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_RESOURCE:
+                    # It would be tried, and fail, thousands of times a second.
+                    self._accepts_from_s = self.now_s + _REST_S
+                    for fd in self._listeners:
+                        self._epoll.modify(fd, 0)
+                    self._warn("no further gRPC connection can be accepted: %s", error)
+                return
+            if self.connection_count >= self.limits.max_connections and not self._drop_idle():
+                sock.close()
+                self._warn("%d HTTP/2 connections are open, further ones are refused", self.limits.max_connections)
+                continue
+            sock.setblocking(False)
+            peer: tuple[str, int] | str = where if isinstance(where, str) else (where[0], where[1])
+            try:
+                if not isinstance(where, str):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is None:
+                    self._add(Connection(self, sock, peer, is_tls=False))
+                    continue
+                tls = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            except OSError as error:
+                _LOG.info("the connection of %s is lost: %s", peer, error)
+                sock.close()
+                continue
+            self._handshakes[tls.fileno()] = (tls, peer, self.now_s + self.limits.handshake_s)
+            self._epoll.register(tls.fileno(), select.EPOLLIN)
+            self._shake_hands(tls.fileno())
+
+    def _add(self, connection: Connection) -> None:
+        self._epoll.register(connection.fd, select.EPOLLIN)
+        self._connections[connection.fd] = connection
+        connection.flush()
+
+    def _drop_idle(self) -> bool:
+        """Close the connection that has been without a stream for longest; a client that comes counts for more."""
+        idle = [connection for connection in self._connections.values() if not connection.stream_count]
+        if not idle:
+            return False
+        self.drop(min(idle, key=lambda connection: connection.last_received_s))
+        return True
+
+    def _shake_hands(self, fd: int) -> None:
+        tls, peer, _ = self._handshakes[fd]
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._epoll.modify(fd, select.EPOLLIN)
+            return
+        except ssl.SSLWantWriteError:
+            self._epoll.modify(fd, select.EPOLLOUT)
+            return
+        except OSError as error:
+            _LOG.info("the TLS handshake of %s failed: %s", peer, error)
+            self._end_handshake(fd).close()
+            return
+        self._end_handshake(fd)
+        if tls.selected_alpn_protocol() != "h2":  # RFC 9113 section 3.2
+            _LOG.info("the TLS client %s does not offer the protocol h2", peer)
+            tls.close()
+            return
+        connection = Connection(self, tls, peer, is_tls=True)
+        self._add(connection)
+        connection.on_event(select.EPOLLIN)
+
+    def _end_handshake(self, fd: int) -> ssl.SSLSocket:
+        self._epoll.unregister(fd)
+        return self._handshakes.pop(fd)[0]
+
+    def _warn(self, text: str, *details: object) -> None:
+        if self.now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = self.now_s
+            _LOG.warning(text, *details)
+
+    # -- the end
+
+    def _begin_drain(self) -> None:
+        self.is_draining = True
+        for connection in list(self._connections.values()):
+            connection.begin_going_away()
+
+    def _begin_stop(self, grace_s: float) -> None:
+        self._stop_at_s = self.now_s + grace_s
+        self._stop_accepting()
+        self._look_whether_over()
+
+    def _stop_accepting(self) -> None:
+        self._close_listeners()
+        for fd in list(self._handshakes):
+            self._end_handshake(fd).close()
+        for connection in list(self._connections.values()):
+            connection.end_going_away()
+
+    def _look_whether_over(self) -> None:
+        """Be over when no stream is open and all is sent, or the grace has passed; else look again."""
+        self._is_over = self.now_s >= self._stop_at_s or not any(
+            connection.is_busy for connection in self._connections.values()
+        )
+        if not self._is_over:
+            self.call_at(min(self._stop_at_s, self.now_s + 0.01), self._look_whether_over)
+
+    def _close_listeners(self) -> None:
+        for fd, item in self._listeners.items():
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+            item.close()
+        self._listeners.clear()
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            self.drop(connection)
+        for fd in list(self._handshakes):
+            self._end_handshake(fd).close()
+        self._close_listeners()
+        self._make_calls()  # somebody may wait for one
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for item in self._listeners.values():
+            item.close()
+        self._listeners.clear()
+        if not self._epoll.closed:
+            self._epoll.close()
+            with self._wake_lock:
+                self._is_woken = True  # its number may be another file's from now on
+                os.close(self._wake_fd)

@@ -1,0 +1,120 @@
+"""On which threads calls are answered, and what many of them at once, or clients that leave, do to the front end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_server.core.tensor import DType, Tensor
+
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def output() -> Tensor:
+    return Tensor("OUTPUT0", DType.FP32, np.zeros(1, "<f4"))
+
+
+def test_a_model_that_answers_any_number_of_times_never_runs_on_the_thread_that_reads(
+    door: Any, make_request: Any
+) -> None:
+    for _ in range(5):
+        list(door.stream([make_request("repeat", id="a")]))
+    assert [call.hold_us for call in door.service.calls] == [0.0] * 5
+    list(door.stream([make_request("echo", id="a")]))
+    assert door.service.calls[-1].hold_us > 0
+
+
+@pytest.mark.parametrize("transport", ["http2"])
+def test_a_stream_takes_no_thread_of_its_own(door: Any, make_request: Any) -> None:
+    before = threading.active_count()
+    streams = [door.stream([make_request("held", id=str(number))]) for number in range(20)]
+    held = door.service.wait_for_calls(20)
+    # Each stream of grpcio's client has a thread that sends.
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("grpc")]) <= 1
+    assert threading.active_count() <= before + 2 * 20 + 1
+    for call in held:
+        call.answer(output())
+    assert {message.infer_response.id for stream in streams for message in stream} == {str(n) for n in range(20)}
+
+
+def test_an_order_that_takes_long_holds_up_nobody_else(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    begun = threading.Barrier(4)
+
+    def unload(*_: object, **__: object) -> None:
+        begun.wait(20)
+        assert may_go_on.wait(20)
+
+    monkeypatch.setattr(door.service, "unload_model", unload)
+    with ThreadPoolExecutor(3) as clients:
+        orders = [clients.submit(door.call, "RepositoryModelUnload") for _ in range(3)]
+        begun.wait(20)
+        assert door.call("ServerLive").live
+        assert door.call("ModelReady").ready is False
+        may_go_on.set()
+        for order in orders:
+            order.result(20)
+
+
+def test_a_message_that_takes_long_to_read_holds_up_nobody_else(
+    door: Any, make_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    door.service.behaviours["named"] = lambda call: (names.append(threading.current_thread().name), call.answer())
+    values = np.zeros(100_000, "<f4")
+    for typed in (True, False, False):
+        request = make_request("named", values)
+        if typed:
+            del request.raw_input_contents[:]
+            request.inputs[0].contents.fp32_contents.extend(values.tolist())
+        door.call("ModelInfer", request)
+        assert len(list(door.stream([request, request]))) == 2
+    door.call("ModelInfer", make_request("named"))
+    if names[-1] == "http2":
+        assert [name == "http2" for name in names] == [False] * 4 + [True] * 6
+
+
+def test_many_clients_at_once_get_their_own_answers(door: Any, make_request: Any) -> None:
+    infer = door.channel().unary_unary(MODEL_INFER)
+
+    def ask(number: int) -> bool:
+        data = make_request("echo", (float(number),), id=str(number)).SerializeToString()
+        answer = infer(data, timeout=60)
+        return np.float32(number).tobytes() in answer and str(number).encode() in answer
+
+    with ThreadPoolExecutor(8) as clients:
+        assert all(clients.map(ask, range(400)))
+
+
+def test_a_call_that_is_answered_while_its_client_leaves_does_not_hold_up_the_end(
+    open_door: Any, make_request: Any
+) -> None:
+    door = open_door()
+    infer = door.channel().unary_unary(MODEL_INFER)
+    futures = [infer.future(make_request("held").SerializeToString()) for _ in range(20)]
+    held = door.service.wait_for_calls(20)
+    answering = threading.Thread(target=lambda: [call.answer(output()) for call in held])
+    answering.start()
+    for future in futures:
+        future.cancel()
+    answering.join()
+    end = threading.Thread(target=door.frontend.stop, args=(60,))
+    end.start()
+    end.join(20)
+    assert not end.is_alive()
+
+
+def test_a_call_that_was_begun_before_the_stop_is_answered(open_door: Any, make_request: Any) -> None:
+    door = open_door()
+
+    def stop_and_answer(call: Any) -> None:
+        stopping = threading.Thread(target=door.frontend.stop, args=(60,))
+        stopping.start()
+        call.answer(output())
+
+    door.service.behaviours["late"] = stop_and_answer
+    assert door.call("ModelInfer", make_request("late", id="last"), timeout=45).id == "last"

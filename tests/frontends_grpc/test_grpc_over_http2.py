@@ -1,0 +1,230 @@
+"""What gRPC's rules make of HTTP/2 headers and DATA, without a network."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_server.config import GrpcConfig
+from edge_server.errors import InvalidRequest, Throttled
+from edge_server.frontends.grpc import over_http2
+from edge_server.frontends.grpc.call import Ending, Method, UnarySide, ending
+from edge_server.frontends.grpc.over_http2 import CallHead, Http2Transport
+from edge_server.frontends.http2.headers import HeaderBlock
+from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.frontends.status import GrpcStatus
+
+PATH = b"/test.Service/Method"
+FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", PATH), (b"content-type", b"application/grpc"))
+
+
+class Side(UnarySide):
+    """Keeps what it is given."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.messages: list[memoryview | bytes] = []
+        self.has_left = self.is_last = False
+
+    def on_message(self, message: memoryview | bytes) -> None:
+        self.messages.append(message)
+
+    def on_last_message(self) -> None:
+        self.is_last = True
+
+    def on_client_left(self) -> None:
+        self.has_left = True
+
+
+METHODS = {PATH.decode(): Method(Side, is_stream=False), "/test.Service/Stream": Method(Side, is_stream=True)}
+
+
+class Stream:
+    """A stream as the HTTP/2 server makes it; keeps what is sent on it."""
+
+    peer = ("127.0.0.1", 7)
+
+    def __init__(self, fields: tuple[tuple[bytes, bytes], ...] = FIELDS) -> None:
+        self.headers = HeaderBlock(fields)
+        self.ends: list[bytes] = []
+        self.consumed = 0
+
+    def finish(self, block: bytes) -> None:
+        self.ends.append(block)
+
+    def consume(self, count: int) -> None:
+        self.consumed += count
+
+
+def head(*more: tuple[bytes, bytes], fields: tuple[tuple[bytes, bytes], ...] = FIELDS) -> CallHead:
+    return CallHead(HeaderBlock((*fields, *more)), METHODS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ns"),
+    [(b"1H", 3_600 * 10**9), (b"2M", 120 * 10**9), (b"3S", 3 * 10**9), (b"4m", 4 * 10**6), (b"5u", 5_000), (b"6n", 6)],
+)
+def test_a_timeout_has_a_unit(text: bytes, expected_ns: int) -> None:
+    assert head((b"grpc-timeout", text)).timeout_ns == expected_ns
+    assert head((b"grpc-timeout", b"0S")).timeout_ns == 1, "no deadline is another thing than one that has passed"
+
+
+@pytest.mark.parametrize("text", [b"", b"5", b"S", b"-1S", b"123456789S", b"1.5S", b"1 S", b"1x"])
+def test_a_timeout_that_is_none_is_refused(text: bytes) -> None:
+    refusal = head((b"grpc-timeout", text)).refusal
+    assert refusal is not None
+    assert refusal.code is GrpcStatus.INTERNAL
+
+
+def test_metadata_keeps_repetitions_and_leaves_out_what_is_the_transports() -> None:
+    found = head((b"te", b"trailers"), (b"a", b"1"), (b"a", b"2"), (b"grpc-encoding", b"gzip"), (b"b", b"\xc3\xa9"))
+    assert found.metadata == (("a", "1"), ("a", "2"), ("b", "é"))
+
+
+def test_binary_metadata_may_lack_padding_and_be_joined() -> None:
+    assert head((b"x-bin", b"/w"), (b"x-bin", b"AAE=, AA")).metadata == (
+        ("x-bin", b"\xff"), ("x-bin", b"\0\1"), ("x-bin", b"\0"),
+    )  # fmt: skip
+    assert head((b"x-bin", b"A!A=")).refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        (b"content-type", b"application/grpc+proto", 200), (b"content-type", b"application/grpc;x=y", 200),
+        (b"content-type", b"application/grpcx", 415), (b"content-type", b"text/html", 415), (b":method", b"PUT", 405),
+    ],
+)  # fmt: skip
+def test_what_is_no_grpc_gets_a_status_of_http(name: bytes, value: bytes, status: int) -> None:
+    fields = tuple((key, value if key == name else given) for key, given in FIELDS)
+    assert head(fields=fields).http_status == status
+
+
+def test_unknown_methods_and_encodings_are_unimplemented() -> None:
+    for found in (head(fields=((b":path", b"/no"), *FIELDS[:2], FIELDS[3])), head((b"grpc-encoding", b"br"))):
+        assert found.refusal is not None
+        assert found.refusal.code is GrpcStatus.UNIMPLEMENTED
+
+
+@pytest.fixture
+def transport() -> Http2Transport:
+    return Http2Transport(METHODS, GrpcConfig(), 64, 4, MemoryBudget(1 << 30, 1 << 30))
+
+
+def framed(*messages: bytes, flag: int = 0) -> bytes:
+    return b"".join(bytes((flag,)) + len(message).to_bytes(4, "big") + message for message in messages)
+
+
+@given(st.lists(st.binary(max_size=9000), min_size=1, max_size=4), st.data())
+def test_messages_are_taken_out_of_frames_that_cut_them_anywhere(messages: list[bytes], data: st.DataObject) -> None:
+    transport = Http2Transport(METHODS, GrpcConfig(), 8, 4, MemoryBudget(1 << 30, 1 << 30))
+    stream = Stream((*FIELDS[:2], (b":path", b"/test.Service/Stream"), FIELDS[3]))
+    call = transport._on_stream(stream)  # type: ignore[arg-type]
+    transport.server.thread_id = over_http2.threading.get_ident()
+    side = call._side
+    assert isinstance(side, Side)
+    wire = framed(*messages)
+    while wire:
+        count = data.draw(st.integers(1, len(wire)))
+        part, wire = wire[:count], wire[count:]
+        target = call.target(len(part)) if data.draw(st.booleans()) else None
+        if target is not None:
+            filled = min(len(target), len(part))
+            target[:filled] = part[:filled]
+            part = part[filled:]
+            call.on_filled(filled, not part and not wire)
+        if part:
+            call.on_data(memoryview(part), not wire)
+        call.receive()
+    for _ in messages:
+        call.receive()
+    assert [bytes(message) for message in side.messages] == messages
+    assert side.is_last
+    assert transport.budget.held == 0
+    assert not stream.ends
+
+
+def test_the_end_of_a_large_message_is_aligned(transport: Http2Transport) -> None:
+    for size in range(5000, 5020):
+        call = transport._on_stream(Stream())  # type: ignore[arg-type]
+        call.on_data(memoryview(framed(bytes(size))), True)
+        side = call._side
+        assert isinstance(side, Side)
+        array = np.frombuffer(side.messages[0], np.uint8)
+        assert (array.__array_interface__["data"][0] + size) % 16 == 0
+        assert side.messages[0].readonly  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"", b"\0\0", framed(b"abc")[:-1], framed(b"abc", b"d"), framed(b"abc", flag=1), framed(b"abc", flag=2),
+        b"\0\xff\xff\xff\xff",
+    ],
+)  # fmt: skip
+def test_a_unary_call_without_exactly_one_whole_message_is_refused(transport: Http2Transport, wire: bytes) -> None:
+    stream = Stream()
+    call = transport._on_stream(stream)  # type: ignore[arg-type]
+    call.on_data(memoryview(wire), True)
+    assert len(stream.ends) == 1
+    assert b"grpc-status" in stream.ends[0]
+    assert isinstance(call._side, Side)
+    assert call._side.messages == []
+    assert call._side.has_left
+    assert not transport.calls
+
+
+def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Transport) -> None:
+    transport.budget.total = 10_000
+    transport.server.thread_id = over_http2.threading.get_ident()
+    streams = [Stream() for _ in range(3)]
+    calls = [transport._on_stream(stream) for stream in streams]  # type: ignore[arg-type]
+    for call, count in zip(calls, (1000, 6000, 2000), strict=True):
+        call.on_data(memoryview(framed(bytes(9000))[:count]), False)
+    calls[0].on_data(memoryview(bytes(2000)), False)
+    assert [len(stream.ends) for stream in streams] == [0, 1, 0], "the one that holds most gives way"
+    calls[0].on_data(memoryview(bytes(6000 + 5)), True)
+    side = calls[0]._side
+    assert isinstance(side, Side)
+    assert len(side.messages[0]) == 9000
+
+
+def test_a_message_that_does_not_come_is_given_up(transport: Http2Transport) -> None:
+    streams = [Stream(), Stream()]
+    silent, slow = (transport._on_stream(stream) for stream in streams)  # type: ignore[arg-type]
+    slow.on_data(memoryview(framed(bytes(1 << 20))[: 1 << 16]), False)
+    now_s = transport.server.now_s
+    for call in (silent, slow):
+        call.on_tick(now_s + 59)
+    assert [stream.ends for stream in streams] == [[], []]
+    silent.on_tick(now_s + 61)
+    slow.on_tick(now_s + 61)
+    assert [len(stream.ends) for stream in streams] == [1, 0]
+    slow.on_tick(now_s + 200)
+    assert [len(stream.ends) for stream in streams] == [1, 1]
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_what_is_inflated_is_bounded_and_whole(encoding: str, compress: Any) -> None:
+    data = bytes(3 << 20)
+    packed = bytearray(compress(data))
+    assert bytes(over_http2._inflated(packed, encoding, len(data))) == data
+    with pytest.raises(Throttled):
+        over_http2._inflated(packed, encoding, len(data) - 1)
+    with pytest.raises(InvalidRequest, match="end is missing"):
+        over_http2._inflated(packed[:-1], encoding, len(data))
+    with pytest.raises(InvalidRequest, match=encoding):
+        over_http2._inflated(bytearray(b"none"), encoding, len(data))
+
+
+def test_a_status_is_percent_encoded() -> None:
+    block = over_http2._encoded_ending(Ending(GrpcStatus.INTERNAL, "100% \né~"), is_alone=False)
+    assert b"grpc-message\x11100%25 %0A%C3%A9~" in block
+    long = ending(InvalidRequest("☺" * 50_000))
+    assert len(over_http2._encoded_ending(long, is_alone=True)) < 8000
