@@ -221,6 +221,39 @@ def test_what_an_inflated_body_holds_counts(open_site: Any, connect: Callable[..
     assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
 
 
+def test_a_body_of_another_thread_makes_one_give_way_that_holds_more(
+    open_site: Any, connect: Callable[..., socket.socket]
+) -> None:
+    site = open_site(max_body_bytes_in_flight=4 * MIB)
+    budget = budget_of(site)
+    hoarder, other = connect(site), Body(budget)
+    hoarder.sendall(message(900_000)[: 3 * MIB])
+    wait_until(lambda: budget.held > 2.9 * MIB)
+    other.grow(2 * MIB)
+    assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
+    assert (other.refusal, budget.refused) == (None, 1)
+    wait_until(lambda: budget.held == 2 * MIB)
+    budget.leave(other)
+    honest = connect(site)
+    honest.sendall(message(500_000))
+    assert head_of(honest).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_that_came_whole_meanwhile_is_not_refused() -> None:
+    async def settle_first() -> None:
+        budget = MemoryBudget(1000, 1000)
+        refusals: list[str] = []
+        loop = asyncio.get_running_loop()
+        body = BodyReader(None, budget, loop, lambda refusal: refusals.append(refusal.message))
+        body.append(memoryview(bytes(600)))
+        await loop.run_in_executor(None, lambda: (Body(budget).grow(500), body.finish()))
+        await asyncio.sleep(0)
+        assert (refusals, bytes(body.finish())) == ([], bytes(600))
+        body.release()
+
+    asyncio.run(settle_first())
+
+
 class Body:
     def __init__(self, budget: MemoryBudget) -> None:
         self.filled = 0
