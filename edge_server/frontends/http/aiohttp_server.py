@@ -2,8 +2,8 @@
 
 The connection finds where a request ends, whoever answers it. aiohttp's protocol then gets its head and body, parses
 them, calls the handler, and writes the answer to a transport of ours, which passes it on to the connection. The handler
-itself sends the whole answer, and so knows when it is out. aiohttp is imported for the first such request, on another
-thread: inferences do not wait for that.
+itself sends the whole answer, and so knows when it is out. aiohttp is imported on another thread, for the first such
+request or once the server is ready: neither the start nor inferences wait for that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from edge_server.frontends.http.body_reader import Body, BodyReader
@@ -57,6 +58,10 @@ class AiohttpServer:
         self.workers = workers
         self._server: web.Server | None = None
 
+    def prepare(self) -> asyncio.Future[ModuleType]:
+        """Have aiohttp imported, on another thread, before a request needs it. The result may raise ImportError."""
+        return asyncio.get_running_loop().run_in_executor(self.workers, importlib.import_module, "aiohttp.web")
+
     def begin(self, target: AiohttpTarget, connection: Connection, body: Body, reader: BodyReader | None) -> Exchange:
         exchange = connection.side_protocol
         if not isinstance(exchange, Exchange):
@@ -71,7 +76,7 @@ class AiohttpServer:
 
     async def _start(self, exchange: Exchange) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(self.workers, importlib.import_module, "aiohttp.web")
+            await self.prepare()
         except ImportError as error:
             exchange.connection.reply(failure_reply(error, "the import of aiohttp"))
             return

@@ -118,6 +118,10 @@ class HttpFrontend:
             max_connections=max_connections(config.max_connections),
         )
 
+    def prepare(self) -> None:
+        """Import what is needed beside inference, on another thread: for when the server is ready."""
+        self._aiohttp.prepare()
+
     @property
     def tls(self) -> ssl.SSLContext | None:
         """The context of new connections, which follows `renew_tls`; None without TLS. Known once it was started."""
