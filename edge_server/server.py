@@ -42,6 +42,7 @@ from edge_server.telemetry.service_manager import Check
 
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.server import GrpcFrontend
+    from edge_server.frontends.http.frontend import HttpFrontend
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Server:
         most = most_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
         self._budget = MemoryBudget(most, largest)
         self._sources: list[Source] = [self._budget.families]
+        self._http: HttpFrontend | None = None
         self._grpc: GrpcFrontend | None = None
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
@@ -187,15 +189,16 @@ class Server:
             engines=self._core.engines,
             allows_code_upload=self._config.repository.allows_code_upload,
             tokens=self._tokens,
+            budget=self._budget,
         )
         port = await front.start()
+        self._http = front
         if self._config.http.tls_cert:
             self._supervision.add_reload(
                 ("http.tls_cert", "http.tls_key", "http.client_ca"),
                 lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key, new.http.client_ca),
             )
         self._tls = front.tls
-        self._sources.append(front.families)
         self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
         scheme = "https" if self._config.http.tls_cert else "http"
         self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
@@ -274,6 +277,8 @@ class Server:
         self._say_what_is_served()
         if must_end:
             return False
+        if self._http is not None:
+            self._http.prepare()
         # Without a model there is no hurry: it need not hold up the start.
         await _compile_initializers()
         return True

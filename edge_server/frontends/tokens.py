@@ -75,8 +75,7 @@ class Tokens:
         try:
             name = self.name_of(authorization, category)
         except EdgeServerError:
-            with self._lock:
-                self._refused[category] += 1
+            self.count_refused(category)
             raise
         self.count(name, category)
         return name
@@ -97,6 +96,11 @@ class Tokens:
         """Count a request that a token let in."""
         with self._lock:
             self._taken[name, category] += 1
+
+    def count_refused(self, category: str) -> None:
+        """Count a request that no token let in."""
+        with self._lock:
+            self._refused[category] += 1
 
     def families(self) -> list[Family]:
         """Return the metrics."""

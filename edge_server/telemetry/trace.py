@@ -99,8 +99,9 @@ class Traces:
                 collector.flush(sampler)
         return self.get(model)
 
-    def sample(self, model: str, headers: Iterable[tuple[str, str]]) -> TracedRequest | None:
-        """Return a new trace for a request that came just now, or None. The caller must `finish` it.
+    def sample(self, model: str, headers: Iterable[tuple[str, str]], began_ns: int = 0) -> TracedRequest | None:
+        """Return a new trace for a request that came at `began_ns` (time.monotonic_ns; 0: just now), or None. The
+        caller must `finish` it.
 
         In mode opentelemetry a request that brings a W3C trace context is traced whatever the rate and the count.
         """
@@ -117,7 +118,7 @@ class Traces:
             return None
         from edge_server.telemetry.trace_record import TracedRequest
 
-        return TracedRequest(model, sampler, self._ids, collector.take, parent, time.monotonic_ns())
+        return TracedRequest(model, sampler, self._ids, collector.take, parent, began_ns or time.monotonic_ns())
 
     def close(self, timeout_s: float) -> None:
         """Trace nothing more, and write what was collected, waiting at most `timeout_s`."""

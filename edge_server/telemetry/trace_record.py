@@ -176,9 +176,9 @@ class TracedRequest:
         self.first = TracedModel(self, next(ids), 0)
         self.models = [self.first]
 
-    def stamp(self, name: str) -> None:
-        """Note that something happens now."""
-        self.stamps.append((name, time.monotonic_ns()))
+    def stamp(self, name: str, at_ns: int = 0) -> None:
+        """Note that something happens at `at_ns` (time.monotonic_ns; 0: now)."""
+        self.stamps.append((name, at_ns or time.monotonic_ns()))
 
     def finish(self) -> None:
         """Say that the front end adds nothing any more. More than once is once."""

@@ -48,4 +48,4 @@ def test_memory_stays_bounded_and_honest_clients_are_served(serve: Any, reposito
         # Of 24 halves of 18 MiB three fit; some bytes may not have been read yet.
         assert int(numbers["edge_http_bodies_refused_total"]) >= 15
         assert int(numbers["edge_http_body_bytes"]) <= 64 * MIB
-        assert "HTTP request bodies on their way held more than 67108864 bytes" in server.log()
+        assert "request bodies on their way held more than 67108864 bytes" in server.log()

@@ -15,7 +15,7 @@ import pytest
 
 from edge_server.config import HttpConfig, LogConfig
 from edge_server.core.check import RequestCheck
-from edge_server.core.message import Request, Response
+from edge_server.core.message import Request, RequestMemo, Response
 from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.tensor import DType, Tensor
@@ -185,6 +185,9 @@ class StubService:
         if version == 3:
             raise NotReady(f"Request for unknown model: '{name}' version 3 is not at ready state")
         return replace(self.models[name][0], name=name)
+
+    def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
+        return self.model_spec(name, version)
 
     def statistics(self, name: str | None, version: int | None) -> list[VersionStatistics]:
         if name is not None and name not in self.models:

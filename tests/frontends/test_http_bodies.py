@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.http import body as bodies
+from edge_server.frontends.http import body_reader as bodies
 from edge_server.frontends.http import compression
 from edge_server.frontends.http.compression import (
     UnknownEncoding,

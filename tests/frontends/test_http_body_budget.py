@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ import numpy as np
 import pytest
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http import budget as budgets
-from edge_server.frontends.http.budget import BodyBudget
+from edge_server.frontends import memory_budget as budgets
+from edge_server.frontends.http.body_reader import BodyReader
+from edge_server.frontends.memory_budget import MemoryBudget
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -25,7 +28,7 @@ LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "by aiohttp": ("Accept-Encoding: gzip",),
+    "compressed answer": ("Accept-Encoding: gzip",),
     "in chunks": ("Transfer-Encoding: chunked",),
 }
 
@@ -58,8 +61,8 @@ def connect() -> Iterator[Callable[[Any], socket.socket]]:
         yield start
 
 
-def budget_of(site: Any) -> BodyBudget:
-    found: BodyBudget = site.frontend._budget
+def budget_of(site: Any) -> MemoryBudget:
+    found: MemoryBudget = site.frontend._budget
     return found
 
 
@@ -218,18 +221,48 @@ def test_what_an_inflated_body_holds_counts(open_site: Any, connect: Callable[..
     assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
 
 
+def test_a_body_of_another_thread_makes_one_give_way_that_holds_more(
+    open_site: Any, connect: Callable[..., socket.socket]
+) -> None:
+    site = open_site(max_body_bytes_in_flight=4 * MIB)
+    budget = budget_of(site)
+    hoarder, other = connect(site), Body(budget)
+    hoarder.sendall(message(900_000)[: 3 * MIB])
+    wait_until(lambda: budget.held > 2.9 * MIB)
+    other.grow(2 * MIB)
+    assert head_of(hoarder).startswith(b"HTTP/1.1 503 ")
+    assert (other.refusal, budget.refused) == (None, 1)
+    wait_until(lambda: budget.held == 2 * MIB)
+    budget.leave(other)
+    honest = connect(site)
+    honest.sendall(message(500_000))
+    assert head_of(honest).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_that_came_whole_meanwhile_is_not_refused() -> None:
+    async def settle_first() -> None:
+        budget = MemoryBudget(1000, 1000)
+        refusals: list[str] = []
+        loop = asyncio.get_running_loop()
+        body = BodyReader(None, budget, loop, lambda refusal: refusals.append(refusal.message))
+        body.append(memoryview(bytes(600)))
+        await loop.run_in_executor(None, lambda: (Body(budget).grow(500), body.finish()))
+        await asyncio.sleep(0)
+        assert (refusals, bytes(body.finish())) == ([], bytes(600))
+        body.release()
+
+    asyncio.run(settle_first())
+
+
 class Body:
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: MemoryBudget) -> None:
         self.filled = 0
         self.refusal: Refusal | None = None
         self._budget = budget
         budget.enter(self)
 
     def grow(self, count: int) -> None:
-        self.filled += count
-        self._budget.held += count
-        if self._budget.held > self._budget.total:
-            self._budget.make_room()
+        self._budget.grow(self, count)
 
     def give_way(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -238,7 +271,7 @@ class Body:
 
 def test_those_give_way_that_hold_most_for_longest() -> None:
     now_s = 0.0
-    budget = BodyBudget(1000, 10_000, lambda: now_s)
+    budget = MemoryBudget(1000, 10_000, lambda: now_s)
     assert budget.each == 1000
     old, small = Body(budget), Body(budget)
     old.grow(400)
@@ -261,42 +294,57 @@ def test_those_give_way_that_hold_most_for_longest() -> None:
     assert budget.held == 310
 
 
+def reader(budget: MemoryBudget) -> tuple[BodyReader, list[str]]:
+    """Return a body in chunks, and what it is refused with."""
+    refusals: list[str] = []
+    return BodyReader(None, budget, None, lambda refusal: refusals.append(refusal.message)), refusals
+
+
 def test_a_body_that_is_all_there_does_not_give_way_and_what_grows_beyond_it_does() -> None:
-    budget = BodyBudget(1000, 1000)
-    with budget.share() as settled:
-        settled.grow(900)
-        settled.settle()
-        with budget.share() as late, pytest.raises(Refusal, match="after 101 bytes"):
-            late.grow(101)
-        assert budget.held == 900
-        with pytest.raises(Refusal, match="after 1001 bytes"):
-            settled.grow(101)
-    assert budget.held == 0
-    assert budget.refused == 2
+    budget = MemoryBudget(1000, 1000)
+    settled, settled_refusals = reader(budget)
+    settled.append(memoryview(bytes(900)))
+    settled.finish()
+    late, late_refusals = reader(budget)
+    late.append(memoryview(bytes(101)))
+    assert "after 101 bytes" in late_refusals[0]
+    assert (budget.held, settled_refusals) == (900, [])
+    settled.release()
+    assert (budget.held, budget.refused) == (0, 1)
+
+
+def test_what_is_made_of_a_body_that_is_all_there_is_refused_when_there_is_no_room() -> None:
+    async def inflate() -> None:
+        budget = MemoryBudget(1000, 1000)
+        settled, _ = reader(budget)
+        settled.append(memoryview(zlib.compress(bytes(999))))
+        with pytest.raises(Refusal, match="hold more than 1000 bytes together"):
+            await settled.inflate(settled.finish(), "deflate", None)
+        assert (budget.held, budget.refused) == (0, 1)
+
+    asyncio.run(inflate())
 
 
 def test_settled_bodies_leave_the_rest_of_the_room_to_small_ones() -> None:
-    budget = BodyBudget(1000, 1000)
-    with budget.share() as settled:
-        settled.grow(900)
-        settled.settle()
-        small, large = Body(budget), Body(budget)
-        small.grow(20)
-        large.grow(81)
-        assert (small.refusal is None, large.refusal is None, budget.held) == (True, False, 920)
+    budget = MemoryBudget(1000, 1000)
+    settled, _ = reader(budget)
+    settled.append(memoryview(bytes(900)))
+    settled.finish()
+    small, large = Body(budget), Body(budget)
+    small.grow(20)
+    large.grow(81)
+    assert (small.refusal is None, large.refusal is None, budget.held) == (True, False, 920)
 
 
-def test_a_share_that_gave_way_holds_nothing_and_says_so_at_its_next_piece() -> None:
-    budget = BodyBudget(1000, 1000)
-    with budget.share() as share, budget.share() as other:
-        share.grow(600)
-        share.buffer = bytearray(600)
-        other.grow(500)
-        assert len(share.buffer) == 0
-        assert budget.held == 500
-        with pytest.raises(Refusal, match="after 600 bytes"):
-            share.grow(1)
-    assert budget.held == 0
+def test_a_body_that_gave_way_holds_nothing_and_takes_nothing_more() -> None:
+    budget = MemoryBudget(1000, 1000)
+    (first, refusals), (other, _) = reader(budget), reader(budget)
+    first.append(memoryview(bytes(600)))
+    other.append(memoryview(bytes(500)))
+    assert first.buffer is None
+    first.append(memoryview(bytes(400)))
+    first.begin_chunk(5000)
+    assert (budget.held, len(refusals)) == (500, 1)
 
 
 def lay_out(root: Path, available_kb: int | None, groups: dict[str, tuple[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""Connections as bytes: whatever a client sends, and however it cuts it, is answered as by aiohttp alone."""
+"""Connections as bytes: whatever a client sends, and however it cuts it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.frontends.http import body as bodies
-from edge_server.frontends.http.fast_infer import FastInfer
-from edge_server.frontends.http.lanes import OrdinaryHandler
+from edge_server.frontends.http import body_reader
+from edge_server.frontends.http.inference import InferTarget
 
 PATH = "/v2/models/float/infer"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -103,47 +102,48 @@ def client(site: Any, connect: Callable[[Any], Client]) -> Client:
 
 
 @pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The models of the inferences that aiohttp did not see."""
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models of the inferences whose bodies were whole."""
     seen: list[str] = []
-    begin = FastInfer.begin
+    begin = InferTarget.begin
 
-    def noting(self: FastInfer, target: Any, *rest: Any) -> Any:
-        seen.append(target.model)
-        return begin(self, target, *rest)
+    def noting(self: InferTarget, *rest: Any) -> Any:
+        seen.append(self.model)
+        return begin(self, *rest)
 
-    monkeypatch.setattr(FastInfer, "begin", noting)
+    monkeypatch.setattr(InferTarget, "begin", noting)
     return seen
 
 
-def test_plain_inferences_do_not_pass_aiohttp_and_others_do(site, client, fast, connect):
-    for _ in range(3):
-        client.send(infer([1.5]))
-        assert client.data() == [1.5]
-    assert fast == ["float"] * 3
-    for line in ("Accept-Encoding: gzip", "Expect: 100-continue", "Content-Encoding: identity", "Connection: close"):
-        other = connect(site)
-        other.send(infer([1.5])[:-1].replace(b"Host: x", b"Host: x\r\n" + line.encode()) + b"}")
-        status, head, _ = other.answer()
-        assert (status, "100 Continue" in head or "200 OK" in head) == (100 if "Expect" in line else 200, True)
-    assert len(fast) == 3
+@pytest.mark.parametrize(
+    "line", ["Accept-Encoding: gzip", "Expect: 100-continue", "Content-Encoding: identity", "Connection: close"]
+)
+def test_inferences_of_every_kind_take_one_way(site, connect, begun, line):
+    client = connect(site)
+    data = infer([1.5]).replace(b"Host: x", b"Host: x\r\n" + line.encode())
+    for sent in ((data,), (data[:-1], data[-1:])):
+        client = connect(site)
+        for part in sent:
+            client.send(part)
+        assert client.answer()[0] == 200
+    assert begun == ["float"] * 2
 
 
-def test_both_paths_answer_with_the_same_head_and_body(client):
+def test_a_head_seen_before_is_answered_with_the_same_head_and_body(client):
     unknown = infer([0.5], path="/v2/models/no/infer")
     for made in (infer([1.0, 2.0], "a"), binary([1.0, 2.0], "a"), binary([], "b"), unknown):
         answers = []
-        for data in (made, made.replace(b"Host: x", b"Host: x\r\nContent-Encoding: identity")):
+        for data in (made, made, made.replace(b"Host: x", b"Host: x\r\nContent-Encoding: identity")):
             client.send(data)
             status, head, body = client.answer()
             lines = sorted(line for line in head.lower().split("\r\n") if not line.startswith("date:"))
             assert "date: " in head.lower()
             answers.append((status, lines, body))
-        assert answers[0] == answers[1]
+        assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("make", [infer, binary])
-def test_a_request_may_be_cut_at_every_byte(client, fast, make):
+def test_a_request_may_be_cut_at_every_byte(client, begun, make):
     data = make([1.0, -2.5], "cut")
     for place in range(1, len(data)):
         client.send(data[:place])
@@ -152,7 +152,7 @@ def test_a_request_may_be_cut_at_every_byte(client, fast, make):
         status, _, body = client.answer()
         assert status == 200
         assert b'"id":"cut"' in body
-    assert len(fast) == len(data) - 1
+    assert len(begun) == len(data) - 1
 
 
 def test_a_request_may_come_byte_by_byte(client):
@@ -173,7 +173,7 @@ def test_pipelined_requests_are_answered_in_order_whoever_answers_them(client):
             assert (status, body) == (200, b"")
 
 
-def test_a_request_behind_one_that_hands_the_connection_over_is_answered(client):
+def test_a_request_behind_one_in_chunks_is_answered(client):
     chunked = LIVE.replace(b"GET", b"POST").replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
     client.send(infer([1.0]) + chunked + infer([2.0]) + LIVE)
     assert client.data() == [1.0]
@@ -182,14 +182,14 @@ def test_a_request_behind_one_that_hands_the_connection_over_is_answered(client)
     assert client.answer()[0] == 200
 
 
-def test_an_ordinary_request_with_a_body_ends_where_its_length_says(client, fast):
+def test_a_request_to_an_endpoint_with_a_body_ends_where_its_length_says(client, begun):
     index = message(b'{"ready":true}', path="/v2/repository/index")
     for place in range(1, len(index), 7):
         client.send(index[:place])
         client.send(index[place:] + infer([7.0]))
         assert [entry["name"] for entry in json.loads(client.answer()[2])] == ["add"]
         assert client.data() == [7.0]
-    assert len(fast) == len(range(1, len(index), 7))
+    assert len(begun) == len(range(1, len(index), 7))
 
 
 def test_a_body_that_nobody_reads_is_passed_over(client):
@@ -219,14 +219,14 @@ def test_a_body_that_nobody_reads_is_passed_over(client):
         b"\r\n".join(b"X%d: y" % i for i in range(3000)) + b"\r\nContent-Length: 5",
     ],
 )
-def test_heads_with_two_meanings_are_refused_and_nothing_behind_them_is_served(site, client, fast, line):
+def test_heads_with_two_meanings_are_refused_and_nothing_behind_them_is_served(site, client, begun, line):
     smuggled = infer([6.0])
     client.send(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode() + line + b"\r\n\r\n{}   " + smuggled)
     status, _, _ = client.answer()
     assert status == 400
     assert client.is_ended()
     assert site.service.requests == []
-    assert fast == []
+    assert begun == []
 
 
 def test_a_length_that_is_too_short_leaves_bytes_that_are_no_request(site, client):
@@ -249,18 +249,18 @@ def test_a_client_that_leaves_within_a_body_leaves_nothing_behind(site, client, 
     assert site.post(PATH, infer([1.0]).partition(b"\r\n\r\n")[2]).status == 200
 
 
-def test_a_client_that_leaves_takes_its_request_back(site, client, fast):
+def test_a_client_that_leaves_takes_its_request_back(site, client, begun):
     one = {"shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}
     body = json.dumps({"inputs": [{"name": name, **one} for name in ("INPUT0", "INPUT1")]}).encode()
     client.send(message(body, path="/v2/models/never/infer"))
     assert site.service.submitted.wait(20)
     client.close()
     assert site.service.tickets[0].was_cancelled.wait(20)
-    assert fast == ["never"]
+    assert begun == ["never"]
 
 
 @pytest.mark.parametrize("count", [1, 60_000, 150_528, 700_000])
-def test_large_tensors_go_both_ways_unchanged(client, fast, count):
+def test_large_tensors_go_both_ways_unchanged(client, begun, count):
     values = np.random.default_rng(count).random(count, np.float32)
     client.send(binary(values.tolist(), "big") + LIVE)
     status, head, body = client.answer()
@@ -269,7 +269,7 @@ def test_large_tensors_go_both_ways_unchanged(client, fast, count):
     assert json.loads(body[:json_size])["id"] == "big"
     assert body[json_size:] == values.tobytes()
     assert client.answer()[0] == 200
-    assert len(fast) == 1
+    assert len(begun) == 1
 
 
 def test_a_client_that_does_not_read_is_not_served_further(site, client):
@@ -284,7 +284,7 @@ def test_a_client_that_does_not_read_is_not_served_further(site, client):
     assert len(site.service.requests) == 20
 
 
-def test_refusals_stay_the_same_on_the_short_way(open_site, fast, connect):
+def test_refusals_stay_the_same_on_a_kept_head(open_site, begun, connect):
     from edge_server.config import RestrictedGroup
 
     site = open_site(max_input_size_bytes=1000, restricted=(RestrictedGroup(("inference",), "key", "secret"),))
@@ -293,7 +293,7 @@ def test_refusals_stay_the_same_on_the_short_way(open_site, fast, connect):
     assert client.error() == (403, "This API is restricted, expecting header 'key'")
     client.send(infer([1.0]).replace(b"Host: x", b"Host: x\r\nkey: secret"))
     assert client.data() == [1.0]
-    assert len(fast) == 1
+    assert len(begun) == 1
     client.send(infer([1.0] * 500).replace(b"Host: x", b"Host: x\r\nkey: secret"))
     status, text = client.error()
     assert status == 400
@@ -301,13 +301,13 @@ def test_refusals_stay_the_same_on_the_short_way(open_site, fast, connect):
     assert client.is_ended()
 
 
-def test_forwarded_headers_reach_the_model_on_the_short_way(open_site, fast, connect):
+def test_forwarded_headers_reach_the_model_on_a_kept_head(open_site, begun, connect):
     site = open_site(header_pattern=re.compile("stamp.*"))
     client = connect(site)
     for value in ("1", "2"):
         client.send(infer([1.0]).replace(b"Host: x", f"Host: x\r\nstamp-ns: {value}".encode()))
         assert json.loads(client.answer()[2])["parameters"] == {"stamp-ns": value}
-    assert len(fast) == 2
+    assert len(begun) == 2
 
 
 @pytest.fixture
@@ -315,7 +315,6 @@ def stalling(monkeypatch: pytest.MonkeyPatch, open_site: Any) -> Any:
     """A front end whose clients may stall for a moment only."""
     from edge_server.frontends.http import listener
 
-    monkeypatch.setattr(bodies, "STALL_S", 0.2)
     monkeypatch.setattr(listener, "STALL_S", 0.2)
     return open_site()
 
@@ -328,8 +327,7 @@ def test_a_body_that_stalls_is_answered_408_and_the_connection_closed(stalling, 
     assert status == 408
     assert "connection: close" in head.lower()
     assert json.loads(body)["error"] == "request body stalled after 10 of 400 bytes: none came for 0.2 s"
-    # aiohttp reads on for some seconds before it closes.
-    assert lines or client.is_ended()
+    assert client.is_ended()
     assert stalling.service.requests == []
 
 
@@ -398,19 +396,19 @@ def test_early_answers_do_not_add_up_on_a_connection(site, client):
         assert client.error() == (404, "Not Found")
 
 
-def test_small_chunks_are_parsed_a_little_in_each_turn_of_the_loop(site, connect, monkeypatch):
-    fed: list[int] = []
-    receive = OrdinaryHandler.data_received
+def test_small_chunks_are_parsed_a_little_in_each_turn_of_the_loop(site, client, monkeypatch):
+    counts: list[int] = []
+    decode = body_reader.ChunkDecoder.decode
 
-    def noting(self, data):
-        fed.append(len(data))
-        receive(self, data)
+    def noting(self, data, start, reader):
+        end, goes_on = decode(self, data, start, reader)
+        counts.append((end - start) // 6)
+        return end, goes_on
 
-    monkeypatch.setattr(OrdinaryHandler, "data_received", noting)
-    client = connect(site)
+    monkeypatch.setattr(body_reader.ChunkDecoder, "decode", noting)
     client.send(CHUNKED % b"/v2/models/float/infer" + b"1\r\nx\r\n" * 200_000)
     assert client.error() == (400, "request body comes in more than 65536 chunks")
-    assert max(fed) <= 16 * 1024
+    assert max(counts) <= 2048
 
 
 def test_a_request_line_without_a_version_is_refused_in_a_version(site, client):
@@ -443,3 +441,142 @@ def test_two_headers_of_the_shared_word_are_refused(open_site, connect):
         line = f"key: {second}\r\n" if second else ""
         client.send(f"GET /v2 HTTP/1.1\r\nHost: x\r\nkey: secret\r\n{line}\r\n".encode())
         assert client.answer()[0] == expected
+
+
+BODY = infer([1.0]).partition(b"\r\n\r\n")[2]
+
+
+def chunks(*sizes: int, extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    """Return BODY in chunks of these sizes, the rest in a last one."""
+    parts, start = [], 0
+    for size in (*sizes, len(BODY) - sum(sizes)):
+        parts.append(b"%x%b\r\n%b\r\n" % (size, extension, BODY[start : start + size]))
+        start += size
+    return b"".join(parts) + b"0" + extension + b"\r\n" + trailer + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chunks(), chunks(1, 2, 3), chunks(1, 2, extension=b";name=value"), chunks(1, extension=b' ; a="b c"'),
+        chunks(5, trailer=b"Digest: x\r\nEmpty:\r\n"),
+    ],
+)  # fmt: skip
+def test_chunks_may_be_cut_at_every_byte(client, body):
+    data = CHUNKED % PATH.encode() + body
+    for place in range(1, len(data)):
+        client.send(data[:place])
+        client.send(data[place:])
+        assert client.data() == [1.0]
+
+
+def test_chunked_requests_follow_each_other(client):
+    client.send((CHUNKED % PATH.encode() + chunks(3)) * 20 + LIVE)
+    for _ in range(20):
+        assert client.data() == [1.0]
+    assert client.answer()[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"5\r\nabcdeX\r\n0\r\n\r\n",
+        b"5\nabcde\r\n0\r\n\r\n",
+        b"5\r\nabcde\n0\r\n\r\n",
+        b"5 \r\nabcde\r\n0\r\n\r\n",
+        b" 5\r\nabcde\r\n0\r\n\r\n",
+        b"0x5\r\nabcde\r\n0\r\n\r\n",
+        b"+5\r\nabcde\r\n0\r\n\r\n",
+        b"-5\r\nabcde\r\n0\r\n\r\n",
+        b"\r\nabcde\r\n0\r\n\r\n",
+        b"5;a\nb\r\nabcde\r\n0\r\n\r\n",
+        b"5;" + b"a" * 2000 + b"\r\nabcde\r\n0\r\n\r\n",
+        b"5;" + b"a" * 2000,
+        b"fffffffffffffffff\r\nabcde",
+        b"5\r\nabcde\r\n0\r\nno colon\r\n\r\n",
+        b"5\r\nabcde\r\n0\r\n folded: x\r\n\r\n",
+        b"5\r\nabcde\r\n0\r\nA: b\n\r\n\r\n",
+        b"5\r\nabcde\r\n0\r\n" + b"A: b\r\n" * 3000,
+        b"5\r\nabcde\r\n0\r\nA: " + b"b" * 9000,
+    ],
+)
+def test_chunks_with_two_meanings_are_refused_and_nothing_behind_them_is_served(site, client, body):
+    client.send(CHUNKED % PATH.encode() + body + infer([6.0]))
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+    assert site.service.requests == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: chunked, chunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: identity",
+        b"Transfer-Encoding: xchunked",
+        b"Transfer-Encoding: \x0bchunked",
+        b"Transfer-Encoding : chunked",
+        b"Transfer-Encoding:\r\n chunked",
+        b"Content-Length: 0\r\nTransfer-Encoding: chunked",
+        b"Content-Length: 1_0",
+        b"Content-Length: \xc2\xb2",
+        b"Content-Length:",
+    ],
+)
+def test_other_framings_are_refused(site, client, line):
+    client.send(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode() + line + b"\r\n\r\n" + chunks() + infer([6.0]))
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+    assert site.service.requests == []
+
+
+def test_chunks_of_http_1_0_are_refused(site, client):
+    client.send((CHUNKED % PATH.encode()).replace(b"HTTP/1.1", b"HTTP/1.0") + chunks())
+    assert client.answer()[0] == 400
+    assert client.is_ended()
+
+
+def test_a_client_of_http_1_0_is_answered_and_stays_if_it_asks_to(connect, site):
+    old = infer([1.0]).replace(b"HTTP/1.1", b"HTTP/1.0")
+    client = connect(site)
+    for _ in range(3):
+        client.send(old.replace(b"Host: x", b"Connection: keep-alive"))
+        status, head, _ = client.answer()
+        assert (status, "\r\nConnection: keep-alive" in head) == (200, True)
+    client.send(old)
+    status, head, _ = client.answer()
+    assert (status, "\r\nConnection: close" in head) == (200, True)
+    assert client.is_ended()
+    client = connect(site)
+    client.send(b'POST /v2/models/repeat/generate_stream HTTP/1.0\r\nContent-Length: 8\r\n\r\n{"IN":2}')
+    while client.receive():
+        pass
+    assert client.unread.count(b"data: ") == 2
+    assert b"chunked" not in client.unread
+
+
+def test_a_refusal_before_the_body_was_asked_for_ends_the_connection(client):
+    asking = message(b"", "Expect: 100-continue", path="/v2/no/such", length=10)
+    client.send(asking)
+    status, head, _ = client.answer()
+    assert (status, "\r\nConnection: close" in head) == (404, True)
+    assert client.is_ended()
+
+
+def test_empty_lines_before_a_request_are_passed_over(client):
+    client.send(b"\r\n\r\n" + LIVE + b"\r\n" + infer([2.0]) + b"\r")
+    client.send(b"\n" + LIVE)
+    assert client.answer()[0] == 200
+    assert client.data() == [2.0]
+    assert client.answer()[0] == 200
+
+
+def test_the_answer_to_head_has_no_body(client):
+    client.send(b"HEAD /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" + LIVE)
+    assert client.receive()
+    while client.unread.count(b"\r\n\r\n") < 2:
+        assert client.receive()
+    first, second = client.unread.split(b"\r\n\r\n")[:2]
+    assert first.startswith(b"HTTP/1.1 405 ")
+    assert second.startswith(b"HTTP/1.1 200 ")

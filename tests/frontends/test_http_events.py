@@ -297,5 +297,5 @@ def test_a_page_of_this_machine_gives_orders(site: Any, host: str) -> None:
 def test_without_a_key_orders_are_taken_from_this_machine_alone(
     remote: str | None, is_guarded: bool, expected: bool
 ) -> None:
-    operator = OperatorEndpoints(None, 1, None, is_guarded=is_guarded)  # type: ignore[arg-type]
+    operator = OperatorEndpoints(None, None, is_guarded=is_guarded)  # type: ignore[arg-type]
     assert operator._may_order(SimpleNamespace(remote=remote, headers={})) is expected  # type: ignore[arg-type]

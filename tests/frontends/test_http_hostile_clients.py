@@ -19,10 +19,8 @@ import numpy as np
 import pytest
 
 from edge_server.frontends.http import accept, listener, pace
-from edge_server.frontends.http import body as bodies
-from edge_server.frontends.http.budget import BodyBudget
 from edge_server.frontends.http.connection import TICKS, _Phase
-from edge_server.frontends.http.lanes import OrdinaryHandler
+from edge_server.frontends.memory_budget import MemoryBudget
 
 PATH = "/v2/models/float/infer"
 PATIENCE_S = 20.0
@@ -63,7 +61,6 @@ NEVER = request(
 @pytest.fixture
 def open_impatient(monkeypatch: pytest.MonkeyPatch, open_site: Any) -> Callable[..., Any]:
     def start(stall_s: float, **config: Any) -> Any:
-        monkeypatch.setattr(bodies, "STALL_S", stall_s)
         monkeypatch.setattr(listener, "STALL_S", stall_s)
         return open_site(**config)
 
@@ -138,7 +135,7 @@ def until(condition: Callable[[], bool]) -> None:
 # -- sending
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "aiohttp"])
+@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
 def test_a_body_that_trickles_is_refused_with_408_however_steadily_it_moves(open_impatient, connect, lines):
     site = open_impatient(0.3)
     client = connect(site)
@@ -166,7 +163,7 @@ def test_a_head_that_trickles_is_refused_with_408(open_impatient, connect):
     assert b"the request's head is not complete after 0.2 s" in said
 
 
-def test_a_head_that_trickles_behind_a_request_that_aiohttp_answered_is_refused_too(open_impatient, connect):
+def test_a_head_that_trickles_behind_a_chunked_request_is_refused_too(open_impatient, connect):
     site = open_impatient(0.2)
     client = connect(site)
     client.sendall(CHUNKED + b"2\r\n{}\r\n0\r\n\r\n")
@@ -191,7 +188,7 @@ def test_quick_requests_on_one_connection_are_no_trickle(open_impatient, connect
             assert answer(client).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "aiohttp"])
+@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
 def test_a_frame_over_a_thin_link_of_20_kb_a_second_is_served(open_impatient, connect, lines):
     site = open_impatient(1.0)
     client = connect(site)
@@ -207,30 +204,10 @@ def test_a_frame_over_a_thin_link_of_20_kb_a_second_is_served(open_impatient, co
     assert text.startswith(b"HTTP/1.1 200 ")
 
 
-def test_the_pace_of_a_body_is_judged_by_its_latest_span(monkeypatch):
-    import asyncio
-
-    async def judge() -> None:
-        now = [100.0]
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-        item = pace.Pace(60.0)
-        now[0] += 59.9
-        item.check(1, None)
-        now[0] += 0.1
-        item.check(30_000, 64_000_000)
-        now[0] += 60.0
-        with pytest.raises(
-            pace.StalledBody, match="after 59000 of 64000000 bytes: less than 500 bytes/s came for 60 s"
-        ):
-            item.check(59_000, 64_000_000)
-
-    asyncio.run(judge())
-
-
 # -- taking
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "aiohttp"])
+@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
 def test_a_client_that_never_reads_its_answers_loses_its_connection(open_impatient, connect, lines):
     site = open_impatient(0.3)
     client = connect(site, buffer_bytes=8192)
@@ -267,7 +244,7 @@ def test_an_answer_that_is_never_read_does_not_keep_a_refused_connection_open(op
     until(lambda: open_count(site) == 0)
 
 
-@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "aiohttp"])
+@pytest.mark.parametrize("lines", [(), ("Content-Encoding: identity",)], ids=["plain", "encoded"])
 def test_a_slow_reader_that_lives_gets_all_of_its_answer(open_impatient, connect, lines):
     site = open_impatient(0.5)
     client = connect(site, buffer_bytes=16384)
@@ -437,7 +414,7 @@ def _dropped(left: int, ticks: int) -> tuple[Deaf, int]:
     """Return a transport whose connection had to make room, so many ticks later, and what the listener still knows."""
 
     async def drop() -> tuple[Deaf, int]:
-        server = listener.Connections(lambda request: None, listener._no_fast_lane(), BodyBudget(1, 1))
+        server = listener.Connections(lambda head: None, MemoryBudget(1, 1), listener.NoDrainDelay())
         connection, transport = server.expect(), Deaf(left)
         connection.connection_made(transport)
         server._tick()
@@ -468,49 +445,13 @@ def test_a_closed_connection_whose_client_does_not_agree_to_the_end_is_cut_after
     assert known == 0
 
 
-def test_requests_without_end_wait_in_the_socket_also_where_aiohttp_would_read_them_all():
-    class Reader(OrdinaryHandler):
-        """aiohttp before 3.14: each byte is a request here."""
-
-        __slots__ = ()
-
-        def data_received(self, data: bytes) -> None:
-            self._messages.extend((octet, None) for octet in data)
-
-    async def flood() -> None:
-        server = listener.Connections(lambda request: None, listener._no_fast_lane(), BodyBudget(1, 1))
-        connection, transport = server.expect(), Deaf(0)
-        connection.connection_made(transport)
-        connection._phase = _Phase.HANDED
-        connection._inner = reader = Reader(server, loop=asyncio.get_running_loop())
-        connection.data_received(b"x" * 64)
-        assert transport.is_reading
-        connection.data_received(b"x")
-        assert not transport.is_reading
-        connection._ordinary_answered(True, True)
-        assert not transport.is_reading
-        reader._messages.popleft()
-        reader._reading_paused = True  # for a large body, by aiohttp, which will go on by itself
-        connection._ordinary_answered(True, True)
-        assert not transport.is_reading
-        reader._reading_paused = False
-        connection.data_received(b"x")
-        reader._messages.popleft()
-        connection._ordinary_answered(True, True)
-        assert transport.is_reading
-        connection._inner = None
-        connection.connection_lost(None)
-
-    asyncio.run(flood())
-
-
 def test_nothing_more_is_written_to_a_connection_that_broke_within_an_answer():
     async def answer() -> int:
-        server = listener.Connections(lambda request: None, listener._no_fast_lane(), BodyBudget(1, 1))
+        server = listener.Connections(lambda head: None, MemoryBudget(1, 1), listener.NoDrainDelay())
         connection, transport = server.expect(), Deaf(0)
         connection.connection_made(transport)
         connection._phase = _Phase.BUSY
-        connection._answer([b"head", b"piece", b"piece"], True)
+        connection.answer([b"head", b"piece", b"piece"])
         assert connection.is_under_way
         connection.connection_lost(None)
         assert not connection.is_under_way

@@ -12,8 +12,9 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 
-from edge_server.frontends.http import inference
-from edge_server.frontends.http.fast_infer import TEXT_ON_LOOP_BYTES
+from edge_server.frontends.http import generation, inference
+from edge_server.frontends.http.inference import TEXT_ON_LOOP_BYTES
+from edge_server.frontends.v2 import header_cache
 
 
 def add_body(**more):
@@ -342,27 +343,27 @@ def until(condition):
         time.sleep(0.01)
 
 
-def decoding_threads(monkeypatch, name):
+def decoding_threads(monkeypatch, name, *modules):
     """Return the threads that decoded, noted as they do."""
     seen = []
-    decode = getattr(inference, name)
+    decode = getattr(modules[0], name)
 
     def noting(*args, **more):
         seen.append(threading.current_thread())
         return decode(*args, **more)
 
-    monkeypatch.setattr(inference, name, noting)
+    for module in modules:
+        monkeypatch.setattr(module, name, noting)
     return seen
 
 
 @pytest.mark.parametrize("tail", [b"", b"\0\0\x80\x3f"], ids=["all of it", "before raw tensors"])
 def test_much_json_is_parsed_beside_the_loop_and_little_on_it(site, monkeypatch, tail):
-    threads = decoding_threads(monkeypatch, "decode_infer")
+    threads = decoding_threads(monkeypatch, "decode_infer", inference, header_cache)
     tensor = {"name": "IN", "shape": [1], "datatype": "FP32"}
     source = {"parameters": {"binary_data_size": 4}} if tail else {"data": [1.0]}
     for spaces in (0, TEXT_ON_LOOP_BYTES):
         text = json.dumps({"inputs": [{**tensor, **source}]}).encode() + b" " * spaces
-        # A body with an encoding never takes the short way; a plain one leaves it where there is much JSON.
         headers = {} if spaces else {"Content-Encoding": "identity"}
         if tail:
             headers["Inference-Header-Content-Length"] = str(len(text))
@@ -373,7 +374,7 @@ def test_much_json_is_parsed_beside_the_loop_and_little_on_it(site, monkeypatch,
 
 
 def test_much_json_to_generate_is_parsed_beside_the_loop(site, monkeypatch):
-    threads = decoding_threads(monkeypatch, "decode_generate")
+    threads = decoding_threads(monkeypatch, "decode_generate", generation)
     long = "x" * TEXT_ON_LOOP_BYTES
     assert site.post("/v2/models/text/generate", {"IN": "short"}).json["OUT"] == "short"
     assert site.post("/v2/models/text/generate", {"IN": long}).json["OUT"] == long

@@ -17,8 +17,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http.reply import error_reply
-from edge_server.frontends.http.wire import wire_reply
+from edge_server.frontends.http.response import error_reply, reply_bytes
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.connection import Connection
@@ -166,7 +165,7 @@ class Acceptor:
         with contextlib.suppress(OSError), accepted:
             if self._tls is None:
                 reply = error_reply(Refusal(text, retry_after_s=_RETRY_AFTER_S))
-                accepted.send(wire_reply(reply, will_stay=False))
+                accepted.send(reply_bytes(reply, closes=True))
                 accepted.shutdown(socket.SHUT_WR)
                 # What lies unread when a socket is closed takes the answer with it.
                 accepted.recv(65536)

@@ -8,20 +8,20 @@ import binascii
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
-
-from aiohttp import web
+from typing import TYPE_CHECKING, TypeVar
 
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.access import is_this_machine
-from edge_server.frontends.http.body import read_body
-from edge_server.frontends.http.budget import BodyBudget
+from edge_server.frontends.http.aiohttp_server import read_members
 from edge_server.frontends.http.operator import GovernorView
-from edge_server.frontends.http.reply import GOVERNOR_HEADER, JSON_TYPE, empty_reply, json_reply, plain_error
+from edge_server.frontends.http.response import GOVERNOR_HEADER, JSON_TYPE, Reply, json_reply, plain_error
 from edge_server.frontends.v2 import shapes
-from edge_server.frontends.v2.json_text import json_type, parse_object
+from edge_server.frontends.v2.json_text import json_type
 from edge_server.frontends.v2.version import parse_version
 from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 Names = Mapping[str, str]
 _Result = TypeVar("_Result")
@@ -38,7 +38,6 @@ class ControlEndpoints:
     def __init__(
         self,
         service: InferenceService,
-        budget: BodyBudget,
         blocking: Executor,
         governor: GovernorView | None = None,
         *,
@@ -47,119 +46,114 @@ class ControlEndpoints:
         self._allows_code_upload = allows_code_upload
         self._service = service
         self._governor = governor
-        self._budget = budget
         self._blocking = blocking
 
-    async def live(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        return web.Response(status=200 if self._service.is_live() else 400)
+    async def live(self, request: web.BaseRequest, names: Names) -> Reply:
+        return Reply(status=200 if self._service.is_live() else 400)
 
-    async def ready(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def ready(self, request: web.BaseRequest, names: Names) -> Reply:
         # A box that sheds work is ready all the same, or whoever restarts what is not ready would restart it.
         headers = {} if self._governor is None else {GOVERNOR_HEADER: self._governor.state().level}
-        return web.Response(status=200 if self._service.is_ready() else 400, headers=headers)
+        return Reply(status=200 if self._service.is_ready() else 400, headers=headers)
 
-    async def model_ready(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def model_ready(self, request: web.BaseRequest, names: Names) -> Reply:
         # Off the loop: a model may have a check of its own, which may take seconds.
         ask = partial(self._service.is_model_ready, names["model"], _version(names))
         if await asyncio.get_running_loop().run_in_executor(self._blocking, ask):
-            return empty_reply()
+            return Reply()
         return plain_error("Model version not ready", 400)
 
-    async def server_metadata(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def server_metadata(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(shapes.server_metadata(self._service.server_metadata()))
 
-    async def model_metadata(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def model_metadata(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(shapes.model_metadata(self._service.model_metadata(names["model"], _version(names))))
 
-    async def model_config(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def model_config(self, request: web.BaseRequest, names: Names) -> Reply:
         spec = self._service.model_spec(names["model"], _version(names))
-        return web.Response(body=spec.config_json.encode(), headers={"Content-Type": JSON_TYPE})
+        return Reply(spec.config_json.encode(), headers={"Content-Type": JSON_TYPE})
 
-    async def statistics(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def statistics(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(shapes.statistics(self._service.statistics(names.get("model"), _version(names))))
 
-    async def instance_reports(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def instance_reports(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(shapes.instance_reports(self._service.instance_reports()))
 
-    async def repository_index(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        members = await self._members(request)
+    async def repository_index(self, request: web.BaseRequest, names: Names) -> Reply:
+        members = await read_members(request)
         only_ready = _take(members, "ready", bool, False)
         return json_reply(shapes.repository_index(self._service.repository_index(only_ready=only_ready)))
 
-    async def load(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        parameters = _take(await self._members(request), "parameters", dict, {})
+    async def load(self, request: web.BaseRequest, names: Names) -> Reply:
+        parameters = _take(await read_members(request), "parameters", dict, {})
         config = parameters.pop("config", None)
         if config is not None and not isinstance(config, str):
             raise InvalidRequest(f"load parameter 'config' must be a string of JSON, got {json_type(config)}")
         files = {key.removeprefix(_FILE_PREFIX): _file(key, value) for key, value in parameters.items()}
         may_carry_code = self._allows_code_upload or is_this_machine(request.remote)
         await self._run(partial(self._service.load_model, names["model"], config, files, may_carry_code=may_carry_code))
-        return empty_reply()
+        return Reply()
 
-    async def unload(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        parameters = _take(await self._members(request), "parameters", dict, {})
+    async def unload(self, request: web.BaseRequest, names: Names) -> Reply:
+        parameters = _take(await read_members(request), "parameters", dict, {})
         dependents = _take(parameters, "unload_dependents", bool, False)
         await self._run(partial(self._service.unload_model, names["model"], unload_dependents=dependents))
-        return empty_reply()
+        return Reply()
 
-    async def named_repository(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def named_repository(self, request: web.BaseRequest, names: Names) -> Reply:
         raise Unsupported(f"'repository_name' specification is not supported, got '{names['repository']}'")
 
-    async def shared_memory_status(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def shared_memory_status(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(shapes.shared_memory_status(self._service.shared_memory.status(names.get("region"))))
 
-    async def register_shared_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        members = await self._members(request)
+    async def register_shared_memory(self, request: web.BaseRequest, names: Names) -> Reply:
+        members = await read_members(request)
         for key in ("key", "byte_size"):
             if key not in members:
                 raise InvalidRequest(f"'{key}' is missing: what to register as region '{names['region']}'")
         key, offset = _take(members, "key", str, ""), _take(members, "offset", int, 0)
         byte_size = _take(members, "byte_size", int, 0)
         await self._run(partial(self._service.shared_memory.register, names["region"], key, offset, byte_size))
-        return empty_reply()
+        return Reply()
 
-    async def unregister_shared_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def unregister_shared_memory(self, request: web.BaseRequest, names: Names) -> Reply:
         await self._run(partial(self._service.shared_memory.unregister, names.get("region")))
-        return empty_reply()
+        return Reply()
 
-    async def cuda_memory_status(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def cuda_memory_status(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(shapes.cuda_memory_status(self._service.shared_memory.cuda.status(names.get("region"))))
 
-    async def register_cuda_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def register_cuda_memory(self, request: web.BaseRequest, names: Names) -> Reply:
         cuda, name = self._service.shared_memory.cuda, names["region"]
         cuda.check_usable()
-        members = await self._members(request)
+        members = await read_members(request)
         for key in ("raw_handle", "byte_size"):
             if key not in members:
                 raise InvalidRequest(f"'{key}' is missing: what to register as region '{name}'")
         handle = _base64("raw_handle.b64", _take(_take(members, "raw_handle", dict, {}), "b64", str, ""))
         device_id, byte_size = _take(members, "device_id", int, 0), _take(members, "byte_size", int, 0)
         await self._run(partial(cuda.register, name, handle, device_id, byte_size))
-        return empty_reply()
+        return Reply()
 
-    async def unregister_cuda_memory(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def unregister_cuda_memory(self, request: web.BaseRequest, names: Names) -> Reply:
         await self._run(partial(self._service.shared_memory.cuda.unregister, names.get("region")))
-        return empty_reply()
+        return Reply()
 
-    async def trace_setting(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def trace_setting(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(self._service.trace_settings(names.get("model", "")))
 
-    async def update_trace_setting(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        members = await self._members(request)
+    async def update_trace_setting(self, request: web.BaseRequest, names: Names) -> Reply:
+        members = await read_members(request)
         return json_reply(
             await self._run(partial(self._service.update_trace_settings, names.get("model", ""), members))
         )
 
-    async def log_settings(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def log_settings(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply(self._service.log_settings.get())
 
-    async def update_log_settings(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
-        members = await self._members(request)
+    async def update_log_settings(self, request: web.BaseRequest, names: Names) -> Reply:
+        members = await read_members(request)
         return json_reply(await self._run(partial(self._service.log_settings.update, members)))
-
-    async def _members(self, request: web.BaseRequest) -> dict[str, object]:
-        with self._budget.share() as share:
-            return parse_object(await read_body(request, share, self._blocking))
 
     async def _run(self, call: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._blocking, call)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from edge_server.errors import Refusal
+from edge_server.frontends.http.aiohttp_server import Answer
 from edge_server.frontends.http.query import parse_query, truth, whole_number
-from edge_server.frontends.http.reply import begin_reply, json_reply
+from edge_server.frontends.http.response import SERVER, json_reply
 from edge_server.frontends.v2.json_text import to_json
 from edge_server.telemetry.events import Event, EventBus
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 MAX_FOLLOWERS = 32
 """Most clients that follow at a time; each holds a connection for as long as it likes."""
@@ -58,12 +61,13 @@ class EventEndpoints:
         self._is_closing = True
         self._wake()
 
-    async def events(self, request: web.BaseRequest, names: Mapping[str, str]) -> web.StreamResponse:
+    async def events(self, request: web.BaseRequest, names: Mapping[str, str]) -> Answer:
         query = parse_query(request.raw_path, ("after", "follow"))
         after = whole_number("after", query.get("after", "0"))
-        if "Last-Event-ID" in request.headers:
+        last_id = request.headers.get("Last-Event-ID")
+        if last_id is not None:
             # A client that lost the line repeats the address it began with, and says here how far it came.
-            after = whole_number("Last-Event-ID", request.headers["Last-Event-ID"])
+            after = whole_number("Last-Event-ID", last_id)
         if after > self._bus.latest():
             # A number of an earlier run: all that this run remembers is news.
             after = 0
@@ -75,6 +79,8 @@ class EventEndpoints:
         return reply
 
     async def _follow(self, request: web.BaseRequest, after: int, headers: Mapping[str, str]) -> web.StreamResponse:
+        from aiohttp import web
+
         if len(self._wakers) >= MAX_FOLLOWERS:
             raise Refusal(f"{MAX_FOLLOWERS} clients follow the events already", retry_after_s=10.0)
         waker = asyncio.Event()
@@ -82,7 +88,7 @@ class EventEndpoints:
         try:
             # X-Accel-Buffering: nginx would keep events back until a buffer is full.
             kind = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-            reply = begin_reply(request, {**headers, **kind})
+            reply = web.StreamResponse(headers={**headers, **kind, "Server": SERVER})
             await reply.prepare(request)
             await _write(request, reply, b": the events of edge-server\n\n")
             await self._send_all(request, reply, after, waker)

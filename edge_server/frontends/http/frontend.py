@@ -9,31 +9,28 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from aiohttp import web
-from aiohttp.http_parser import RawRequestMessage
-from multidict import MultiMapping
-
 from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.core.view import FrameStreamReport
-from edge_server.errors import EdgeServerError, Forbidden, InvalidRequest
+from edge_server.errors import EdgeServerError, Forbidden
 from edge_server.frontends.access import is_word
 from edge_server.frontends.http.accept import max_connections
-from edge_server.frontends.http.budget import BodyBudget, most_bytes
+from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
+from edge_server.frontends.http.connection import Target
 from edge_server.frontends.http.control import ControlEndpoints
 from edge_server.frontends.http.events import EventEndpoints
-from edge_server.frontends.http.fast_infer import FastInfer, infer_target
-from edge_server.frontends.http.head import HeadReader, InferTarget
-from edge_server.frontends.http.homecoming import Homecoming
-from edge_server.frontends.http.inference import InferenceEndpoints
-from edge_server.frontends.http.listener import FastLane, Listener, server_tls
+from edge_server.frontends.http.generation import GenerationEndpoints, GenerationTarget
+from edge_server.frontends.http.inference import Inference
+from edge_server.frontends.http.listener import Listener, server_tls
+from edge_server.frontends.http.loop_dispatch import LoopDispatch
 from edge_server.frontends.http.operator import EngineView, GovernorView, OperatorEndpoints
 from edge_server.frontends.http.order_rule import OrderRule
-from edge_server.frontends.http.reply import CLOSES_CONNECTION, failure_reply, plain_error
+from edge_server.frontends.http.request_head import Headers, RequestHead
+from edge_server.frontends.http.response import Reply, failure_reply, plain_error
 from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
 from edge_server.frontends.http.routes import Endpoint, build_router
+from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
 from edge_server.frontends.tokens import Tokens
 from edge_server.service import InferenceService
-from edge_server.telemetry.metrics import Family
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,7 +52,11 @@ class HttpFrontend:
         engines: EngineView | None = None,
         allows_code_upload: bool = False,
         tokens: Tokens | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
+        """`budget` bounds the bodies that are on their way; by default, one of this front end's own."""
+        largest = config.max_input_size_bytes
+        self._budget = budget or MemoryBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
         self._tokens = tokens or Tokens()
         self._engines = engines
         self._service = service
@@ -68,11 +69,12 @@ class HttpFrontend:
         self._order_rule = OrderRule("https" if config.tls_cert else "http", config.allowed_hosts)
         self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
-        self._budget: BodyBudget | None = None
-        self._listener = Listener(self._handle)
+        self._listener = Listener(self._find, service)
+        self._inference: Inference | None = None
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
         self._events = EventEndpoints(service.events)
+        self._aiohttp = AiohttpServer(self._workers)
         self._router: Router[Endpoint] = Router()
 
     async def start(self) -> int:
@@ -82,24 +84,22 @@ class HttpFrontend:
             self._tls = server_tls(config.tls_cert, config.tls_key, config.client_ca)
             self._tls.sni_callback = self._use_newest
         loop = asyncio.get_running_loop()
-        homecoming = Homecoming(loop)
-        largest = config.max_input_size_bytes
-        self._budget = budget = BodyBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
+        dispatch = LoopDispatch(loop)
+        pattern = config.header_pattern
+        self._inference = Inference(self._service, dispatch, self._workers, self._tokens, pattern)
         is_guarded = "model-repository" in self._restricted or self._tokens.closes("model-repository")
         self._events.open()
         self._router = build_router(
             ControlEndpoints(
                 self._service,
-                budget,
                 self._blocking,
                 self._governor,
                 allows_code_upload=self._allows_code_upload,
             ),
-            InferenceEndpoints(self._service, config.header_pattern, budget, homecoming, self._workers),
+            GenerationEndpoints(self._service, dispatch, self._workers, pattern),
             self._events,
             OperatorEndpoints(
                 self._service,
-                budget,
                 self._blocking,
                 is_guarded=is_guarded,
                 streams=self._streams,
@@ -107,23 +107,20 @@ class HttpFrontend:
                 engines=self._engines,
             ),
         )
-        heads = HeadReader(loop, self._find_target)
         # Heads that were let in by the tokens of before are judged anew.
-        self._tokens.on_change(lambda: loop.call_soon_threadsafe(heads.forget))
-        fast = FastLane(heads, FastInfer(self._service, homecoming, self._tokens))
+        self._tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
         return await self._listener.open(
             config.address,
             config.port,
             reuses_port=config.reuses_port,
             tls=self._tls,
-            fast=fast,
-            budget=budget,
+            budget=self._budget,
             max_connections=max_connections(config.max_connections),
         )
 
-    def families(self) -> list[Family]:
-        """Return the metrics of what is on its way; to be called once it was started, from any thread."""
-        return [] if self._budget is None else self._budget.families()
+    def prepare(self) -> None:
+        """Import what is needed beside inference, on another thread: for when the server is ready."""
+        self._aiohttp.prepare()
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -149,68 +146,50 @@ class HttpFrontend:
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not self._service.is_in_drain_delay:
-            return await self._answer(request)
-        request[CLOSES_CONNECTION] = True
-        reply = await self._answer(request)
-        if not reply.prepared:
-            reply.force_close()
-        return reply
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    def _find(self, head: RequestHead) -> Target | Reply:
+        """Return what answers the requests with a head, or the answer where it is refused."""
         try:
-            endpoint, names = self._router.find(request.method, request.raw_path)
-            caller = self._admit(request.headers, endpoint.category, self._tokens.admit)
+            endpoint, names = self._router.find(head.method, head.target)
+            if endpoint.handler is None and endpoint.generation is None:
+                # Each request is counted when its body has come: the head is kept.
+                caller = self._admit(head.headers, endpoint.category, self._name_of)
+                assert self._inference is not None
+                return self._inference.target(head, names["model"], names.get("version", ""), caller)
+            caller = self._admit(head.headers, endpoint.category, self._tokens.admit)
             if endpoint.is_order:
-                self._order_rule.check(request)
+                self._order_rule.check(head)
                 if caller:
-                    _LOG.info("'%s' orders: %s %s", caller, request.method, request.raw_path)
-            return await endpoint.handler(request, names)
+                    _LOG.info("'%s' orders: %s %s", caller, head.method, head.target)
+            if endpoint.generation is not None:
+                return GenerationTarget(endpoint.generation, names, head, self._workers)
+            assert endpoint.handler is not None
+            return AiohttpTarget(self._aiohttp, endpoint.handler, names, head)
         except NoSuchPath:
             return plain_error("Not Found", 404)
         except NoSuchMethod as error:
             reply = plain_error("Method Not Allowed", 405)
             reply.headers["Allow"] = str(error)
             return reply
-        except ConnectionError:
-            raise  # the client left; aiohttp closes what is left of the connection
         except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
-            reply = failure_reply(error, f"request {request.method} {request.raw_path}")
-            self._raise_if_begun(request)
-            return reply
+            return failure_reply(error, f"request {head.method} {head.target}")
 
-    def _find_target(self, message: RawRequestMessage, size: int) -> InferTarget | None:
-        """Return what a message with a body of `size` bytes asks for if it is a plain inference that may pass."""
-        if self._budget is None or size > self._budget.each:
-            return None
+    def _name_of(self, authorization: Sequence[str], category: str) -> str:
         try:
-            endpoint, names = self._router.find(message.method, message.path)
-        except (NoSuchPath, NoSuchMethod, InvalidRequest):
-            return None
-        if not endpoint.is_infer:
-            return None
-        try:
-            caller = self._admit(message.headers, endpoint.category, self._tokens.name_of)
+            return self._tokens.name_of(authorization, category)
         except EdgeServerError:
-            return None
-        return infer_target(message, size, names, self._config.header_pattern, caller)
+            self._tokens.count_refused(category)
+            raise
 
-    def _admit(self, headers: MultiMapping[str], category: str, ask: Callable[[list[str], str], str]) -> str:
+    def _admit(self, headers: Headers, category: str, ask: Callable[[Sequence[str], str], str]) -> str:
         """Return the name of the token that lets a request in, "" when it needs none or shows a shared word.
 
         `ask` names the token of Authorization headers. Raises Unauthenticated, Forbidden.
         """
         group = self._restricted.get(category)
-        if group is not None and is_word(headers.getall(group.key, []), group.value):
+        if group is not None and is_word(headers.getall(group.key), group.value):
             return ""
         if self._tokens.closes(category):
-            return ask(headers.getall("Authorization", []), category)
+            return ask(headers.getall("Authorization"), category)
         if group is not None:
             raise Forbidden(f"This API is restricted, expecting header '{group.key}'")
         return ""
-
-    def _raise_if_begun(self, request: web.BaseRequest) -> None:
-        """Within an exception handler: once bytes of an answer are out, only closing the connection is honest."""
-        if request.writer.output_size > 0:
-            raise ConnectionAbortedError("the answer broke off")

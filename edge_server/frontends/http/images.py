@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edge_server.core.message import Parameter, Request
 from edge_server.core.model import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.frontends.http.body import Body
+from edge_server.frontends.http.body_reader import Body
 from edge_server.frontends.v2.json_codec import DecodedRequest
 from edge_server.frontends.v2.outputs import RequestedOutput
 from edge_server.frontends.v2.regions import Pins, Regions

@@ -1,104 +1,61 @@
-"""One listening socket with aiohttp's low-level server behind it: no application, no middlewares, no access log."""
+"""One listening socket and its connections, with the heads of requests that they keep together."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
-
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_writer import HttpVersion10
+from collections.abc import Callable
+from typing import Protocol
 
 from edge_server.errors import ServingFault
 from edge_server.frontends.http.accept import MOST_BY_DEFAULT, Acceptor
-from edge_server.frontends.http.budget import LEAST_BY_DEFAULT, BodyBudget
-from edge_server.frontends.http.connection import TICKS, Connection
-from edge_server.frontends.http.head import MAX_LINE_BYTES, HeadReader
-from edge_server.frontends.http.lanes import FastInference, NoFastInference, OrdinaryHandler
-from edge_server.frontends.http.pace import STALL_S
-from edge_server.frontends.http.reply import plain_error
-from edge_server.frontends.http.wire import wire_reply
+from edge_server.frontends.http.connection import READ_BYTES, TICKS, Connection, Target
+from edge_server.frontends.http.pace import STALL_S, ClosingRefusal
+from edge_server.frontends.http.request_head import RequestHead, parse_head
+from edge_server.frontends.http.response import Reply, error_reply
+from edge_server.frontends.memory_budget import LEAST_BY_DEFAULT, MemoryBudget
 from edge_server.records import dataclass
 
-# Larger than aiohttp's 64 KiB: a camera image then comes in fewer turns of the loop.
-_READ_BUFFER_BYTES = 1 << 20
-# An idle connection lives longer than any proxy in front keeps its own; aiohttp's default, stated.
+# An idle connection lives longer than any proxy in front keeps its own.
 _KEEP_ALIVE_S = 3630.0
-# aiohttp knows nothing of the inferences that pass it by: its own clock for idle connections must not end them.
-_NEVER_S = 10.0 * 365 * 86400
 _LEAST_S = 0.01
 
-
-class _WithoutClientErrors(logging.Filter):
-    """Passes over what is not HTTP: aiohttp logs it with a traceback, and any port scan would fill the log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+_MOST_KNOWN_HEADS = 256
+_KNOWN_HEAD_BYTES = 2048
+"""How many heads are kept, and how long one may be: a client that never repeats itself costs no more memory."""
 
 
-_LOG = logging.getLogger(__name__)
-_LOG.addFilter(_WithoutClientErrors())
+class ServerState(Protocol):
+    @property
+    def is_in_drain_delay(self) -> bool:
+        """Whether every answer is the last one of its connection."""
 
 
 @dataclass(frozen=True, slots=True)
-class FastLane:
-    """What answers plain inferences without aiohttp, and how they are told from the rest."""
-
-    heads: HeadReader
-    fast: FastInference
+class NoDrainDelay:
+    is_in_drain_delay: bool = False
 
 
-Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+class Connections:
+    """The connections of one listener; makes those that asyncio asks for. Lives on one event loop.
 
+    `find` returns what answers the requests with a head, or an answer. `server_state` says whether they stay open.
+    """
 
-def _noting(handler: Handler) -> Handler:
-    """Return the handler, whose connection knows while it is at work."""
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        protocol = request.protocol
-        if isinstance(protocol, OrdinaryHandler):
-            protocol.is_answering = protocol.has_begun = True
-        if request.version < HttpVersion10 and request.transport is not None:
-            # aiohttp would answer in the version of a request line that names none, HTTP/0.9.
-            refusal = plain_error("the request line names no HTTP version, expected HTTP/1.1", 400)
-            request.transport.write(wire_reply(refusal, will_stay=False))
-            request.transport.close()
-            return web.Response()
-        try:
-            return await handler(request)
-        except ConnectionError:
-            if request.transport is not None and not request.transport.is_closing():
-                raise
-            # The client left, or was cut off, and the handler was resumed before it was cancelled for that. aiohttp
-            # would log it with a traceback; what is returned here finds nobody to be sent to.
-            return web.Response()
-
-    return handle
-
-
-class Connections(web.Server):
-    """The connections of one listener; makes those that asyncio asks for. Lives on one event loop."""
-
-    def __init__(self, handler: Handler, lane: FastLane, budget: BodyBudget) -> None:
-        # aiohttp's own inflating knows no bound, and a handler has to learn that its client left.
-        self._options: dict[str, Any] = {
-            "auto_decompress": False,
-            "access_log": None,
-            "logger": _LOG,
-            "read_bufsize": _READ_BUFFER_BYTES,
-            "max_field_size": MAX_LINE_BYTES,
-            "max_line_size": MAX_LINE_BYTES,
-            "keepalive_timeout": _NEVER_S,
-        }
-        super().__init__(_noting(handler), handler_cancellation=True, **self._options)
-        self._serving_loop = asyncio.get_running_loop()
-        self._lane = lane
+    def __init__(
+        self, find: Callable[[RequestHead], Target | Reply], budget: MemoryBudget, server_state: ServerState
+    ) -> None:
+        self._find = find
+        self._loop = asyncio.get_running_loop()
         self.budget = budget
+        self.server_state = server_state
+        self.known_heads: dict[bytes, tuple[RequestHead, Target | Reply]] = {}
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """Where all connections read: what came is copied or used before the next one reads."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Those of requests under way."""
         self.drops_any_idle = False
         self._expected: set[Connection] = set()
         self._open: dict[Connection, asyncio.Transport] = {}
@@ -110,22 +67,39 @@ class Connections(web.Server):
         self._tick_s = self._stall_s / TICKS
         self._ticker: asyncio.TimerHandle | None = None
 
+    def read_head(self, raw: bytes) -> tuple[RequestHead, Target | Reply]:
+        """Parse a head that is not known, and find what answers it. Raises ClosingRefusal."""
+        head = parse_head(raw)
+        target = self._find(head)
+        size, limit = head.body_size or 0, self.budget.each
+        if isinstance(target, Reply):
+            return head, target
+        if size > limit:
+            text = f"request body of {size} bytes is larger than the limit of {limit} bytes"
+            return head, error_reply(ClosingRefusal(text))
+        if target.is_kept and len(raw) <= _KNOWN_HEAD_BYTES:
+            if len(self.known_heads) >= _MOST_KNOWN_HEADS:
+                del self.known_heads[next(iter(self.known_heads))]
+            self.known_heads[raw] = head, target
+        return head, target
+
+    def forget_heads(self) -> None:
+        """Have every head read anew, because `find` decides otherwise now."""
+        self.known_heads.clear()
+
     def expect(self) -> Connection:
-        connection = Connection(self, self._lane.heads, self._lane.fast)
+        connection = Connection(self)
         self._expected.add(connection)
         return connection
 
     def expect_no_more(self, connection: Connection) -> None:
         self._expected.discard(connection)
 
-    def ordinary_handler(self) -> OrdinaryHandler:
-        return OrdinaryHandler(self, loop=self._serving_loop, **self._options)
-
     def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
         self._expected.discard(connection)
         self._open[connection] = transport
         if self._ticker is None:
-            self._ticker = self._serving_loop.call_later(self._tick_s, self._tick)
+            self._ticker = self._loop.call_later(self._tick_s, self._tick)
 
     def lost(self, connection: Connection) -> None:
         self._open.pop(connection, None)
@@ -161,7 +135,7 @@ class Connections(web.Server):
         if not self._open and not self._leaving:
             return
         # First, so that nothing that one connection does ends it for all.
-        self._ticker = self._serving_loop.call_later(self._tick_s, self._tick)
+        self._ticker = self._loop.call_later(self._tick_s, self._tick)
         self._idle = None
         for connection in (*self._open, *self._leaving):
             connection.tick(int(_KEEP_ALIVE_S / self._tick_s), self._stall_s)
@@ -169,7 +143,6 @@ class Connections(web.Server):
     async def finish(self, grace_s: float) -> None:
         """Take no new request, wait `grace_s` for those under way, then cut what is left."""
         limit_s = time.monotonic() + grace_s
-        self.pre_shutdown()
         for connection in list(self._open):
             connection.begin_closing()
         while any(connection.is_under_way for connection in self._open):
@@ -179,23 +152,20 @@ class Connections(web.Server):
                 await asyncio.wait_for(self._moved.wait(), max(left_s, _LEAST_S))
             except asyncio.TimeoutError:
                 break
-        # aiohttp takes 0 for no limit.
-        await self.shutdown(max(limit_s - time.monotonic(), _LEAST_S))
         for connection in (*self._open, *self._leaving):
             connection.abort()
+        # Their requests are taken back as they are lost, in a moment.
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         if self._ticker is not None:
             self._ticker.cancel()
 
 
-def _no_fast_lane() -> FastLane:
-    return FastLane(HeadReader(asyncio.get_running_loop(), lambda message, size: None), NoFastInference())
-
-
 class Listener:
-    """Serves `handler` on one address from `open` to `close`, on the event loop that called `open`."""
+    """Serves on one address from `open` to `close`, on the event loop that called `open`. `find`: see Connections."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self, find: Callable[[RequestHead], Target | Reply], server_state: ServerState | None = None) -> None:
+        self._find = find
+        self._server_state = server_state or NoDrainDelay()
         self._acceptor: Acceptor | None = None
         self._server: Connections | None = None
 
@@ -206,22 +176,20 @@ class Listener:
         *,
         reuses_port: bool = False,
         tls: ssl.SSLContext | None = None,
-        fast: FastLane | None = None,
-        budget: BodyBudget | None = None,
+        budget: MemoryBudget | None = None,
         max_connections: int = MOST_BY_DEFAULT,
         drops_any_idle: bool = False,
     ) -> int:
         """Listen and return the bound port.
 
-        `fast` None: aiohttp answers everything. `budget` bounds the bodies of plain inferences together.
+        `budget` bounds the bodies of requests together.
         `drops_any_idle`: at the bound, a connection that became idle just now is closed for a new one too. Each new
         one then costs a look at all, so this is for few connections.
 
         Raises ServingFault when the address cannot be had.
         """
-        self._server = server = Connections(
-            self._handler, fast or _no_fast_lane(), budget or BodyBudget(LEAST_BY_DEFAULT, LEAST_BY_DEFAULT)
-        )
+        budget = budget or MemoryBudget(LEAST_BY_DEFAULT, LEAST_BY_DEFAULT)
+        self._server = server = Connections(self._find, budget, self._server_state)
         server.drops_any_idle = drops_any_idle
         self._acceptor = Acceptor(server)
         try:
@@ -230,6 +198,11 @@ class Listener:
             # asyncio's own text names address and port once more; a host that is not found has none of the system's.
             reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error
             raise ServingFault(f"cannot listen on {address}, port {port}: {reason}") from None
+
+    def forget_heads(self) -> None:
+        """See Connections. May be called before `open` and after `close`."""
+        if self._server is not None:
+            self._server.forget_heads()
 
     async def close(self, grace_s: float) -> None:
         """Take no new connections, wait `grace_s` for answers under way, then cut what is left. May be called again."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from aiohttp import web
-
+from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
+from edge_server.frontends.http.connection import Target
 from edge_server.frontends.http.listener import Listener
-from edge_server.frontends.http.reply import plain_error
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import Reply, plain_error
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 _MOST_CONNECTIONS = 64
 """Who collects metrics needs one or two."""
@@ -28,7 +33,8 @@ class MetricsFrontend:
         self._render = render
         self._address = address
         self._port = port
-        self._listener = Listener(self._handle)
+        self._aiohttp = AiohttpServer()
+        self._listener = Listener(self._find)
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
@@ -40,10 +46,13 @@ class MetricsFrontend:
         """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""
         await self._listener.close(grace_s)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.raw_path.partition("?")[0] != "/metrics":
+    def _find(self, head: RequestHead) -> Target | Reply:
+        if head.target.partition("?")[0] != "/metrics":
             return plain_error("Not Found", 404)
-        if request.method != "GET":
+        if head.method != "GET":
             return plain_error("Method Not Allowed", 405)
+        return AiohttpTarget(self._aiohttp, self._metrics, {}, head)
+
+    async def _metrics(self, request: web.BaseRequest, names: Mapping[str, str]) -> Reply:
         body, content_type = await asyncio.get_running_loop().run_in_executor(None, self._render)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        return Reply(body, headers={"Content-Type": content_type})

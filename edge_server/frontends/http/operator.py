@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Protocol, TypeVar
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from edge_server.core.view import EngineWorksReport, FrameStreamReport, GovernorState
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.access import is_this_machine
-from edge_server.frontends.http.body import read_body
-from edge_server.frontends.http.budget import BodyBudget
+from edge_server.frontends.http.aiohttp_server import read_members
 from edge_server.frontends.http.query import parse_query
-from edge_server.frontends.http.reply import json_reply, plain_error
+from edge_server.frontends.http.response import Reply, json_reply, plain_error
 from edge_server.frontends.v2 import shapes
-from edge_server.frontends.v2.json_text import json_type, parse_object
+from edge_server.frontends.v2.json_text import json_type
 from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 Names = Mapping[str, str]
 
@@ -69,7 +69,6 @@ class OperatorEndpoints:
     def __init__(
         self,
         service: InferenceService,
-        budget: BodyBudget,
         blocking: Executor,
         *,
         is_guarded: bool,
@@ -81,35 +80,34 @@ class OperatorEndpoints:
         self._service = service
         self._streams = streams
         self._governor = governor
-        self._budget = budget
         self._blocking = blocking
         self._is_guarded = is_guarded
 
-    async def versions(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def versions(self, request: web.BaseRequest, names: Names) -> Reply:
         name = parse_query(request.raw_path, ("model",)).get("model")
         reports = await self._run(partial(self._service.versions, name))
         return json_reply({"versions": shapes.version_reports(reports, self._service.pins())})
 
-    async def frame_streams(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def frame_streams(self, request: web.BaseRequest, names: Names) -> Reply:
         return json_reply({"streams": shapes.frame_streams(self._streams())})
 
-    async def governor(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def governor(self, request: web.BaseRequest, names: Names) -> Reply:
         if self._governor is None:
             return json_reply({"enabled": False, "detail": "the server was started with --governor=false"})
         return json_reply(self._governor.report())
 
-    async def engines(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def engines(self, request: web.BaseRequest, names: Names) -> Reply:
         if self._engines is None:
             return json_reply({"enabled": False, "detail": _NO_ENGINES, "engines": []})
         return json_reply(shapes.engine_works(await self._run(self._engines.report)))
 
-    async def cancel_engine(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def cancel_engine(self, request: web.BaseRequest, names: Names) -> Reply:
         return await self._order_engine(request, names["model"], "cancelled")
 
-    async def build_engine(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def build_engine(self, request: web.BaseRequest, names: Names) -> Reply:
         return await self._order_engine(request, names["model"], "ordered")
 
-    async def _order_engine(self, request: web.BaseRequest, model: str, told: str) -> web.StreamResponse:
+    async def _order_engine(self, request: web.BaseRequest, model: str, told: str) -> Reply:
         if not self._may_order(request):
             return plain_error(_NOT_ALLOWED, 403)
         if self._engines is None:
@@ -118,7 +116,7 @@ class OperatorEndpoints:
         order = self._engines.cancel if told == "cancelled" else self._engines.order_again
         return json_reply({"model": model, told: await self._run(partial(order, model))})
 
-    async def rollback(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def rollback(self, request: web.BaseRequest, names: Names) -> Reply:
         if not self._may_order(request):
             return plain_error(_NOT_ALLOWED, 403)
         members = await self._members(request, "version")
@@ -128,7 +126,7 @@ class OperatorEndpoints:
         report = await self._run(partial(self._service.rollback, names["model"], version))
         return json_reply(shapes.pin_report(report))
 
-    async def unpin(self, request: web.BaseRequest, names: Names) -> web.StreamResponse:
+    async def unpin(self, request: web.BaseRequest, names: Names) -> Reply:
         if not self._may_order(request):
             return plain_error(_NOT_ALLOWED, 403)
         await self._members(request)
@@ -138,8 +136,7 @@ class OperatorEndpoints:
         return self._is_guarded or is_this_machine(request.remote)
 
     async def _members(self, request: web.BaseRequest, *known: str) -> dict[str, object]:
-        with self._budget.share() as share:
-            members = parse_object(await read_body(request, share, self._blocking))
+        members = await read_members(request)
         for key in members:
             if key not in known:
                 raise InvalidRequest(f"unexpected member '{key[:80]}', expected {', '.join(known) or 'none'}")

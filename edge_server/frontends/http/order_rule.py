@@ -11,9 +11,8 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from aiohttp import web
-
 from edge_server.errors import Forbidden
+from edge_server.frontends.http.request_head import RequestHead
 
 _FROM_PAGES = ("application/json", "application/octet-stream")
 _NEVER = ("text/plain", "multipart/form-data")
@@ -31,15 +30,15 @@ class OrderRule:
         label = name.partition(".")[0]
         self._names = {"localhost", name, label, f"{label}.local", *(host.lower() for host in allowed_hosts)} - {""}
 
-    def check(self, request: web.BaseRequest) -> None:
+    def check(self, head: RequestHead) -> None:
         """Raise Forbidden for an order that a page of another site may have made a browser send."""
-        headers = request.headers
-        content_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        headers = head.headers
+        content_type = (headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if "Origin" not in headers and "Sec-Fetch-Site" not in headers:
             if content_type in _NEVER:
                 raise Forbidden(f"orders are not taken with Content-Type '{content_type}', expected application/json")
             return
-        hosts, origins = headers.getall("Host", []), headers.getall("Origin", [])
+        hosts, origins = headers.getall("Host"), headers.getall("Origin")
         ours = self._parse(f"{self._scheme}://{hosts[0]}") if len(hosts) == 1 else None
         if ours is None or not self._is_ours(ours[1]):
             raise Forbidden(
@@ -51,7 +50,7 @@ class OrderRule:
                 f"orders are taken from this server's own web pages only ({self._scheme}://{hosts[0]}), "
                 f"got Origin '{_told(origins)}'"
             )
-        if content_type not in _FROM_PAGES and (content_type or request.body_exists):
+        if content_type not in _FROM_PAGES and (content_type or head.body_size != 0):
             raise Forbidden(
                 f"orders of web pages need Content-Type {' or '.join(_FROM_PAGES)}, got '{content_type[:80]}'"
             )

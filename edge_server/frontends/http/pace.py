@@ -45,25 +45,6 @@ def _progress(filled: int, size: int | None) -> str:
     return f"{filled} bytes" if size is None else f"{filled} of {size} bytes"
 
 
-class Pace:
-    """The rate of one body, looked at as its pieces come."""
-
-    def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
-        self._clock = asyncio.get_running_loop().time
-        self._since_s = self._clock()
-        self._filled = 0
-
-    def check(self, filled: int, size: int | None) -> None:
-        """Note that `filled` bytes have come, not all of them. Raises StalledBody when they come too slowly."""
-        now_s = self._clock()
-        if now_s - self._since_s < self._stall_s:
-            return
-        if filled - self._filled < LEAST_BYTES_PER_S * (now_s - self._since_s):
-            raise StalledBody(slow_text(filled, size, self._stall_s))
-        self._since_s, self._filled = now_s, filled
-
-
 class Taking:
     """Whether the peer takes what is sent to it; looked at from time to time, and only while something is left over."""
 

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
-
-from aiohttp import web
+from collections.abc import Callable
 
 from edge_server.frontends.access import ORDERING_CATEGORIES
+from edge_server.frontends.http.aiohttp_server import Handler
 from edge_server.frontends.http.control import ControlEndpoints
 from edge_server.frontends.http.events import EventEndpoints
-from edge_server.frontends.http.inference import InferenceEndpoints
+from edge_server.frontends.http.generation import GenerationEndpoints, GenerationHandler
 from edge_server.frontends.http.operator import OperatorEndpoints
 from edge_server.frontends.http.router import Router
 from edge_server.records import dataclass
 
-Handler: TypeAlias = Callable[[web.BaseRequest, Mapping[str, str]], Awaitable[web.StreamResponse]]
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What answers a path and verb; `category` is one of `config.CATEGORIES`. `is_infer`: a plain request
-    need not come here (see `connection`). `is_order`: it changes something, and is judged by `OrderRule`."""
+    """What answers a path and verb; `category` is one of `config.CATEGORIES`. `handler`: by aiohttp; `generation`: by
+    a task of ours; neither: an inference. `is_order`: it changes something, and is judged by `OrderRule`."""
 
     category: str
-    handler: Handler
-    is_infer: bool = False
+    handler: Handler | None = None
     is_order: bool = False
+    generation: GenerationHandler | None = None
 
 
 def build_router(
-    control: ControlEndpoints, inference: InferenceEndpoints, events: EventEndpoints, operator: OperatorEndpoints
+    control: ControlEndpoints, generation: GenerationEndpoints, events: EventEndpoints, operator: OperatorEndpoints
 ) -> Router[Endpoint]:
     router: Router[Endpoint] = Router()
     # Triton asks for the index with a POST.
@@ -47,9 +43,10 @@ def build_router(
 
     # Inference first: the patterns are tried in this order.
     for pattern in _of_model("/infer"):
-        router.add(pattern, {"POST": Endpoint("inference", inference.infer, is_infer=True)})
-    add("inference", _of_model("/generate"), POST=inference.generate)
-    add("inference", _of_model("/generate_stream"), POST=inference.generate_stream)
+        router.add(pattern, {"POST": Endpoint("inference")})
+    for action, handler in (("/generate", generation.generate), ("/generate_stream", generation.generate_stream)):
+        for pattern in _of_model(action):
+            router.add(pattern, {"POST": Endpoint("inference", generation=handler)})
     add("health", ("/v2/health/live",), GET=control.live)
     add("health", ("/v2/health/ready",), GET=control.ready)
     add("health", _of_model("/ready"), GET=control.model_ready)

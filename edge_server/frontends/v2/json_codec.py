@@ -308,6 +308,24 @@ def encode_infer(
     return text, chunks, len(text) if any(map(len, chunks)) else None
 
 
+def is_sent_raw(name: str, decoded: DecodedRequest) -> bool:
+    """Return whether an output goes as raw bytes behind the JSON text."""
+    asked = decoded.outputs.get(name)
+    return decoded.binary_output if asked is None or asked.binary is None else asked.binary
+
+
+def answer_text(response: Response, decoded: DecodedRequest, spec: ModelSpec, mark: str) -> tuple[str, list[Tensor]]:
+    """Return the JSON text of answers whose outputs are numbers of the same types and shapes, without an id and with
+    `mark` for each array; and the outputs in their order."""
+    outputs = ordered_outputs(response, spec, decoded.outputs)
+    parts = []
+    for tensor in outputs:
+        is_raw = is_sent_raw(tensor.name, decoded)
+        data = f'"parameters":{{"binary_data_size":{tensor.nbytes}}}' if is_raw else f'"data":{mark}'
+        parts.append(f"{{{_encoded_tensor(tensor.name, tensor.dtype, tensor.shape)},{data}}}")
+    return f'{{{_encoded_model(response.model, response.version)},"outputs":[{",".join(parts)}]}}', outputs
+
+
 @functools.lru_cache(maxsize=256)
 def _encoded_model(model: str, version: int) -> str:
     return f'"model_name":{json_string(model)},"model_version":"{version}"'
@@ -336,7 +354,7 @@ def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chu
         # Nothing more is said of it, as with Triton: its C++ client takes `parameters` to hold a binary_data_size.
         place_in_pin(tensor, asked.region, decoded.output_places[tensor.name])
         return f"{{{output}}}"
-    if decoded.binary_output if asked.binary is None else asked.binary:
+    if is_sent_raw(tensor.name, decoded):
         raw = raw_from_tensor(tensor)
         chunks.append(raw)
         return f'{{{output},"parameters":{{"binary_data_size":{len(raw)}}}}}'

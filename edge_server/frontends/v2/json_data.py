@@ -17,10 +17,10 @@ from edge_server.protocol.raw import element_count
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_FLOATS = (DType.FP32, DType.FP64)
-_LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
+FLOATS = (DType.FP32, DType.FP64)
+LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 # So many that a library for matrices would not wake threads for them.
-_FEW = 4096
+FEW = 4096
 _WITHOUT_JSON = (DType.FP16, DType.BF16)
 
 
@@ -42,7 +42,7 @@ def tensor_from_json(name: str, dtype: DType, shape: Sequence[int], data: object
     if len(flat) != count:
         raise _other_count(name, count, len(flat), model)
     _check_types(name, dtype, flat, model)
-    return Tensor(name, dtype, _array(name, dtype, flat, model).reshape(tuple(shape)))
+    return Tensor(name, dtype, array_from_list(name, dtype, flat, model).reshape(tuple(shape)))
 
 
 def json_from_tensor(tensor: Tensor) -> list[object]:
@@ -89,7 +89,7 @@ def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model
         _check_types(name, dtype, flat, model)
         if filled + len(flat) > count:
             raise _other_count(name, count, most, model)
-        array[filled : filled + len(flat)] = _array(name, dtype, flat, model)
+        array[filled : filled + len(flat)] = array_from_list(name, dtype, flat, model)
         filled += len(flat)
     if filled != count:
         raise _other_count(name, count, filled, model)
@@ -142,21 +142,22 @@ _ALLOWED: dict[DType, set[type]] = {
 _WANTED = {DType.BOOL: "true or false", DType.BYTES: "strings", DType.FP32: "numbers", DType.FP64: "numbers"}
 
 
-def _array(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
+def array_from_list(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
+    """Return the elements, whose types suit `dtype`, as an array. Raises InvalidRequest for a number out of range."""
     if dtype is DType.BYTES:
         array = np.empty(len(flat), dtype=object)
         array[:] = [str(element).encode("utf-8") for element in flat]
         return array
-    if dtype in _FLOATS:
+    if dtype in FLOATS:
         return _floats(name, dtype, flat, model)
     if dtype is not DType.BOOL and flat:
-        lowest, highest = _integer_range(dtype)
+        lowest, highest = integer_range(dtype)
         if min(flat) < lowest or max(flat) > highest:  # type: ignore[type-var, operator]
             raise _out_of_range(name, dtype, model)
     return np.array(flat, dtype=dtype.numpy)
 
 
-def _integer_range(dtype: DType) -> tuple[int, int]:
+def integer_range(dtype: DType) -> tuple[int, int]:
     bits = 8 * dtype.itemsize
     return (0, 2**bits - 1) if dtype.numpy.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
@@ -169,7 +170,7 @@ def _floats(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDAr
     if dtype is DType.FP64:
         return wide
     # One number tells that all are within range; neither an infinity nor NaN lets it be small.
-    if len(flat) <= _FEW and wide.dot(wide) < _LARGEST_FP32**2:
+    if len(flat) <= FEW and wide.dot(wide) < LARGEST_FP32**2:
         return wide.astype(np.float32)
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)

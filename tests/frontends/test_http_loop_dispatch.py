@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 
 from edge_server.core.message import Response
-from edge_server.frontends.http.homecoming import Homecoming, OneAnswer
+from edge_server.frontends.http.loop_dispatch import LoopDispatch
 
 
 def response(number: int, *, is_final: bool = True) -> Response:
@@ -14,7 +13,7 @@ def response(number: int, *, is_final: bool = True) -> Response:
 
 def test_responses_of_many_threads_all_come_home_in_each_threads_order():
     async def scenario():
-        home = Homecoming(asyncio.get_running_loop())
+        home = LoopDispatch(asyncio.get_running_loop())
         seen: list[tuple[int, int]] = []
         done = asyncio.Event()
 
@@ -43,7 +42,7 @@ def test_the_loop_is_woken_once_for_a_batch():
     loop = asyncio.new_event_loop()
     calls: list[object] = []
     loop.call_soon_threadsafe = lambda *given: calls.append(given)  # type: ignore[assignment,method-assign]
-    home = Homecoming(loop)
+    home = LoopDispatch(loop)
 
     def send() -> None:
         for number in range(10):
@@ -62,7 +61,7 @@ def on_another_thread(work) -> None:
 
 def test_what_was_computed_on_the_loops_thread_is_at_home_already_unless_others_came_before_it():
     async def scenario():
-        home = Homecoming(asyncio.get_running_loop())
+        home = LoopDispatch(asyncio.get_running_loop())
         seen: list[str] = []
         home.deliver(lambda item: seen.append(item.request_id), response(1))
         assert seen == ["1"]
@@ -77,19 +76,8 @@ def test_what_was_computed_on_the_loops_thread_is_at_home_already_unless_others_
 
 def test_a_response_for_a_loop_that_is_gone_is_dropped():
     loop = asyncio.new_event_loop()
-    home = Homecoming(loop)
+    home = LoopDispatch(loop)
     loop.close()
     seen: list[Response] = []
     on_another_thread(lambda: home.deliver(seen.append, response(1)))
     assert not seen
-
-
-def test_one_answer_leaves_the_empty_closing_response_out_and_bears_late_ones():
-    async def scenario():
-        answer = OneAnswer(asyncio.get_running_loop())
-        answer.receive(response(1, is_final=False))
-        answer.receive(replace(response(2), is_empty=True))
-        assert [item.request_id for item in await answer.wait()] == ["1"]
-        answer.receive(response(3))
-
-    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Responses from the serving threads home to the event loop, which is woken once for all that wait."""
+"""Responses of the serving threads, handed to the event loop, which is woken once for all that wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_server.core.message import Response
 Receiver = Callable[[Response], None]
 
 
-class Homecoming:
+class LoopDispatch:
     """Takes responses on any thread and hands them to their receivers on the loop, in order of arrival.
 
     A batch answers many requests within microseconds; waking the loop for each of them would cost a system call each.
@@ -21,17 +21,17 @@ class Homecoming:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """To be made on the loop's thread."""
         self._loop = loop
-        self._arrived: deque[tuple[Receiver, Response]] = deque()
+        self.arrived: deque[tuple[Receiver, Response]] = deque()
         self._is_called = False
-        self._thread_id = threading.get_ident()
+        self.thread_id = threading.get_ident()
 
     def deliver(self, receiver: Receiver, response: Response) -> None:
         """Hand over one response; returns at once and never raises, as a sink must. What was computed on the loop's
-        own thread is at home already."""
-        if threading.get_ident() == self._thread_id and not self._arrived:
+        own thread is handed over before this returns."""
+        if threading.get_ident() == self.thread_id and not self.arrived:
             receiver(response)
             return
-        self._arrived.append((receiver, response))
+        self.arrived.append((receiver, response))
         # No lock: the loop clears the flag before it empties the line. Whoever finds the flag set has appended before
         # that, so is seen; two threads that both find it clear cost one needless call.
         if self._is_called:
@@ -40,28 +40,10 @@ class Homecoming:
         try:
             self._loop.call_soon_threadsafe(self._hand_out)
         except RuntimeError:
-            self._arrived.clear()  # the loop is closed: nobody waits there any more
+            self.arrived.clear()  # the loop is closed: nobody waits there any more
 
     def _hand_out(self) -> None:
         self._is_called = False
-        while self._arrived:
-            receiver, response = self._arrived.popleft()
+        while self.arrived:
+            receiver, response = self.arrived.popleft()
             receiver(response)
-
-
-class OneAnswer:
-    """A waiter for the final response of a request; anything before it is kept for the count only."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._future: asyncio.Future[list[Response]] = loop.create_future()
-        self._responses: list[Response] = []
-
-    def receive(self, response: Response) -> None:
-        if not response.is_empty:
-            self._responses.append(response)
-        if response.is_final and not self._future.done():
-            self._future.set_result(self._responses)
-
-    async def wait(self) -> list[Response]:
-        """Return all responses, the empty final one left out."""
-        return await self._future

@@ -1,0 +1,233 @@
+"""Request bodies as they come: of a stated length, received in place without a copy, or in chunks (RFC 9112, 7.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable
+from concurrent.futures import Executor
+from threading import get_ident
+from typing import TypeAlias
+
+import numpy as np
+
+from edge_server.errors import EdgeServerError, Refusal
+from edge_server.frontends.http.compression import inflate
+from edge_server.frontends.http.pace import ClosingRefusal
+from edge_server.frontends.http.request_head import FIELD_LINE
+from edge_server.frontends.memory_budget import MemoryBudget
+
+Body: TypeAlias = bytes | memoryview
+
+ALIGNMENT = 16
+
+MAX_CHUNKS = 65536
+"""Most chunks of a body, as Triton: each costs bookkeeping that its bytes do not pay for."""
+
+_CHUNKS_AT_ONCE = 2048
+"""Chunks that are read before the event loop turns to other connections: a millisecond or two."""
+
+_MAX_SIZE_LINE_BYTES = 1024
+_MAX_TRAILER_BYTES = 8190
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+_LINE_END = b"\r\n"
+
+
+class ChunkDecoder:
+    """Finds the data of chunks, and the end of the last one. Extensions and trailers are checked and forgotten."""
+
+    __slots__ = ("_in_trailer", "_left", "_needs_line_end", "_trailer_bytes", "is_complete")
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._left = 0
+        """Bytes of the chunk that are still to come."""
+        self._needs_line_end = False
+        self._in_trailer = False
+        self._trailer_bytes = 0
+
+    def decode(self, data: bytes, start: int, reader: BodyReader | ForgottenBody) -> tuple[int, bool]:
+        """Give the chunks' data in `data` from `start` on to `reader`.
+
+        Return where the rest begins that must be shown again, and whether it is to be continued at once, after a turn
+        of the event loop. Once the body `is_complete`, the rest lies behind it. Raises ClosingRefusal.
+        """
+        view = memoryview(data)
+        for _ in range(_CHUNKS_AT_ONCE):
+            if self._left:
+                piece = view[start : start + self._left]
+                self._left -= len(piece)
+                start += len(piece)
+                self._needs_line_end = True
+                reader.append(piece)
+                if self._left:
+                    return start, False
+            end = data.find(_LINE_END, start)
+            if self._needs_line_end:
+                if not _LINE_END.startswith(data[start : start + 2]):
+                    raise ClosingRefusal("a chunk of the request body is longer than its size says")
+                if end < 0:
+                    return start, False
+                self._needs_line_end = False
+                start = end + 2
+                end = data.find(_LINE_END, start)
+            if end < 0:
+                if len(data) - start > (_MAX_TRAILER_BYTES if self._in_trailer else _MAX_SIZE_LINE_BYTES):
+                    raise ClosingRefusal("a line between the chunks of the request body is too long")
+                return start, False
+            line, start = data[start:end], end + 2
+            if self._in_trailer:
+                self._trailer_bytes += len(line)
+                if not line:
+                    self.is_complete = True
+                    return start, False
+                if self._trailer_bytes > _MAX_TRAILER_BYTES or FIELD_LINE.fullmatch(line) is None:
+                    raise ClosingRefusal("the trailer of the request body cannot be read")
+                continue
+            match = _SIZE_LINE.fullmatch(line) if len(line) <= _MAX_SIZE_LINE_BYTES else None
+            if match is None:
+                raise ClosingRefusal("the size of a chunk of the request body cannot be read")
+            self._left = int(match[1], 16)
+            self._in_trailer = not self._left
+            reader.begin_chunk(self._left)
+        return start, start < len(data)
+
+
+class ForgottenBody:
+    """Where the chunks of a request that was refused go."""
+
+    def begin_chunk(self, size: int) -> None:
+        pass
+
+    def append(self, piece: memoryview) -> None:
+        pass
+
+
+class BodyReader:
+    """One body, counted in the budget from its first byte until `release`. Lives on one event loop, whose thread makes
+    it; the budget refuses it on any thread.
+
+    `size` is in bytes, None for chunks. Byte `aligned_at` of a body of a stated size lies at an address that suits
+    every number type, so that tensors behind a JSON text of that length need no copy. `refuse` is called when the body
+    is too long, or has to give way to others: what is held is let go of then, and what still comes is forgotten.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_chunk_count",
+        "_is_settled",
+        "_loop",
+        "_refusal",
+        "_refuse",
+        "_thread_id",
+        "buffer",
+        "filled",
+        "received",
+        "size",
+    )
+
+    def __init__(
+        self,
+        size: int | None,
+        budget: MemoryBudget,
+        loop: asyncio.AbstractEventLoop | None,
+        refuse: Callable[[EdgeServerError], object],
+        *,
+        aligned_at: int = 0,
+    ) -> None:
+        """Raises Refusal without memory for `size` bytes."""
+        self.size = size
+        self.received = 0
+        """Bytes that were put into `buffer`."""
+        self.filled = 0
+        """Bytes that the budget counts."""
+        self.buffer: memoryview | bytearray | None = None
+        """The only reference while it grows, so that it is gone at once when it gives way."""
+        self._budget = budget
+        self._loop = loop
+        self._thread_id = get_ident()
+        self._refuse = refuse
+        self._refusal: EdgeServerError | None = None
+        self._chunk_count = 0
+        self._is_settled = False
+        if size is None:
+            self.buffer = bytearray()
+        else:
+            pad = -aligned_at % ALIGNMENT
+            try:
+                # Left uninitialised: pages of a body that never comes are never touched.
+                self.buffer = np.empty(size + pad, np.uint8).data[pad:]
+            except (MemoryError, ValueError):
+                raise Refusal(f"there is no memory for a request body of {size} bytes") from None
+        budget.enter(self)
+
+    def begin_chunk(self, size: int) -> None:
+        """Note that a chunk of `size` bytes comes; refuse the body when it is too long, or has too many of them."""
+        limit = self._budget.each
+        self._chunk_count += 1
+        if self.buffer is None:
+            return
+        if self.received + size > limit:
+            self._refuse_now(ClosingRefusal(f"request body is larger than the limit of {limit} bytes"))
+        elif self._chunk_count > MAX_CHUNKS:
+            self._refuse_now(ClosingRefusal(f"request body comes in more than {MAX_CHUNKS} chunks"))
+
+    def append(self, piece: memoryview) -> None:
+        """Take the next bytes; without effect once it gave way."""
+        buffer, start = self.buffer, self.received
+        if buffer is None:
+            return
+        if isinstance(buffer, bytearray):
+            buffer += piece
+        else:
+            buffer[start : start + len(piece)] = piece
+        del buffer
+        self.count(len(piece))
+
+    def count(self, nbytes: int) -> None:
+        """Count bytes that were put into `buffer`. This body, or others, may have to give way for them."""
+        self.received += nbytes
+        self._budget.grow(self, nbytes)
+
+    def finish(self) -> Body:
+        """Return the body, which is all there; it still counts, but does not give way any more."""
+        buffer = self.buffer
+        assert buffer is not None
+        self._is_settled = True
+        self._budget.settle(self)
+        return memoryview(buffer).toreadonly() if buffer else b""
+
+    async def inflate(self, body: Body, encoding: str, workers: Executor | None) -> bytes:
+        """Return the body inflated, which counts too. Raises InvalidRequest, and Refusal when there is no room."""
+        inflated = await asyncio.get_running_loop().run_in_executor(
+            workers, inflate, body, encoding, self._budget.each
+        )  # fmt: skip
+        self._budget.grow(self, len(inflated))
+        if self._refusal is not None:
+            raise self._refusal
+        return inflated
+
+    def release(self) -> None:
+        """Leave the budget. May be called again."""
+        if self.buffer is not None:
+            self.buffer = None
+            self._budget.leave(self)
+
+    def give_way(self, refusal: Refusal) -> None:
+        """See memory_budget.Body."""
+        if get_ident() == self._thread_id:
+            self._refuse_now(refusal)
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and all its bodies released
+                self._loop.call_soon_threadsafe(self._refuse_if_growing, refusal)
+
+    def _refuse_if_growing(self, refusal: EdgeServerError) -> None:
+        if not self._is_settled and self.buffer is not None:
+            self._refuse_now(refusal)
+
+    def _refuse_now(self, refusal: EdgeServerError) -> None:
+        self.release()
+        self._refusal = refusal
+        if not self._is_settled:
+            self._refuse(refusal)

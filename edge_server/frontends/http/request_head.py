@@ -1,0 +1,115 @@
+"""Heads of HTTP/1.1 and HTTP/1.0 requests (RFC 9112), parsed strictly: what two readers could read in two ways is
+refused, so that no proxy in front and this server ever see the end of a request in different places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from edge_server.frontends.http.pace import ClosingRefusal
+from edge_server.records import dataclass
+
+MAX_LINE_BYTES = 8190
+"""Longest line of a head."""
+
+MAX_HEAD_BYTES = 64 * 1024
+_MAX_LINES = 128
+_MAX_BODY_DIGITS = 18
+_SHOWN_CHARACTERS = 80
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e\x80-\xff]+)(?: HTTP/(1)\.([01]))?")
+FIELD_LINE = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+"""A field line (RFC 9112, 5): no space before the colon, no line folding, no control character but a tab."""
+
+
+class Headers:
+    """The header fields of a request. Names compare without case; order and repetition are kept."""
+
+    __slots__ = ("_fields", "_values")
+
+    def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
+        self._fields = fields
+        self._values: dict[str, list[str]] = {}
+        for name, value in fields:
+            self._values.setdefault(name.lower(), []).append(value)
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def get(self, name: str) -> str | None:
+        """Return the first value, or None."""
+        values = self._values.get(name.lower())
+        return values[0] if values else None
+
+    def getall(self, name: str) -> list[str]:
+        return self._values.get(name.lower(), [])
+
+    def items(self) -> Sequence[tuple[str, str]]:
+        return self._fields
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request up to its body. `target` is the request line's, still percent-encoded. `body_size` is in bytes, None
+    for a body in chunks. `expects_continue`: the client waits for leave to send the body."""
+
+    method: str
+    target: str
+    headers: Headers
+    body_size: int | None
+    is_http_1_0: bool
+    keeps_alive: bool
+    expects_continue: bool
+
+
+def parse_head(raw: bytes) -> RequestHead:
+    """Parse a head of at most MAX_HEAD_BYTES, the empty line at its end included. Raises ClosingRefusal."""
+    lines = raw[:-4].split(b"\r\n")
+    if len(lines) > _MAX_LINES:
+        raise ClosingRefusal(f"the request's head has more than {_MAX_LINES} lines")
+    if len(max(lines, key=len)) > MAX_LINE_BYTES:
+        raise ClosingRefusal(f"a line of the request's head has more than {MAX_LINE_BYTES} bytes")
+    first = _REQUEST_LINE.fullmatch(lines[0])
+    if first is None:
+        raise ClosingRefusal(f"the request line cannot be read: {_shown(lines[0])}")
+    method, target, major, minor = first.groups()
+    if major is None:
+        raise ClosingRefusal("the request line names no HTTP version, expected HTTP/1.1")
+    fields: list[tuple[str, str]] = []
+    for line in lines[1:]:
+        match = FIELD_LINE.fullmatch(line)
+        if match is None:
+            raise ClosingRefusal(f"a header line cannot be read: {_shown(line)}")
+        fields.append((match[1].decode("ascii"), match[2].rstrip(b" \t").decode("utf-8", "surrogateescape")))
+    headers = Headers(fields)
+    is_http_1_0 = minor == b"0"
+    options = {item.strip().lower() for text in headers.getall("connection") for item in text.split(",")}
+    return RequestHead(
+        method.decode("ascii"),
+        target.decode("utf-8", "surrogateescape"),
+        headers,
+        _body_size(headers, is_http_1_0),
+        is_http_1_0,
+        "keep-alive" in options if is_http_1_0 else "close" not in options,
+        not is_http_1_0 and (headers.get("expect") or "").lower() == "100-continue",
+    )
+
+
+def _body_size(headers: Headers, is_http_1_0: bool) -> int | None:
+    """Return the body's length, or None for chunks (RFC 9112, 6.3). Raises ClosingRefusal."""
+    lengths, codings = headers.getall("content-length"), headers.getall("transfer-encoding")
+    if codings:
+        if lengths or is_http_1_0 or [item.strip().lower() for item in codings] != ["chunked"]:
+            raise ClosingRefusal("Transfer-Encoding must be 'chunked', once, with HTTP/1.1 and without Content-Length")
+        return None
+    if not lengths:
+        return 0
+    text = lengths[0]
+    if len(lengths) > 1 or not (text.isascii() and text.isdigit() and len(text) <= _MAX_BODY_DIGITS):
+        raise ClosingRefusal(f"Content-Length must be one whole number, got '{', '.join(lengths)[:_SHOWN_CHARACTERS]}'")
+    return int(text)
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:_SHOWN_CHARACTERS].decode("latin-1"))

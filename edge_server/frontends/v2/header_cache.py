@@ -1,0 +1,366 @@
+"""Cache of inference bodies' JSON, recognised by its bytes: a client's repeats but for the id and the tensors' data.
+
+What a JSON text says beside its data is kept with the decisions of the serving core for such requests (RequestMemo).
+The data is behind the text as raw bytes, or in it as arrays of numbers; such a text is cut at the arrays. A JSON value
+may stand in the place of another one, so whatever the arrays are, the rest of a text that was right remains so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+
+from edge_server.core.message import Parameter, Request, RequestMemo, Response, SequenceStep
+from edge_server.core.model import ModelSpec
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2.json_codec import DecodedRequest, answer_text, decode_infer, encode_infer, is_sent_raw
+from edge_server.frontends.v2.json_data import (
+    FEW,
+    FLOATS,
+    LARGEST_FP32,
+    array_from_list,
+    integer_range,
+    json_text_from_tensor,
+)
+from edge_server.frontends.v2.json_numbers import LARGE_BYTES
+from edge_server.frontends.v2.json_text import parse_object
+from edge_server.frontends.v2.outputs import RequestedOutput
+from edge_server.frontends.v2.parameters import DEADLINE_KEY
+from edge_server.frontends.v2.regions import Pins, Regions
+from edge_server.protocol.raw import Buffer, raw_from_tensor, tensor_from_raw
+from edge_server.records import dataclass
+
+MAX_KEPT = 256
+MAX_KEPT_BYTES = 2048
+"""How many texts are remembered, and how long one may be: a client that never repeats itself costs no more memory."""
+
+_ID = re.compile(rb'\{"id":\s?"([0-9A-Za-z_.:-]{0,64})",')
+_PLAIN = frozenset(DType) - {DType.BOOL, DType.BYTES}
+_NUMBERS: dict[DType, frozenset[type]] = {
+    dtype: frozenset((int, float) if dtype in FLOATS else (int,)) for dtype in _PLAIN - {DType.FP16, DType.BF16}
+}
+"""Types of numbers that may be in a JSON array, and the types of Python that they are read as."""
+
+_DATA = b'"data":'
+_SPACE = b" \t\r\n"
+_SPACES = re.compile(rb"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+_MARK = f"data {secrets.token_hex(16)} "
+"""Stands, with a number, for an array in the check of a cut text. No client can know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An input. Its bytes within the tensors that follow the text are from `start` to `end`."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    count: int
+    start: int
+    end: int
+    is_plain: bool
+    """Whether any bytes of that size are such a tensor."""
+    limits: tuple[int, int] | None
+    """The least and the greatest integer; None for floating point."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A text that was read, and found right, before."""
+
+    parts: tuple[_Part, ...]
+    size: int
+    literals: tuple[bytes, ...]
+    """The text behind each array of numbers, up to the next or to its end; empty where the data is raw."""
+    wanted: dict[str, RequestedOutput]
+    outputs: tuple[str, ...]
+    binary_output: bool
+    parameters: Mapping[str, Parameter]
+    priority: int
+    timeout_us: int
+    sequence: SequenceStep | None
+    memo: RequestMemo
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownAnswer:
+    """The JSON text of the answers that one generation gives, while its outputs have these types and shapes."""
+
+    spec: ModelSpec
+    version: int
+    outputs: tuple[tuple[str, DType, tuple[int, ...]], ...]
+    """As they come in the response."""
+    order: tuple[tuple[int, bool], ...]
+    """As they go: place in the response, and whether as raw bytes."""
+    literals: tuple[str, ...]
+    """The text before, between and behind the arrays of numbers. Its first character is left out: an id goes there."""
+
+
+class HeaderCache:
+    """Decodes inference bodies as `decode_infer` does and encodes answers as `encode_infer`. Used by one thread."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._nothing_pinned = Pins(regions)
+        self._known: dict[tuple[str, int | None, bytes], _Known] = {}
+        self._seen: set[int] = set()
+
+    def learn(self, body: Buffer, header_length: int | None, spec: ModelSpec, version: int | None) -> DecodedRequest:
+        """Decode as `decode_infer` does what cannot be recalled, and remember it. Raises as that does."""
+        decoded = decode_infer(body, header_length, spec, self._regions, version=version)
+        self._remember(body, header_length, decoded)
+        return decoded
+
+    def recall(self, body: Buffer, header_length: int | None, model: str, version: int | None) -> DecodedRequest | None:
+        """Return the request, with its memo, if its text is known and nothing is wrong with its data."""
+        view = memoryview(body)
+        if header_length is None:
+            if len(view) > LARGE_BYTES:
+                return None
+            text, request_id = _cut_id(bytes(view))
+            start = text.find(_DATA) + len(_DATA)
+            known = self._known.get((model, version, text[:start])) if start >= len(_DATA) else None
+            inputs = None if known is None else _from_numbers(known, text, start, model)
+        elif 0 < header_length <= min(MAX_KEPT_BYTES, len(view)):
+            text, request_id = _cut_id(bytes(view[:header_length]))
+            known = self._known.get((model, version, text))
+            if known is None or known.literals or known.size != len(view) - header_length:
+                return None
+            inputs = _from_raw(known, view[header_length:], model)
+        else:
+            return None
+        if known is None or inputs is None:
+            return None
+        request = Request(
+            model=model,
+            version=version,
+            id=request_id,
+            inputs=inputs,
+            outputs=known.outputs,
+            parameters=dict(known.parameters),
+            priority=known.priority,
+            timeout_us=known.timeout_us,
+            sequence=known.sequence,
+            memo=known.memo,
+        )
+        return DecodedRequest(request, known.wanted, known.binary_output, self._nothing_pinned)
+
+    def encode(
+        self, response: Response, decoded: DecodedRequest, spec: ModelSpec
+    ) -> tuple[bytes, list[bytes | memoryview], int | None]:
+        """See `encode_infer`."""
+        memo, outputs = decoded.request.memo, response.outputs
+        if memo is None or response.parameters or response.request_id != decoded.request.id:
+            return encode_infer(response, decoded, spec)
+        known = memo.front_end
+        if (
+            type(known) is not _KnownAnswer
+            or known.spec is not response.spec
+            or known.version != response.version
+            or len(known.outputs) != len(outputs)
+            or any(
+                tensor.name != name or tensor.dtype is not dtype or tensor.array.shape != shape
+                for tensor, (name, dtype, shape) in zip(outputs, known.outputs, strict=True)
+            )
+        ):
+            memo.front_end = _known_answer(response, decoded, spec)
+            return encode_infer(response, decoded, spec)
+        chunks: list[bytes | memoryview] = []
+        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", known.literals[0]]
+        following = 1
+        for place, is_raw in known.order:
+            if is_raw:
+                array = outputs[place].array
+                # As raw_from_tensor, which copies where the numbers are not in a row.
+                is_row = array.flags.c_contiguous and array.ndim
+                chunks.append(array.data.cast("B") if is_row else raw_from_tensor(outputs[place]))
+            else:
+                # As json_text_from_tensor, which writes those that no JSON number is.
+                numbers = repr(outputs[place].array.reshape(-1).tolist())
+                numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers.replace(" ", "")
+                texts += (numbers, known.literals[following])
+                following += 1
+        text = "".join(texts).encode("ascii")
+        return text, chunks, len(text) if chunks else None
+
+    def _remember(self, body: Buffer, header_length: int | None, decoded: DecodedRequest) -> None:
+        """Keep what a text says from the second time on: what never repeats is not kept."""
+        view = memoryview(body)
+        if len(view) > LARGE_BYTES if header_length is None else not 0 < header_length <= MAX_KEPT_BYTES:
+            return
+        text, _ = _cut_id(bytes(view[:header_length]))
+        begin = text if header_length is not None else text[: text.find(_DATA) + len(_DATA)]
+        key = decoded.request.model, decoded.request.version, begin
+        # Of texts that differ behind the first array only, the first one is kept: two clients must not take turns.
+        if len(begin) > MAX_KEPT_BYTES or key in self._known:
+            return
+        mark = hash(key)
+        if mark not in self._seen:
+            if len(self._seen) >= 4 * MAX_KEPT:
+                self._seen.clear()
+            self._seen.add(mark)
+            return
+        literals: tuple[bytes, ...] = ()
+        if header_length is None:
+            literals = _cut_data(text)
+            if not literals or sum(map(len, literals)) > MAX_KEPT_BYTES:
+                return
+            text, literals = literals[0], literals[1:]
+        known = _known(text, literals, decoded)
+        if known is None:
+            return
+        if len(self._known) >= MAX_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[key] = known
+
+
+def _cut_id(text: bytes) -> tuple[bytes, str]:
+    """Return the text without an id in front, and the id."""
+    match = _ID.match(text)
+    return (text, "") if match is None else (b"{" + text[match.end() :], match[1].decode("ascii"))
+
+
+def _from_raw(known: _Known, payload: memoryview, model: str) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    for part in known.parts:
+        data = payload[part.start : part.end]
+        if part.is_plain:
+            array = np.frombuffer(data, part.dtype.numpy).reshape(part.shape)
+            inputs[part.name] = Tensor(part.name, part.dtype, array if array.flags.aligned else array.copy())
+        else:
+            inputs[part.name] = tensor_from_raw(part.name, part.dtype, part.shape, data, model=model)
+    return inputs
+
+
+def _from_numbers(known: _Known, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
+    """Return the tensors of a text whose arrays begin at `start`; None where anything is not as it was."""
+    inputs: dict[str, Tensor] = {}
+    last = len(known.literals) - 1
+    for number, (part, literal) in enumerate(zip(known.parts, known.literals, strict=True)):
+        end = text.find(literal, start) if number < last else len(text) - len(literal)
+        if end < start or (number == last and not text.endswith(literal)):
+            return None
+        data = text[start:end].strip(_SPACE)
+        start = end + len(literal)
+        if data.count(b"[") + data.count(b"{") != 1:
+            return None
+        try:
+            values, length = _DECODER.raw_decode(data.decode("ascii"))
+        except ValueError:
+            return None
+        if length != len(data) or type(values) is not list or len(values) != part.count:
+            return None
+        if not _NUMBERS[part.dtype].issuperset(map(type, values)):
+            return None
+        if part.limits is not None:
+            if min(values) < part.limits[0] or max(values) > part.limits[1]:
+                return None
+            array = np.array(values, part.dtype.numpy)
+        elif len(values) > FEW:
+            array = array_from_list(part.name, part.dtype, values, model)
+        else:
+            try:
+                array = np.array(values, np.float64)
+            except OverflowError:
+                return None
+            # Otherwise infinite, no number, or near the end of the range: rare, and looked at one by one.
+            if not array.dot(array) < LARGEST_FP32**2:
+                return None
+            if part.dtype is DType.FP32:
+                array = array.astype(np.float32)
+        inputs[part.name] = Tensor(part.name, part.dtype, array.reshape(part.shape))
+    return inputs
+
+
+def _cut_data(text: bytes) -> tuple[bytes, ...]:
+    """Return the text around the flat arrays that are the data of all its inputs; empty where they are not."""
+    literals: list[bytes] = []
+    probe: list[str] = []
+    begin = 0
+    try:
+        decoded = text.decode("ascii")
+        while (start := text.find(_DATA, begin)) >= 0:
+            start += len(_DATA)
+            place = _SPACES.match(text, start)
+            assert place is not None
+            value, end = _DECODER.raw_decode(decoded, place.end())
+            literals.append(text[begin:start])
+            if type(value) is not list or sum(map(len, literals)) > MAX_KEPT_BYTES:
+                return ()
+            probe += (decoded[begin:start], f'"{_MARK}{len(probe) // 2}"')
+            begin = end
+        literals.append(text[begin:])
+        # A string may look like the beginning of an array: the marks have to be the inputs' data, one for each.
+        members = parse_object("".join((*probe, decoded[begin:])).encode("ascii"))
+    except (ValueError, RecursionError, InvalidRequest):
+        return ()
+    items = members.get("inputs")
+    assert isinstance(items, list), "it was decoded"
+    expected = [f"{_MARK}{number}" for number in range(len(probe) // 2)]
+    return tuple(literals) if expected and [item.get("data") for item in items] == expected else ()
+
+
+def _known(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) -> _Known | None:
+    members = parse_object(b"[]".join((text, *literals)))
+    parameters = members.get("parameters", {})
+    # With an id elsewhere than in front, each of the client's texts is another.
+    if "id" in members or not isinstance(parameters, dict) or DEADLINE_KEY in parameters or decoded.output_places:
+        return None
+    parts: list[_Part] = []
+    start = 0
+    items = members["inputs"]
+    assert isinstance(items, list), "it was decoded"
+    for item in items:
+        tensor = decoded.request.inputs[item["name"]]
+        size = item.get("parameters", {}).get("binary_data_size")
+        if tensor.dtype not in _NUMBERS if literals else type(size) is not int or "data" in item:
+            return None
+        size = size or 0
+        # No view of no bytes: numpy makes none.
+        is_plain = tensor.dtype in _PLAIN and size > 0
+        count = math.prod(tensor.shape)
+        if literals and not count:
+            return None
+        limits = None if tensor.dtype in FLOATS or not literals else integer_range(tensor.dtype)
+        parts.append(_Part(tensor.name, tensor.dtype, tensor.shape, count, start, start + size, is_plain, limits))
+        start += size
+    request = decoded.request
+    return _Known(
+        tuple(parts),
+        start,
+        literals,
+        decoded.outputs,
+        request.outputs,
+        decoded.binary_output,
+        {key: request.parameters[key] for key in parameters if key in request.parameters},
+        request.priority,
+        request.timeout_us,
+        request.sequence,
+        RequestMemo(),
+    )
+
+
+def _known_answer(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _KnownAnswer | None:
+    """Return what can be kept of an answer's text; None where it depends on more than types and shapes."""
+    outputs = response.outputs
+    if response.spec is None or decoded.output_places or any(item.classification for item in decoded.outputs.values()):
+        return None
+    for item in outputs:
+        can_go = item.dtype in (_PLAIN if is_sent_raw(item.name, decoded) else _NUMBERS)
+        if not can_go or type(item) is not Tensor or not item.array.size:
+            return None
+    text, order = answer_text(response, decoded, spec, _MARK)
+    return _KnownAnswer(
+        response.spec,
+        response.version,
+        tuple((item.name, item.dtype, item.shape) for item in outputs),
+        tuple((list(map(id, outputs)).index(id(item)), is_sent_raw(item.name, decoded)) for item in order),
+        tuple(text[1:].split(_MARK)),
+    )
