@@ -47,6 +47,24 @@ class Receiver(Protocol):
         """Time passed, about a second since the last call. `now_s` is of time.monotonic."""
 
 
-class NoReceiver(Receiver):
+class NoReceiver:
     """Takes the place of a stream's receiver when the stream is closed: the two, which refer to each other, are freed
     at once then, and with them a message of any size."""
+
+    def on_data(self, data: memoryview, is_end: bool) -> None:
+        pass
+
+    def target(self, size: int) -> memoryview | None:
+        return None
+
+    def on_filled(self, count: int, is_end: bool) -> None:
+        pass
+
+    def on_sent(self) -> None:
+        pass
+
+    def on_reset(self, code: int) -> None:
+        pass
+
+    def on_tick(self, now_s: float) -> None:
+        pass
