@@ -28,7 +28,6 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from edge_server.config import GrpcConfig
 from edge_server.protocol import messages
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -45,8 +44,7 @@ SETTLING_S = 0.1
 SETTLED_SHARE = 0.5
 """Share of one processor that a server without work stays below. A loop that spins takes all of it."""
 
-# Until there is a second transport, the first is the default.
-TRANSPORTS = ["http2", "grpcio"] if hasattr(GrpcConfig(), "transport") else ["grpcio"]
+TRANSPORTS = ("http2", "grpcio")
 
 ECHO_PARAMETERS = """
 import json
@@ -449,7 +447,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def transport_flags(transport: str) -> tuple[str, ...]:
-    return (f"--grpc-transport={transport}",) if len(TRANSPORTS) > 1 else ()
+    return (f"--grpc-transport={transport}",)
 
 
 @pytest.fixture(scope="session")

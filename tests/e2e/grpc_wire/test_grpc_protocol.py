@@ -16,7 +16,6 @@ import grpc
 import pytest
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
-from edge_server.config import GrpcConfig
 from edge_server.core.frame import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
 from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
@@ -433,9 +432,6 @@ def test_the_words_of_a_status_come_as_they_were_said(target: Any, name: str) ->
     assert text.count(b"%") == sum(octet in b"%" or not 0x20 <= octet <= 0x7E for octet in error.details().encode())
 
 
-@pytest.mark.xfail(
-    not hasattr(GrpcConfig(), "transport"), reason="cut by letters in place of octets, until branch grpc", strict=True
-)
 def test_a_status_of_many_words_is_cut_rather_than_lost(target: Any) -> None:
     """Peers refuse trailers of more than 8 KiB; every letter of this name takes nine bytes there."""
     error = refused(target.channel().unary_unary(INFER), target.numbers("\u263a" * 50_000))
