@@ -354,6 +354,7 @@ class _OutputHead(NamedTuple):
     field: bytes
     raw_head: bytes
     size: int
+    region: RegionRef | None
 
 
 class _AnswerHead(NamedTuple):
@@ -369,7 +370,7 @@ def _pieces(
     response: Response, placed: Mapping[str, RegionRef], memo: RequestMemo | None, final: bytes
 ) -> list[bytes | memoryview]:
     """Return what a ModelInferResponse consists of."""
-    kept = memo.front_end if memo is not None and not placed else None
+    kept = memo.front_end if memo is not None else None
     if not isinstance(kept, _AnswerHead) or kept.version != response.version or kept.model != response.model:
         fields = delimited(_MODEL_NAME, text(response.model)) + delimited(
             _MODEL_VERSION, str(response.version).encode()
@@ -414,6 +415,7 @@ def _pieces(
             or head.size != size
             or head.dtype is not tensor.dtype
             or head.name != tensor.name
+            or head.region != region
         ):
             head = _output_head(tensor, shape, region, size)
             is_new = True
@@ -422,7 +424,7 @@ def _pieces(
         raws.append(head.raw_head)
         raws.append(raw)
     pieces += raws
-    if is_new and memo is not None and not placed:
+    if is_new and memo is not None:
         memo.front_end = kept._replace(outputs=tuple(made))
     if data_bytes > MAX_MESSAGE_BYTES - _MAX_HEAD_BYTES:
         size = sum(map(len, pieces))
@@ -445,7 +447,9 @@ def _output_head(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | Non
         inner += parameter_entry(4, "shared_memory_byte_size", region.byte_size)
         if region.offset:
             inner += parameter_entry(4, "shared_memory_offset", region.offset)
-    return _OutputHead(tensor.name, tensor.dtype, shape, delimited(_OUTPUTS, inner), _RAW_TAG + varint(size), size)
+    return _OutputHead(
+        tensor.name, tensor.dtype, shape, delimited(_OUTPUTS, inner), _RAW_TAG + varint(size), size, region
+    )
 
 
 def parameter_entry(field: int, key: str, value: Parameter) -> bytes:
@@ -585,7 +589,7 @@ class InferCall(UnarySide):
         if error is None:
             try:
                 if plan.special:
-                    message = response_message(*shaped(response, plan, self._inference.service))
+                    message = response_message(*shaped(response, plan, self._inference.service), self._memo)
                 else:
                     message = response_message(response, memo=self._memo)
             except Exception as failure:  # noqa: BLE001 - the boundary: `known` logs and maps

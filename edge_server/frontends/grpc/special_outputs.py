@@ -19,18 +19,21 @@ def shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[R
     """Return the response as the plan asks for it, and the places of outputs in shared memory."""
     placed: dict[str, RegionRef] = {}
     outputs: list[Tensor] = []
+    has_classes = False
     for tensor in response.outputs:
         wanted = plan.special.get(tensor.name) if plan.special else None
         if wanted is None:
             outputs.append(tensor)
         elif wanted.classification:
             outputs.append(_classes(tensor, wanted, response, service))
+            has_classes = True
         else:
             outputs.append(tensor)
             if wanted.region is not None and plan.places is not None:
                 size = plan.places.write(tensor, wanted.region)
-                placed[tensor.name] = replace(wanted.region, byte_size=size)
-    return replace(response, outputs=tuple(outputs)), placed
+                region = wanted.region
+                placed[tensor.name] = region if size == region.byte_size else replace(region, byte_size=size)
+    return replace(response, outputs=tuple(outputs)) if has_classes else response, placed
 
 
 def _classes(tensor: Tensor, wanted: RequestedOutput, response: Response, service: InferenceService) -> Tensor:

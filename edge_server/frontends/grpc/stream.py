@@ -351,7 +351,7 @@ class InferStream:
                 if response.is_empty:
                     return empty_final_message(plan.model, plan.version_text, plan.request_id)
                 if plan.special:
-                    return stream_message(*shaped(response, plan, self._service))
+                    return stream_message(*shaped(response, plan, self._service), exchange.memo)
                 return stream_message(response, memo=exchange.memo)
             except Exception as failure:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
                 error = known(failure)
