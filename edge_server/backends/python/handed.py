@@ -58,7 +58,8 @@ class HandedOver:
             self._batches[batch.number] = batch
             self._open.update((number, (execution, batch)) for number, execution in numbered)
         return batch, [
-            (number, dataclasses.replace(item.request, release=None, targets=None)) for number, item in numbered
+            (number, dataclasses.replace(item.request, release=None, targets=None, memo=None))
+            for number, item in numbered
         ]
 
     def take_back(self, batch: HandedBatch) -> None:
