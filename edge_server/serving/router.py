@@ -115,7 +115,8 @@ class Router:
                 return offered[max(offered)]
             if version in offered:
                 return offered[version]
-            raise
+            # It may have come back between the two looks.
+            return self.route(name, version).spec
 
     # -- what the table holds, from any thread ----------------------------------------------------------------------
 
