@@ -63,6 +63,9 @@ _READS = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 _GRANT_FROM_BYTES = limits.CONNECTION_WINDOW_BYTES // 4
 
+_LONG_TURN_S = 0.001
+"""How long answers made on the reading thread wait for others, to be sent with them."""
+
 _NO_RECEIVER = NoReceiver()
 
 _GOING_AWAY = 2**31 - 1
@@ -976,12 +979,17 @@ class Connection:
         self._output_bytes += len(data)
 
     def _flush_if_elsewhere(self) -> None:
-        """Send now, unless this is the reading thread, which sends once after all that it has read."""
-        if threading.get_ident() != self._server.thread_id:
+        """Send now, unless this is the reading thread, which sends once after all that it has read: but what was made
+        by models that take their time does not wait for those after it."""
+        server = self._server
+        if threading.get_ident() != server.thread_id:
             self._flush()
-        elif not self.is_unsent:
+            return
+        if not self.is_unsent:
             self.is_unsent = True
-            self._server.unsent.append(self)
+            server.unsent.append(self)
+        if time.monotonic() - server.now_s > _LONG_TURN_S:
+            self._flush()
 
     def _flush(self) -> None:
         """Send output as far as the socket takes it; the reading thread goes on when the socket takes more."""
