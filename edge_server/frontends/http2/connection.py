@@ -44,6 +44,9 @@ _JOIN_BELOW_BYTES = 256 << 10
 _MOST_PIECES = 512
 """Pieces handed to one sendmsg; Linux takes at most 1024."""
 
+_READ_BYTES = 64 << 10
+"""Most bytes received at once into the server's buffer. More of a large message is received where it belongs."""
+
 _TARGET_FROM_BYTES = 4096
 """The least rest of a frame for which the receiver is asked for memory of its own."""
 
@@ -298,10 +301,10 @@ class Connection:
         try:
             if self.is_tls:
                 with self._lock:
-                    count = self._socket.recv_into(target if target is not None else view[start:])
+                    count = self._socket.recv_into(target if target is not None else view[start : start + _READ_BYTES])
                     has_more = self._socket.pending() > 0  # type: ignore[attr-defined]
             elif target is None:
-                count = self._socket.recv_into(view[start:] if start else view)
+                count = self._socket.recv_into(view[start : start + _READ_BYTES])
             else:
                 # The rest of a message, straight into its own memory, and what follows it.
                 count = self._socket.recvmsg_into((target, view))[0]
