@@ -74,7 +74,7 @@ class Body(Protocol):
     filled: int
     """Bytes of it that are held."""
 
-    def give_way(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """Let go of what is held, leave the budget, and refuse the request. Called without the lock on any thread: a
         body that belongs to a thread hands this over to it and returns at once. A body that was settled meanwhile
         ignores it."""
@@ -157,7 +157,7 @@ class MemoryBudget:
         return chosen
 
     def _refuse(self, body: Body) -> None:
-        body.give_way(
+        body.refuse(
             Refusal(
                 f"request body refused after {body.filled} bytes: the bodies on their way to this server hold more "
                 f"than {self.total} bytes together (--http-max-body-bytes-in-flight), and this one is among those "

@@ -264,7 +264,7 @@ class Body:
     def grow(self, count: int) -> None:
         self._budget.grow(self, count)
 
-    def give_way(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         self.refusal = refusal
         self._budget.leave(self)
 

@@ -188,7 +188,7 @@ def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Tran
     for call, count in zip(calls, (1000, 6000, 2000), strict=True):
         call.on_data(memoryview(framed(bytes(9000))[:count]), False)
     calls[0].on_data(memoryview(bytes(2000)), False)
-    assert [len(stream.ends) for stream in streams] == [0, 1, 0], "the one that holds most gives way"
+    assert [len(stream.ends) for stream in streams] == [0, 1, 0], "the one that holds most is refused"
     calls[0].on_data(memoryview(bytes(6000 + 5)), True)
     side = calls[0]._side
     assert isinstance(side, Side)

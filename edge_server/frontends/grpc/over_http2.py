@@ -557,7 +557,7 @@ class Http2Call:
         if not self._is_over and self._side is not None:
             self._side.on_server_stopping()
 
-    def give_way(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """Give the call up: what it holds is needed for others. See memory_budget.Body; from any thread."""
         error = Throttled(refusal.message, retry_after_s=refusal.retry_after_s)
         if threading.get_ident() == self._server.thread_id:

@@ -110,7 +110,7 @@ class BodyReader:
 
     `size` is in bytes, None for chunks. Byte `aligned_at` of a body of a stated size lies at an address that suits
     every number type, so that tensors behind a JSON text of that length need no copy. `refuse` is called when the body
-    is too long, or has to give way to others: what is held is let go of then, and what still comes is forgotten.
+    is too long, or is refused to make room for others: what is held is released then, and what still comes is dropped.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ class BodyReader:
         self.filled = 0
         """Bytes that the budget counts."""
         self.buffer: memoryview | bytearray | None = None
-        """The only reference while it grows, so that it is gone at once when it gives way."""
+        """The only reference while it grows, so that it is freed at once when the body is refused."""
         self._budget = budget
         self._loop = loop
         self._thread_id = get_ident()
@@ -186,12 +186,12 @@ class BodyReader:
         self.count(len(piece))
 
     def count(self, nbytes: int) -> None:
-        """Count bytes that were put into `buffer`. This body, or others, may have to give way for them."""
+        """Count bytes that were put into `buffer`. This body, or others, may be refused for them."""
         self.received += nbytes
         self._budget.grow(self, nbytes)
 
     def finish(self) -> Body:
-        """Return the body, which is all there; it still counts, but does not give way any more."""
+        """Return the body, which is all there; it still counts, but is not refused any more."""
         buffer = self.buffer
         assert buffer is not None
         self._is_settled = True
@@ -214,7 +214,7 @@ class BodyReader:
             self.buffer = None
             self._budget.leave(self)
 
-    def give_way(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """See memory_budget.Body."""
         if get_ident() == self._thread_id:
             self._refuse_now(refusal)
