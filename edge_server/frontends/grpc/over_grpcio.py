@@ -40,6 +40,8 @@ from edge_server.service import READING_THREAD_HOLD_US
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 """grpc_compression_level of grpc/impl/compression_types.h."""
 
+_MOST_PENDING = 1 << 20
+
 _NO_DEADLINE_S = 1e8
 """Without a deadline grpcio tells a moment many years ahead."""
 
@@ -280,6 +282,9 @@ def channel_options(config: GrpcConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", int(config.reuses_port)),
+        # Beyond these the core would answer CANCELLED by itself: it is for `maximum_concurrent_rpcs` to refuse calls.
+        ("grpc.server.max_pending_requests", _MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         ("grpc.default_compression_level", _COMPRESSION_LEVELS[config.compression_level]),
         ("grpc.keepalive_time_ms", config.keepalive_time_ms),
         ("grpc.keepalive_timeout_ms", config.keepalive_timeout_ms),

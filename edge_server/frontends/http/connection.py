@@ -404,11 +404,31 @@ class Connection(asyncio.BufferedProtocol):
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)
 
-    def _refuse_connection(self, refusal: ClosingRefusal) -> None:
-        """Answer what is no request, and close."""
-        if self._transport is not None:
-            self._transport.write(reply_bytes(error_reply(refusal), closes=True))
-        self._close()
+    def _refuse_connection(self, refusal: ClosingRefusal, *, is_silent: bool = False) -> None:
+        """Answer what is no request, and close; at once where the client is silent.
+
+        Else what it still sends is read and dropped until it closes: the kernel would reset a connection that is closed
+        with bytes unread, and the client could lose the answer.
+        """
+        transport = self._transport
+        if transport is None:
+            self._close()
+            return
+        transport.write(reply_bytes(error_reply(refusal), closes=True))
+        if is_silent or self._is_closing or not transport.can_write_eof():
+            self._close()
+            return
+        transport.write_eof()
+        self._release_body()
+        self._held = b""
+        self._decoder = None
+        self._will_stay = False
+        self._left, self._discarded = _UNREAD_BYTES, 0
+        self._head_ticks = self._filled_before = 0
+        self._phase = _Phase.DISCARD
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            transport.resume_reading()
 
     def _refuse_body(self, refusal: EdgeServerError) -> None:
         """Answer a request whose body is not all there: it is wrong, or gave way to others."""
@@ -632,7 +652,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._phase is _Phase.DISCARD:
             self._close()
         else:
-            self._refuse_connection(StalledBody(message))
+            self._refuse_connection(StalledBody(message), is_silent=True)
 
     def _close(self) -> None:
         self._phase = _Phase.CLOSED
