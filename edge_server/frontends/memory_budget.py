@@ -89,7 +89,7 @@ class MemoryBudget:
         self.held = 0
         """Bytes of all bodies."""
         self.refused = 0
-        """How many bodies were refused for want of room."""
+        """How many bodies were refused to make room."""
         self._lock = threading.Lock()
         self._growing: dict[Body, float] = {}
         self._clock = clock

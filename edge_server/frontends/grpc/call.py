@@ -97,7 +97,7 @@ class Side(Protocol):
         """The transport was asked to call, by `Call.wake`. Comes on the same thread as `on_sent`."""
 
     def on_client_left(self) -> None:
-        """Nobody waits for an answer any more: the client left, or the deadline passed. Comes at most once."""
+        """The answer is not wanted any more: the client left, or the deadline passed. Comes at most once."""
 
     def on_server_stopping(self) -> None:
         """The server stops: a stream ends as soon as nothing is outstanding on it."""

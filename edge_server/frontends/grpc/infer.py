@@ -369,7 +369,7 @@ class _AnswerHead(NamedTuple):
 def _pieces(
     response: Response, placed: Mapping[str, RegionRef], memo: RequestMemo | None, final: bytes
 ) -> list[bytes | memoryview]:
-    """Return what a ModelInferResponse consists of."""
+    """Return a ModelInferResponse, in pieces."""
     kept = memo.front_end if memo is not None else None
     if not isinstance(kept, _AnswerHead) or kept.version != response.version or kept.model != response.model:
         fields = delimited(_MODEL_NAME, text(response.model)) + delimited(

@@ -738,7 +738,7 @@ def _compressed(message: Pieces, level: int) -> tuple[bytes, bytes]:
 
 
 def _inflated(message: bytearray, encoding: str, limit: int) -> memoryview:
-    """Return what was compressed. Raises InvalidRequest, and Throttled for more than `limit` bytes."""
+    """Return the inflated message. Raises InvalidRequest, and Throttled for more than `limit` bytes."""
     inflator = zlib.decompressobj(_WINDOW_BITS[encoding])
     pieces: list[bytes] = []
     size = 0

@@ -147,7 +147,7 @@ class HttpFrontend:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _find(self, head: RequestHead) -> Target | Reply:
-        """Return what answers the requests with a head, or the answer where it is refused."""
+        """Return the target of requests with a head, or the reply that refuses them."""
         try:
             endpoint, names = self._router.find(head.method, head.target)
             if endpoint.handler is None and endpoint.generation is None:

@@ -78,7 +78,7 @@ class Inference:
         self._header_pattern = header_pattern
 
     def target(self, head: RequestHead, model: str, version: str, caller: str) -> InferTarget:
-        """Return what answers requests with this head. `caller`: the name of the token that lets them in, or "".
+        """Return the target of requests with this head. `caller`: the name of the token that lets them in, or "".
 
         Raises InvalidRequest and Unsupported.
         """

@@ -86,13 +86,13 @@ class HeaderBlock:
         return bool(self.method or self.path or self.scheme or self.authority)
 
     def request_problem(self) -> str:
-        """Return what makes these no headers of a request, "" if nothing does. RFC 9113 section 8.3.1."""
+        """Return why these are no headers of a request, "" if they are. RFC 9113 section 8.3.1."""
         if not self.problem and not (self.method and self.path and self.scheme):
             return ":method, :scheme or :path is missing"
         return self.problem
 
     def trailers_problem(self) -> str:
-        """Return what makes these no trailers, "" if nothing does. RFC 9113 section 8.1."""
+        """Return why these are no trailers, "" if they are. RFC 9113 section 8.1."""
         return "trailers have no pseudo-header fields" if self.has_pseudo else self.problem
 
 
@@ -109,7 +109,7 @@ class HeaderReader:
         """Blocks by their bytes, as long as they mean the same."""
 
     def read(self, block: bytes) -> HeaderBlock:
-        """Return what the block says. While the table stays as it is, `remembered` has the same object for the same
+        """Return the decoded block. While the table stays as it is, `remembered` has the same object for the same
         bytes: ask there first."""
         fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
         size = sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields)
