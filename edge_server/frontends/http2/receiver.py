@@ -40,8 +40,8 @@ class Receiver(Protocol):
         """What was sent has left the stream's queue, after a `Stream.send` that returned False."""
 
     def on_reset(self, code: int) -> None:
-        """The client cancelled the stream, or the connection is lost: the answer is not wanted any more. Comes at most once,
-        and not after the stream's end."""
+        """The client cancelled the stream, or the connection is lost: the answer is not wanted any more. Comes at most
+        once, and not after the stream's end."""
 
     def on_tick(self, now_s: float) -> None:
         """Time passed, about a second since the last call. `now_s` is of time.monotonic."""
