@@ -349,7 +349,7 @@ class InferenceService:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def spec_of(self, memo: RequestMemo, name: str, version: int | None) -> ModelSpec:
-        """Return what `model_spec` returns, from the memo of the request's head while that is current."""
+        """Return the same as `model_spec`, from the memo of the request's head while that is current."""
         known = self._known_version(memo)
         return self.model_spec(name, version) if known is None else known.spec
 

@@ -167,7 +167,7 @@ class Scheduler:
             instance.post([ticket])
 
     def _entry(self, ticket: Ticket) -> Entry[Ticket]:
-        """Return what represents the ticket in the queue."""
+        """Return the ticket's entry in the queue."""
         return ticket
 
     def look_again(self) -> None:
@@ -335,7 +335,7 @@ class Scheduler:
                 instance.post(further)
 
     def _run(self, instance: Instance, batch: list[Ticket]) -> list[Ticket]:
-        """Run a batch on this thread, and return what the instance should run next; when there is nothing, it is free.
+        """Run a batch on this thread, and return the instance's next batch; without one, it is free.
 
         Empties the list: whoever else still refers to it must not keep the tickets, and what they borrowed, alive.
         """

@@ -236,7 +236,7 @@ class CameraStream:
             tell()
 
     def next_message(self) -> tuple[ServerMessage, int] | None:
-        """Return what is to be sent now, with `frames_allowed`; None when there is nothing, see `is_finished` then.
+        """Return the message to send now, with `frames_allowed`; None when there is none, see `is_finished` then.
 
         Raises EdgeServerError with whose status the call is to end.
         """

@@ -248,13 +248,13 @@ class RequestReader:
 
     def _keep(self, found: Outline, head: Head) -> None:
         if len(self._heads) >= MOST_HEADS:
-            # Nobody has so many models in use: a client varies what it asks for, and order among them means nothing.
+            # So many heads are not in use at once: a client varies its requests, and their order means nothing.
             self._heads.clear()
         self._heads[found[0]] = head
 
 
 def _head_of(found: InferMessage, plan: Plan, request: Request) -> Head | None:
-    """Return what the head of a request said that was found right; None where it may mean something else next time."""
+    """Return the head of a valid request, or None where the same bytes may mean something else next time."""
     if request.sequence is not None or request.deadline_ns:
         return None
     slots = []
