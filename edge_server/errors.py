@@ -126,7 +126,7 @@ class DeadlineExceeded(Refusal):
     """The request waited longer than its time limit."""
 
 
-class TooLate(DeadlineExceeded):
+class DeadlineTooShort(DeadlineExceeded):
     """The answer would come after the request's own deadline."""
 
 
@@ -203,5 +203,5 @@ class WarmupFailed(LoadError):
     """A warm-up sample failed; the version was never offered."""
 
 
-class NotTried(WarmupFailed):
+class NotWarmedUp(WarmupFailed):
     """Made-up inputs did not suit a model that has no sample of its inputs. It may work with other inputs."""

@@ -12,14 +12,11 @@ import enum
 from collections.abc import Mapping
 from typing import Protocol
 
-from edge_server.core.engine import EngineFile, EngineOrder
-from edge_server.core.lifecycle import INDEX_STATES, ModelWish, VersionState
-from edge_server.core.message import Request, RequestMemo, ResponseSink
-from edge_server.core.metric import MetricFamilyView, MetricSource
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
-from edge_server.core.statistics import VersionStatistics
-from edge_server.core.trace import parse_change
-from edge_server.core.view import (
+from edge_server.core.custom_metric import MetricFamilyView, MetricSource
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.request_response import Request, RequestMemo, ResponseSink
+from edge_server.core.status_reports import (
     IndexEntry,
     InstanceReport,
     ModelMetadata,
@@ -28,15 +25,18 @@ from edge_server.core.view import (
     TensorMetadata,
     VersionReport,
 )
+from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
+from edge_server.core.trace_settings import parse_change
+from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.serving.manager import Manager
-from edge_server.serving.model_control import ModelControl, ModelSource
-from edge_server.serving.served import ServedVersion
-from edge_server.serving.variants import Variants, marked
-from edge_server.telemetry.events import SERVER_READY, SERVER_STOPPING, EventBus
+from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
+from edge_server.serving.routing.variants import Variants, marked
+from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace import Traces
+from edge_server.telemetry.trace_sampling import Traces
 
 EXTENSIONS = (
     "classification",
@@ -80,7 +80,7 @@ class Readiness(enum.Enum):
     ANY = "none"
 
 
-class Ticket(Protocol):
+class SubmittedRequest(Protocol):
     """A submitted request, as the front end that submitted it sees it."""
 
     def cancel(self) -> None:
@@ -90,7 +90,7 @@ class Ticket(Protocol):
         """
 
 
-class EngineShelf(Protocol):
+class EngineSource(Protocol):
     """Where engines are found, and built that are not there."""
 
     def find(self, order: EngineOrder) -> EngineFile | None:
@@ -119,7 +119,7 @@ class InferenceService:
         self.traces = traces or Traces()
         self.events = events or EventBus()
         self.variants = Variants(manager)
-        self.engines: EngineShelf | None = None
+        self.engines: EngineSource | None = None
         """Set before anything is loaded, where engines are built."""
         self._manager = manager
         self._router = manager.router
@@ -299,7 +299,7 @@ class InferenceService:
         """Return the models that an operator pinned, each with its version."""
         return self._source.pins()
 
-    def wish_for_all(self, wishes: Mapping[str, ModelWish]) -> None:
+    def wish_for_all(self, wishes: Mapping[str, DesiredModel]) -> None:
         """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
         self._control.wish_for_all(wishes)
 
@@ -363,7 +363,7 @@ class InferenceService:
 
     def submit(
         self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0, may_stand_in: bool = True
-    ) -> Ticket:
+    ) -> SubmittedRequest:
         """Check and enqueue one request; `sink` then takes its responses, the last one with `is_final`.
 
         `hold_us`: for how many microseconds the calling thread may be held to compute the answer before this returns: 0
@@ -395,7 +395,7 @@ class InferenceService:
         with contextlib.suppress(UnknownModel, NotReady):
             self._manager.route(model, version).end_sequence(sequence_id)
 
-    def _submit_to_variant(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
+    def _submit_to_variant(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
         """Submit to the lighter model that stands in now, or else as usual."""
         for _ in range(_ROUTE_ATTEMPTS):
             lighter = self.variants.tensor_stand_in(request.model)
@@ -409,7 +409,7 @@ class InferenceService:
                 continue
         return self._submit(request, sink, hold_us=hold_us)
 
-    def _submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
+    def _submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
         if self._is_stopping:
             raise Draining(_STOPPING)
         try:

@@ -15,18 +15,18 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.tensorrt import cuda
-from edge_server.backends.tensorrt.adapter import load_library
+from edge_server.backends.tensorrt import cuda_driver
+from edge_server.backends.tensorrt.library_adapter import load_library
 from edge_server.core.batch import BatchPlan
-from edge_server.core.check import RequestCheck
-from edge_server.core.message import Request
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 INSTALLED = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
-REASON = cuda.missing() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
+REASON = cuda_driver.missing() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
 
 pytestmark = pytest.mark.skipif(bool(REASON), reason=f"needs a GPU and TensorRT: {REASON}")
 
@@ -60,8 +60,8 @@ def plan_bytes(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> by
         network = library.make_network(builder)
         network_of(trt, network)
         config = builder.create_builder_config()
-        if name == "tensorrt_rtx" and cuda.missing() == "":
-            library.target(config, cuda.devices()[0].capability)
+        if name == "tensorrt_rtx" and cuda_driver.missing() == "":
+            library.target(config, cuda_driver.devices()[0].capability)
         for values in bounds:
             profile = builder.create_optimization_profile()
             profile.set_shape("X", (1, 1, 1), (8, 4, 4), (8, 16, 16))

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent.parent / "edge_server"
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "records": set(),
     "late": set(),
     "core": {"errors"},
     "config": {"errors"},
@@ -24,37 +23,31 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"core", "errors", "protocol"},
     "backends": {"core", "errors"},
     "vision": {"core", "errors"},
-    "memory": {"core", "errors", "config"},
+    "memory": {"core", "errors", "config", "protocol"},
     "telemetry": {"core", "errors", "config"},
     "repository": {"core", "errors", "config", "telemetry", "protocol", "backends"},
     "serving": {"core", "errors", "config", "telemetry", "memory", "backends"},
     "governor": {"core", "errors", "config", "telemetry"},
     "service": {"core", "errors", "config", "telemetry", "memory", "serving"},
-    "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol"},
+    "streams": {"core", "errors", "config", "telemetry", "memory", "vision", "service"},
+    "frontends": {"core", "errors", "config", "telemetry", "memory", "vision", "service", "protocol", "streams"},
     "ros": {"client", "core", "errors"},
     "engines": {"core", "errors", "config", "telemetry", "backends", "serving"},
-    "perf": {"client", "core", "errors", "protocol", "repository"},
-    "optimize": {"core", "errors", "backends", "engines", "repository", "serving"},
-    "supervision": {"core", "errors", "config", "telemetry", "serving"},
-    "composition": {
-        "core", "errors", "config", "memory", "telemetry", "vision", "repository", "serving", "service", "governor",
-        "engines", "backends",
-    },
-    "server": {
-        "core", "errors", "config", "protocol", "memory", "telemetry", "repository", "serving", "service", "frontends",
-        "governor", "supervision", "composition",
+    "tuning": {"client", "core", "errors", "protocol", "repository", "backends", "engines", "serving"},
+    "process": {
+        "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
+        "streams", "frontends", "governor", "engines", "backends",
     },
     "doctor": {"core", "errors", "config", "governor", "backends"},
     "cli": {
         "core", "errors", "config", "protocol", "memory", "telemetry", "vision", "repository", "serving", "service",
-        "frontends", "composition", "server", "backends", "client", "governor", "ros", "perf", "supervision", "doctor",
-        "optimize",
+        "frontends", "process", "backends", "client", "governor", "ros", "tuning", "doctor",
     },
     "__main__": {"cli"},
 }  # fmt: skip
 """Package or module -> what of edge_server it may import, itself aside, and what is EVERYBODYS."""
 
-EVERYBODYS = ("__version__", "records", "late")
+EVERYBODYS = ("__version__", "late")
 
 PARTS_OF_BACKENDS = {
     "serving": {"edge_server.backends.load_backend", "edge_server.backends.base"},
@@ -68,7 +61,7 @@ PARTS_OF_BACKENDS = {
 FENCES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("frontends/http/",),
     "hpack": ("frontends/http2/",),
-    "grpc": ("frontends/grpc/over_grpcio.py", "client/", "perf/grpc_wire.py"),
+    "grpc": ("frontends/grpc/grpcio_transport.py", "client/", "tuning/load/grpc_client.py"),
     "google": ("protocol/", "frontends/grpc/", "repository/"),
     "onnxruntime": ("backends/onnxruntime",),
     "openvino": ("backends/openvino",),
@@ -80,14 +73,14 @@ FENCES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("telemetry/",),
     "cv2": ("vision/",),
     "cryptography": ("repository/trust/signature.py",),
-    "fsspec": ("repository/remote/store.py",),
+    "fsspec": ("repository/remote/object_store.py",),
     "s3fs": (),
     "redis": ("serving/cache/redis_store.py",),
     "onnx": (),
-    "opentelemetry": ("telemetry/otel.py",),
+    "opentelemetry": ("telemetry/opentelemetry_export.py",),
     "rclpy": ("ros/ros2_package/",),
     "tritonclient": (),
-    "watchdog": ("repository/observe",),
+    "watchdog": ("repository/file_events",),
     "torch": (),
     "treelite": (),
     "ai_edge_litert": (),
@@ -291,7 +284,7 @@ def test_the_client_needs_nothing_of_the_server() -> None:
     loaded = set(done.stdout.split())
     assert {name for name in loaded if name.startswith(("google.protobuf", "aiohttp", "prometheus", "cv2"))} == set()
     ours = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("edge_server.")}
-    assert ours == {f"edge_server.{part}" for part in ("client", "core", "errors", "protocol", "records")}
+    assert ours == {f"edge_server.{part}" for part in ("client", "core", "errors", "protocol")}
     assert "edge_server.protocol.messages" not in loaded
 
 
@@ -301,7 +294,7 @@ HEAVY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("module", ["edge_server", "edge_server.service", "edge_server.server"])
+@pytest.mark.parametrize("module", ["edge_server", "edge_server.service", "edge_server.process.server"])
 def test_importing_the_server_pulls_in_no_runtime(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from edge_server.config import RepositoryConfig
-from edge_server.server import Server
+from edge_server.process.server import ServerProcess
 
 
 def server(**parts: Any) -> Any:
     """Return a server of which only these parts are there."""
-    made: Any = Server.__new__(Server)
+    made: Any = ServerProcess.__new__(ServerProcess)
     for name, part in parts.items():
         setattr(made, f"_{name}", part)
     return made

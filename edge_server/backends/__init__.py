@@ -12,24 +12,24 @@ import importlib.metadata
 import threading
 
 from edge_server.backends.base import Backend
-from edge_server.backends.runtime import words
+from edge_server.backends.runtime_library import words
 from edge_server.errors import BackendMissing
 from edge_server.late import use
 
 _MODULES = {
     "c_abi": "edge_server.backends.c_library",
-    "fil": "edge_server.backends.forest",
-    "forest": "edge_server.backends.forest",
-    "jax": "edge_server.backends.stablehlo",
+    "fil": "edge_server.backends.tree_forest",
+    "forest": "edge_server.backends.tree_forest",
+    "jax": "edge_server.backends.jax_export",
     "litert": "edge_server.backends.litert",
     "onnxruntime": "edge_server.backends.onnxruntime",
     "openvino": "edge_server.backends.openvino",
-    "identity": "edge_server.backends.stub",
+    "identity": "edge_server.backends.builtin_models",
     "python": "edge_server.backends.python.backend",
     "pytorch": "edge_server.backends.pytorch",
-    "repeat": "edge_server.backends.stub",
-    "square": "edge_server.backends.stub",
-    "stub": "edge_server.backends.stub",
+    "repeat": "edge_server.backends.builtin_models",
+    "square": "edge_server.backends.builtin_models",
+    "stub": "edge_server.backends.builtin_models",
     "tensorflow": "edge_server.backends.tensorflow",
     "tensorrt": "edge_server.backends.tensorrt.backend",
     "tensorrt_rtx": "edge_server.backends.tensorrt.backend",

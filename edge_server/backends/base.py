@@ -28,19 +28,18 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from edge_server.core.device import DeviceArray, DevicePiece, on_host
-from edge_server.core.engine import EngineFile, EngineOrder
-from edge_server.core.message import NO_PARAMETERS, Parameter, Request, ResponseSink
-from edge_server.core.metric import MetricSource
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
-from edge_server.core.model import ModelFile as ModelFile
+from edge_server.core.custom_metric import MetricSource
+from edge_server.core.device_tensor import DeviceArray, DevicePiece, on_host
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import ModelFile as ModelFile
+from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, ResponseSink
+from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
 from edge_server.errors import EdgeServerError
-from edge_server.records import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,7 +48,7 @@ Array: TypeAlias = "npt.NDArray[np.generic]"
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ModelSignature:
     """What a model file says about itself.
 
     Shapes are complete (a leading batch dimension included), -1 where any size goes. `is_batchable`: every input and
@@ -182,7 +181,7 @@ class RequestSession(abc.ABC):
         """Give the model's memory back. Called once."""
 
 
-class Call(Protocol):
+class BlsCall(Protocol):
     """A request that a model made of another model."""
 
     def cancel(self) -> None:
@@ -192,7 +191,7 @@ class Call(Protocol):
 class ServerCalls(Protocol):
     """What a model may ask of the server that it lives in. From any thread; raises EdgeServerError."""
 
-    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> Call:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> BlsCall:
         """Have a model answer. An error found at once is raised instead, and the sink is never called then.
 
         `hold_us`: for how many microseconds the calling thread may be held to compute it; math.inf: it waits anyway.
@@ -247,7 +246,7 @@ class Backend(abc.ABC):
     """Whether KIND_AUTO means the box's GPUs for this backend, when the box has any; KIND_CPU otherwise."""
 
     @abc.abstractmethod
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         """Read the inputs and outputs from the file; None when this runtime cannot tell (the configuration must).
 
         Raises LoadError when the file is missing, corrupt, or not for this runtime.

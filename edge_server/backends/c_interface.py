@@ -17,7 +17,7 @@ ABI_VERSION = 1
 _LENGTH_BYTES = 4
 
 
-class Text(ctypes.Structure):
+class CText(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("capacity", ctypes.c_size_t))
 
 
@@ -44,7 +44,7 @@ class Spec(ctypes.Structure):
     )
 
 
-class Tensor(ctypes.Structure):
+class CTensor(ctypes.Structure):
     _fields_ = (*Spec._fields_, ("data", ctypes.c_void_p), ("byte_size", ctypes.c_uint64))
 
 
@@ -58,7 +58,7 @@ class RunArgs(ctypes.Structure):
     _fields_ = (
         ("struct_size", ctypes.c_uint32),
         ("input_count", ctypes.c_uint32),
-        ("inputs", ctypes.POINTER(Tensor)),
+        ("inputs", ctypes.POINTER(CTensor)),
         ("output_count", ctypes.c_uint32),
         ("output_names", ctypes.POINTER(ctypes.c_char_p)),
         ("allocate", Allocate),

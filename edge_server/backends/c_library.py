@@ -25,20 +25,20 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
 from edge_server.backends.c_interface import (
     ABI_VERSION,
     Allocate,
+    CTensor,
+    CText,
     OpenArgs,
     RunArgs,
     Spec,
-    Tensor,
-    Text,
     c_strings,
     pack_strings,
     unpack_strings,
 )
-from edge_server.backends.runtime import (
+from edge_server.backends.runtime_library import (
     SharedModels,
     existing_file,
     file_title,
@@ -49,7 +49,7 @@ from edge_server.backends.runtime import (
     readable,
     words,
 )
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
@@ -73,7 +73,7 @@ class CLibraryBackend(Backend):
         self.name = name
         self._shared: SharedModels[_Library] = SharedModels()
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         key, library = self._take(file)
         try:
             if not library.can_describe:
@@ -160,7 +160,7 @@ class _Library:
         reason = said.text(code) if code else "it gave no handle"
         raise LoadError(f"{file_title(file)}: edge_model_open failed: {reason}")
 
-    def describe(self, file: ModelFile, handle: ctypes.c_void_p) -> Signature:
+    def describe(self, file: ModelFile, handle: ctypes.c_void_p) -> ModelSignature:
         """Return what the model says of its tensors. Raises LoadError."""
         counts, said = (ctypes.c_uint32(), ctypes.c_uint32()), _ErrorText()
         lists = (ctypes.POINTER(Spec)(), ctypes.POINTER(Spec)())
@@ -172,7 +172,7 @@ class _Library:
             raise LoadError(f"{file_title(file)}: edge_model_describe failed: {said.text(code)}")
         inputs = tuple(InputSpec(*one) for one in _described(file, "input", lists[0], counts[0].value))
         outputs = tuple(OutputSpec(*one) for one in _described(file, "output", lists[1], counts[1].value))
-        return Signature(inputs, outputs, is_batchable(inputs, outputs))
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
 
     def run(self, handle: ctypes.c_void_p, args: RunArgs) -> str:
         """Run one batch; return "" when all went well, else why not."""
@@ -189,7 +189,7 @@ class _ErrorText:
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(_TEXT_BYTES)
-        self._text = Text(ctypes.addressof(self._buffer), _TEXT_BYTES)
+        self._text = CText(ctypes.addressof(self._buffer), _TEXT_BYTES)
         self.argument = ctypes.byref(self._text)
 
     def text(self, code: int) -> str:
@@ -275,7 +275,7 @@ class CLibrarySession(Session):
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         assert self._library is not None
         held = {name: _dense(array, self._dtypes[name]) for name, array in inputs.items()}
-        tensors = (Tensor * max(1, len(held)))(
+        tensors = (CTensor * max(1, len(held)))(
             *(_tensor(name, inputs[name].shape, data, self._dtypes[name]) for name, data in held.items())
         )
         answer = _Outputs(outputs)
@@ -306,6 +306,6 @@ def _dense(array: Array, dtype: DType) -> Array:
     return pack_strings(array)
 
 
-def _tensor(name: str, shape: tuple[int, ...], data: Array, dtype: DType) -> Tensor:
+def _tensor(name: str, shape: tuple[int, ...], data: Array, dtype: DType) -> CTensor:
     dims = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-    return Tensor(name.encode(), dtype.number, len(shape), dims, data.ctypes.data, data.nbytes)
+    return CTensor(name.encode(), dtype.number, len(shape), dims, data.ctypes.data, data.nbytes)

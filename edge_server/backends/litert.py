@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
-from edge_server.backends.runtime import (
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.runtime_library import (
     SharedModels,
     existing_file,
     file_title,
@@ -36,7 +36,7 @@ from edge_server.backends.runtime import (
     words,
     yes_or_no,
 )
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
@@ -71,12 +71,12 @@ class LiteRtBackend(Backend):
         self._version = importlib.metadata.version("ai-edge-litert")
         self._shared: SharedModels[bytes] = SharedModels()
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         interpreter = self._interpreter(file, _content(file, self._path(file)), 1, False)
         inputs = tuple(InputSpec(*_declared(file, "input", one)) for one in interpreter.get_input_details())
         outputs = tuple(OutputSpec(*_declared(file, "output", one)) for one in interpreter.get_output_details())
         opened = _opened(inputs, outputs)
-        return Signature(inputs, opened, is_batchable(inputs, opened))
+        return ModelSignature(inputs, opened, is_batchable(inputs, opened))
 
     def open(self, job: OpenJob) -> LiteRtSession:
         merged = {**job.settings, **job.spec.parameters}

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnxruntime_providers as providers
-from edge_server.backends.base import Backend, ModelFile, OpenJob, SessionInfo, Signature
-from edge_server.backends.onnxruntime_binding import BoundRun
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
+from edge_server.backends.onnxruntime_io_binding import BoundRun
 from edge_server.backends.onnxruntime_options import LOG_FATAL, Options, chosen_options, session_options, with_precision
-from edge_server.backends.onnxruntime_session import Library, OnnxSession
-from edge_server.backends.onnxruntime_types import declared
-from edge_server.backends.runtime import (
+from edge_server.backends.onnxruntime_session import OnnxRuntimeLibrary, OnnxSession
+from edge_server.backends.onnxruntime_tensor_info import declared
+from edge_server.backends.runtime_library import (
     SharedModels,
     existing_file,
     file_title,
@@ -38,8 +38,8 @@ from edge_server.backends.runtime import (
     load_error,
     words,
 )
-from edge_server.backends.tensorrt import cuda
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.tensorrt import cuda_driver
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.errors import LoadError
 
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -71,11 +71,11 @@ class OnnxRuntimeBackend(Backend):
         """Whether CUDA works here; found out the first time, which makes a CUDA context where there is a GPU."""
         if self._starts_cuda is None:
             available = self._ort.get_available_providers()
-            no_gpu = cuda.missing() if providers.CUDA in available else "it has no CUDA"
+            no_gpu = cuda_driver.missing() if providers.CUDA in available else "it has no CUDA"
             self._starts_cuda = providers.cuda_starts(available, no_gpu, self._open_probe)
         return self._starts_cuda
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         options = self._ort.SessionOptions()
         options.log_severity_level = LOG_FATAL
         options.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -84,7 +84,7 @@ class OnnxRuntimeBackend(Backend):
         session = self._load(file, options, [providers.CPU])
         inputs = tuple(InputSpec(*declared(file, "input", node)) for node in session.get_inputs())
         outputs = tuple(OutputSpec(*declared(file, "output", node)) for node in session.get_outputs())
-        return Signature(inputs, outputs, is_batchable(inputs, outputs))
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
 
     def open(self, job: OpenJob) -> OnnxSession:
         merged = {**job.settings, **job.spec.parameters}
@@ -114,7 +114,7 @@ class OnnxRuntimeBackend(Backend):
                 is_bound=alone != "",
                 only_computes=True,
             )
-            library, give_back = Library(self._ort, self._failures), partial(self._shared.give_back, key)
+            library, give_back = OnnxRuntimeLibrary(self._ort, self._failures), partial(self._shared.give_back, key)
             return OnnxSession(library, job.spec.name, info, session, run_options, bound, give_back)
         self._shared.give_back(key)
         raise failure

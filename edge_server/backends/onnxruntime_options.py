@@ -8,18 +8,17 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends import onnx_file
+from edge_server.backends import onnx_file_info
 from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.onnxruntime_providers import Pairs
-from edge_server.backends.runtime import load_error, precision_of_tensors, usable_cores, whole_number, yes_or_no
-from edge_server.backends.tensorrt import cuda
+from edge_server.backends.runtime_library import load_error, precision_of_tensors, usable_cores, whole_number, yes_or_no
+from edge_server.backends.tensorrt import cuda_driver
 from edge_server.errors import LoadError
-from edge_server.records import dataclass
 
 LOG_FATAL = 4
 """Severity that keeps onnxruntime off stderr; what went wrong arrives as an exception in any case."""
@@ -63,7 +62,7 @@ class Options:
 
 def chosen_options(job: OpenJob, merged: Mapping[str, str], ort: Any) -> Options:
     """Return the options as configured, for `ort`, the module onnxruntime. Raises LoadError."""
-    no_gpu = "" if job.device_id is None else cuda.missing()
+    no_gpu = "" if job.device_id is None else cuda_driver.missing()
     knows_tf32 = tuple(map(int, re.findall(r"\d+", ort.__version__)[:2])) >= _FIRST_WITH_TF32
     model = job.spec.name
     entries = {key: value for key, value in merged.items() if key.startswith(_ENTRY_PREFIXES) and key != _LEVEL}
@@ -110,7 +109,7 @@ def with_precision(job: OpenJob, merged: Mapping[str, str], path: Path, options:
 def _arithmetic(file: ModelFile, path: Path) -> str | None:
     """Return the arithmetic that a file is written in, None when it does not tell. Raises LoadError."""
     try:
-        return onnx_file.arithmetic(path)
+        return onnx_file_info.arithmetic(path)
     except (ValueError, OSError) as error:
         failure = load_error(file, "onnxruntime", error)
     raise failure

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.onnxruntime_binding import BoundRun
-from edge_server.backends.onnxruntime_types import TYPES
-from edge_server.backends.runtime import readable, words
-from edge_server.core.device import DeviceArray, DevicePiece, on_host
+from edge_server.backends.onnxruntime_io_binding import BoundRun
+from edge_server.backends.onnxruntime_tensor_info import TYPES
+from edge_server.backends.runtime_library import readable, words
+from edge_server.core.device_tensor import DeviceArray, DevicePiece, on_host
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
-from edge_server.records import dataclass
 
 _ONNX_BF16 = 16
 """TensorProto.BFLOAT16."""
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class OnnxRuntimeLibrary:
     """The module onnxruntime, and all exception classes that it raises."""
 
     ort: Any
@@ -41,7 +41,7 @@ class OnnxSession(Session):
 
     def __init__(
         self,
-        library: Library,
+        library: OnnxRuntimeLibrary,
         model: str,
         info: SessionInfo,
         session: Any,

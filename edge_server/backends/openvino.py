@@ -25,15 +25,15 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 
-from edge_server.backends.base import Backend, ModelFile, OpenJob, SessionInfo, Signature
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
+from edge_server.backends.openvino_compiled_properties import in_force, precision_in_force
 from edge_server.backends.openvino_devices import head_of
 from edge_server.backends.openvino_import import import_openvino
-from edge_server.backends.openvino_in_force import in_force, precision_in_force
-from edge_server.backends.openvino_plan import Plan, planned
-from edge_server.backends.openvino_ports import bf16_names, declared, dims, positions
-from edge_server.backends.openvino_reader import GraphReader, exceptions, file_to_read
-from edge_server.backends.openvino_session import Compiled, Library, OpenVinoSession
-from edge_server.backends.runtime import (
+from edge_server.backends.openvino_model_reader import GraphReader, exceptions, file_to_read
+from edge_server.backends.openvino_options import CompileOptions, planned
+from edge_server.backends.openvino_session import Compiled, OpenVinoLibrary, OpenVinoSession
+from edge_server.backends.openvino_tensor_info import bf16_names, declared, dims, positions
+from edge_server.backends.runtime_library import (
     SharedModels,
     file_title,
     fingerprint,
@@ -41,7 +41,7 @@ from edge_server.backends.runtime import (
     is_batchable,
     load_error,
 )
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import LoadError
 
 
@@ -60,16 +60,16 @@ class OpenVinoBackend(Backend):
         frontend = import_runtime("openvino.frontend", "FrontEndManager")
         self._core = self._ov.Core()
         self._reader = GraphReader(self._ov.__version__, self._core, frontend)
-        self._library = Library(self._ov, exceptions(frontend))
+        self._library = OpenVinoLibrary(self._ov, exceptions(frontend))
         self._failures = self._library.failures
         self._properties: dict[str, set[str]] = {}
         self._shared: SharedModels[Compiled] = SharedModels()
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         model = self._reader.read(file, parameters.get("CPU_EXTENSION_PATH", ""), is_mapped=True)
         inputs = tuple(InputSpec(*declared(file, "input", port)) for port in model.inputs)
         outputs = tuple(OutputSpec(*declared(file, "output", port)) for port in model.outputs)
-        return Signature(inputs, outputs, is_batchable(inputs, outputs))
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
 
     def open(self, job: OpenJob) -> OpenVinoSession:
         path = file_to_read(job.file)
@@ -91,7 +91,7 @@ class OpenVinoBackend(Backend):
         self._shared.give_back(key)
         raise failure
 
-    def _compile(self, job: OpenJob, plan: Plan) -> Compiled:
+    def _compile(self, job: OpenJob, plan: CompileOptions) -> Compiled:
         model = self._reader.read(job.file, plan.extension, plan.is_mapped)
         properties = dict(plan.properties)
         supported = self._supported(job, head_of(plan.device))
@@ -127,7 +127,7 @@ class OpenVinoBackend(Backend):
             found = ", ".join(self._core.available_devices)
         raise LoadError(f"model '{job.spec.name}': openvino finds no device '{device}' here; it finds: {found}")
 
-    def _reshape(self, model: Any, spec: ModelSpec, plan: Plan) -> None:
+    def _reshape(self, model: Any, spec: ModelSpec, plan: CompileOptions) -> None:
         """Set input shapes as planned; open a fixed leading dimension when the model is to batch."""
         if plan.shapes:
             named = positions(model.inputs)

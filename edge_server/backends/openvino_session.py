@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.openvino_ports import dims
-from edge_server.backends.runtime import words, writable
+from edge_server.backends.openvino_tensor_info import dims
+from edge_server.backends.runtime_library import words, writable
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
-from edge_server.records import dataclass
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"
 """Of a run's inputs, and their types, by name."""
@@ -32,7 +32,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class OpenVinoLibrary:
     """OpenVINO's Python module, and all exception classes that it raises."""
 
     ov: Any
@@ -50,7 +50,7 @@ class OpenVinoSession(Session):
 
     def __init__(
         self,
-        library: Library,
+        library: OpenVinoLibrary,
         model: str,
         info: SessionInfo,
         compiled: Compiled,

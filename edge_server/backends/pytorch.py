@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
-from edge_server.backends.runtime import (
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.runtime_library import (
     SharedModels,
     existing_file,
     file_title,
@@ -40,7 +40,7 @@ from edge_server.backends.runtime import (
     writable,
     yes_or_no,
 )
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
@@ -82,7 +82,7 @@ class PyTorchBackend(Backend):
         """Exception classes that the library, and models run by it, raise."""
         return self._failures
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         path = existing_file(file, self.default_filename)
         module = self._load(file, path, "cpu")
         return module.signature
@@ -185,14 +185,14 @@ class PyTorchBackend(Backend):
 class _Module:
     """A loaded module: `arguments` of its forward, and its tensors where the file tells them."""
 
-    def __init__(self, call: Any, arguments: Sequence[str], signature: Signature | None, form: str) -> None:
+    def __init__(self, call: Any, arguments: Sequence[str], signature: ModelSignature | None, form: str) -> None:
         self.call = call
         self.arguments = arguments
         self.signature = signature
         self.format = form
 
 
-def _exported_signature(file: ModelFile, program: Any) -> Signature:
+def _exported_signature(file: ModelFile, program: Any) -> ModelSignature:
     """Return the tensors of an exported program. Raises LoadError where one is no tensor."""
     names = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
@@ -201,7 +201,7 @@ def _exported_signature(file: ModelFile, program: Any) -> Signature:
         OutputSpec(f"OUTPUT__{number}", *_exported(file, str(name), nodes.get(str(name))))
         for number, name in enumerate(names.user_outputs)
     ]
-    return Signature(tuple(inputs), tuple(outputs), is_batchable(inputs, outputs))
+    return ModelSignature(tuple(inputs), tuple(outputs), is_batchable(inputs, outputs))
 
 
 def _exported(file: ModelFile, name: str, node: Any) -> tuple[DType, tuple[int, ...]]:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
-from edge_server.backends.runtime import (
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.runtime_library import (
     SharedModels,
     existing_file,
     file_title,
@@ -34,7 +34,7 @@ from edge_server.backends.runtime import (
     readable,
     words,
 )
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
@@ -73,7 +73,7 @@ class TensorFlowBackend(Backend):
         """Exception classes that the library raises."""
         return self._failures
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         return self._load(file, parameters).signature
 
     def open(self, job: OpenJob) -> TensorFlowSession:
@@ -124,7 +124,7 @@ class _Function:
         outputs = tuple(
             OutputSpec(*_declared(file, "output", one, spec)) for one, spec in self._call.structured_outputs.items()
         )
-        self.signature = Signature(inputs, outputs, is_batchable(inputs, outputs))
+        self.signature = ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
         self._types = {one: spec.dtype for one, spec in self._call.structured_input_signature[1].items()}
 
     def __call__(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:

@@ -19,21 +19,21 @@ from edge_server.backends import load_backend
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options as words
 from edge_server.cli.progress import estimate, progress_line
-from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clean, clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import BackendMissing, InvalidRequest
-from edge_server.perf.candidates import Candidate, Space, apply, default_space, why_no_bf16
-from edge_server.perf.chart import COLORS, Bar, draw_bars
-from edge_server.perf.facts import Refusal
-from edge_server.perf.grpc_wire import GrpcControl
-from edge_server.perf.http_wire import HttpControl
-from edge_server.perf.interrupts import Interrupts
-from edge_server.perf.report import to_json
-from edge_server.perf.search import LEFT_AT_THE_END, Judged, Limits, Search
-from edge_server.perf.session import MOST_WORKERS, Target, has_bf16, usable_cores
-from edge_server.perf.trials import ModelFolder, Trials, loaded, private_server
-from edge_server.perf.windows import Point
+from edge_server.tuning.load.client_interface import RequestRefused
+from edge_server.tuning.load.configuration_search import LEFT_AT_THE_END, RankedTrial, Search, SearchLimits
+from edge_server.tuning.load.grpc_client import GrpcControl
+from edge_server.tuning.load.http_client import HttpControl
+from edge_server.tuning.load.interrupts import Interrupts
+from edge_server.tuning.load.measurement_windows import MeasuredPoint
+from edge_server.tuning.load.report import to_json
+from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
+from edge_server.tuning.load.server_trials import ModelFolder, Trials, loaded, private_server
+from edge_server.tuning.load.session import MOST_WORKERS, MeasuredServer, has_bf16, usable_cores
+from edge_server.tuning.load.svg_charts import COLORS, Bar, draw_bars
 
 WINDOW_MS = 200
 MOST_DIFFERENCE = 0.01
@@ -56,11 +56,11 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
     model = ModelFolder.open(options.model_repository, options.model)
     target = _variant_path(model, options.write, options.overwrite) if options.write else None
     screen = Screen(sys.stderr)
-    limits = Limits(
+    limits = SearchLimits(
         options.latency_limit_ms, options.memory_limit_mb, options.power_limit_watts, options.difference_limit
     )
     search: Search | None = None
-    best: Judged | None = None
+    best: RankedTrial | None = None
     left_out: list[str] = []
     is_cut = False
     try:
@@ -99,28 +99,30 @@ def _analyze(options: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _plan(
     options: argparse.Namespace, model: ModelFolder, interrupts: Interrupts
-) -> tuple[Trials, list[Candidate], list[str]]:
+) -> tuple[Trials, list[ServerCandidate], list[str]]:
     """Serve the model as it is configured once, to learn what it is; return the trial, the
     candidates, and the candidates that cannot run here, with the reason."""
     cores = usable_cores()
     if model.config.HasField("sequence_batching"):
         # Its requests belong to sequences; and a dynamic batcher that is tried would take the place of the sequences.
-        raise Refusal(f"model '{model.name}' is a model of sequences: no request of it can be measured by itself")
+        raise RequestRefused(
+            f"model '{model.name}' is a model of sequences: no request of it can be measured by itself"
+        )
     with private_server(model, model.config, options.start_timeout, interrupts) as server:
         backend = loaded(HttpControl(server.url, (), 30.0), model.name)["backend"]
-        control = GrpcControl(Target("grpc", server.address).endpoint(), 30.0)
+        control = GrpcControl(MeasuredServer("grpc", server.address).endpoint(), 30.0)
         try:
             facts = control.model(model.name, "")
         finally:
             control.close()
     if facts.is_ensemble:
-        raise Refusal(f"model '{model.name}' is an ensemble: analyze its members")
+        raise RequestRefused(f"model '{model.name}' is an ensemble: analyze its members")
     if facts.is_decoupled:
-        raise Refusal(f"model '{model.name}' is decoupled: its requests have no one answer to measure")
+        raise RequestRefused(f"model '{model.name}' is decoupled: its requests have no one answer to measure")
     files = [item.name for item in model.path.glob("[0-9]*/*")]
     filename = model.config.default_model_filename or ("model.onnx" if "model.onnx" in files else "")
     base = default_space(backend, filename, facts.max_batch_size, cores, tries_bf16=has_bf16())
-    space = Space(
+    space = SearchSpace(
         _chosen(options.backends, base.backends),
         _chosen(options.precisions, base.precisions),
         _chosen(options.instances, base.instances),
@@ -171,7 +173,7 @@ def _chosen(given: list[float] | list[str] | None, otherwise: Sequence[object]) 
     return [int(item) if isinstance(item, float) else item for item in given]
 
 
-def _levels(options: argparse.Namespace, space: Space, cores: int) -> list[float]:
+def _levels(options: argparse.Namespace, space: SearchSpace, cores: int) -> list[float]:
     """Return loads that show what a configuration can do: one request, and enough to fill instances and batches."""
     if options.objective == "latency":
         return [1]
@@ -208,7 +210,7 @@ class _Progress:
         passed_s = now_s - self._began_s
         return passed_s / (passed_s + left_s)
 
-    def __call__(self, candidate: Candidate, round_number: int) -> None:
+    def __call__(self, candidate: ServerCandidate, round_number: int) -> None:
         if round_number == self._round:
             self._done += 1
         else:
@@ -225,7 +227,7 @@ class _Progress:
         self._screen.draw([clip(text, width) for text in [*table, line]][-height:])
 
 
-def _ranked(search: Search) -> list[Judged]:
+def _ranked(search: Search) -> list[RankedTrial]:
     """Return those measured longest first, the best of them first."""
     return sorted(
         search.latest.values(), key=lambda item: (item.point is not None, item.outcome.round, item.rank), reverse=True
@@ -248,7 +250,7 @@ def _table(search: Search, output: TextIO | None = None) -> str:
     return "\n".join(lines)
 
 
-def _row(item: Judged, point: Point) -> tuple[str, ...]:
+def _row(item: RankedTrial, point: MeasuredPoint) -> tuple[str, ...]:
     outcome = item.outcome
     return (
         str(outcome.candidate),
@@ -272,7 +274,7 @@ def _tell(options: argparse.Namespace, search: Search) -> None:
 
 
 def _save(
-    options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None, left_out: Sequence[str]
+    options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None, left_out: Sequence[str]
 ) -> None:
     """Write the report and the picture. Raises InvalidRequest."""
     cores = usable_cores()
@@ -288,7 +290,7 @@ def _as_text(document: dict[str, object]) -> str:
 
 
 def _document(
-    options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None, cores: int
+    options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None, cores: int
 ) -> dict[str, object]:
     return {
         "tool": f"edge-server {__version__}",
@@ -306,7 +308,7 @@ def _document(
     }
 
 
-def _one(item: Judged, cores: int) -> dict[str, object]:
+def _one(item: RankedTrial, cores: int) -> dict[str, object]:
     candidate, outcome = item.outcome.candidate, item.outcome
     return {
         "name": str(candidate),
@@ -328,7 +330,7 @@ def _one(item: Judged, cores: int) -> dict[str, object]:
     }
 
 
-def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, best: Judged | None) -> str:
+def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, best: RankedTrial | None) -> str:
     bars, unmeasured_count = [], 0
     for item in _ranked(search):
         point = item.point
@@ -347,7 +349,7 @@ def _picture(options: argparse.Namespace, model: ModelFolder, search: Search, be
     return draw_bars(f"Configurations of {model.name}", bars, facts, keys)
 
 
-def _recommend(best: Judged, search: Search) -> None:
+def _recommend(best: RankedTrial, search: Search) -> None:
     default = next((item for item in search.latest.values() if item.outcome.candidate.is_default), None)
     print(f"recommended: {best.outcome.candidate}")
     if default is not None and default is not best and default.point is not None and best.point is not None:

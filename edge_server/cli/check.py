@@ -6,15 +6,15 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
+from edge_server.cli.busy_line import working
 from edge_server.cli.table import render
-from edge_server.cli.working import working
-from edge_server.composition import Core, build, copy_first, first_wish
 from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment
-from edge_server.core.view import TensorMetadata
-from edge_server.errors import EdgeServerError, NotTried
-from edge_server.serving.served import ServedVersion
+from edge_server.core.status_reports import TensorMetadata
+from edge_server.errors import EdgeServerError, NotWarmedUp
+from edge_server.process.composition import ServerParts, build, copy_first, first_wish
+from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
 HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")
@@ -56,7 +56,7 @@ def _one_by_one(config: ServerConfig) -> ServerConfig:
     return dataclasses.replace(config, repository=repository)
 
 
-def _report(core: Core) -> int:
+def _report(core: ServerParts) -> int:
     reasons = [
         reason_line(entry.name, entry.version, entry.reason)
         for entry in core.service.repository_index()
@@ -66,7 +66,7 @@ def _report(core: Core) -> int:
     for version in core.manager.all_ready():
         try:
             infer_ms = f"{version.probe() * 1000:.1f}"
-        except NotTried as error:
+        except NotWarmedUp as error:
             infer_ms = "not tried"
             notes.append(reason_line(version.name, str(version.version), str(error)))
         except EdgeServerError as error:
@@ -84,7 +84,7 @@ def _report(core: Core) -> int:
     return 1 if reasons else 0
 
 
-def _row(core: Core, version: ServedVersion, infer_ms: str) -> tuple[str, ...]:
+def _row(core: ServerParts, version: ServedVersion, infer_ms: str) -> tuple[str, ...]:
     report = version.report()
     metadata = core.service.model_metadata(version.name, version.version)
     return (

@@ -7,17 +7,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_server.cli.working import working
+from edge_server.cli.busy_line import working
 from edge_server.core.exit_code import ExitCode
-from edge_server.doctor.box import board, jetpack, memory, packages, sensors
-from edge_server.doctor.finding import Finding, Level, as_json, can_serve
+from edge_server.doctor.finding import Finding, FindingLevel, as_json, can_serve
+from edge_server.doctor.machine import board, jetpack, memory, packages, sensors
 from edge_server.doctor.permissions import find_user, permissions
 from edge_server.doctor.ports import ports
 from edge_server.doctor.runtimes import runtimes
-from edge_server.governor.sensors.box import read_box
-from edge_server.governor.sensors.files import Files
+from edge_server.governor.sensors.machine import read_box
+from edge_server.governor.sensors.sysfs import SysfsFiles
 
-_MARKS = {Level.OK: " ", Level.NOTE: " ", Level.WARNING: "!", Level.PROBLEM: "X"}
+_MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!", FindingLevel.PROBLEM: "X"}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     root: Path = options.sysfs_root
     if not root.is_dir():
         parser.error(f"--sysfs-root: '{root}' is no folder")
-    files = Files(root)
+    files = SysfsFiles(root)
     reading = read_box(root)
     is_jetson = reading.soc is not None
     findings = [*board(files, reading), *jetpack(files, reading)]
@@ -62,10 +62,10 @@ def _text(findings: Sequence[Finding]) -> str:
             section = item.section
             lines += ["", section] if lines else [section]
         lines.append(f"{_MARKS[item.level]} {_clean(item.name):{width}}  {_clean(item.text)}".rstrip())
-        if item.advice and item.level is not Level.OK:
+        if item.advice and item.level is not FindingLevel.OK:
             lines.append(f"  {'':{width}}  -> {_clean(item.advice)}")
-    bad = [item for item in findings if item.level is Level.PROBLEM]
-    doubtful = [item for item in findings if item.level is Level.WARNING]
+    bad = [item for item in findings if item.level is FindingLevel.PROBLEM]
+    doubtful = [item for item in findings if item.level is FindingLevel.WARNING]
     lines += ["", _sum_of(len(bad), len(doubtful))]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""`edge-server events`: what happens in a running server, followed over the wire."""
+"""`edge-server events`: what happens in a running server, followed over the http_client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from edge_server.cli import wire
+from edge_server.cli import http_client
 from edge_server.cli.models import moment
 
 FIRST_WAIT_S = 0.5
@@ -37,30 +37,30 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--after", type=_number, default=0, metavar="N", help="leave out events up to number N")
     parser.add_argument("--follow", action=argparse.BooleanOptionalAction, default=True, help="wait for more to come")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    wire.add_options(parser)
+    http_client.add_options(parser)
     options = parser.parse_args(arguments)
     words = _in_json if options.json else _in_words
     try:
-        return Follower(options, words).follow() if options.follow else _list(options, words)
+        return EventFollower(options, words).follow() if options.follow else _list(options, words)
     except KeyboardInterrupt:
         return 0
-    except ReaderLeft:
+    except OutputClosed:
         # The interpreter's own flush at the end must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except wire.Refused as error:
+    except http_client.Refused as error:
         print(f"edge-server events: {error}", file=sys.stderr)
-    except wire.NO_ANSWER as error:
-        print(f"edge-server events: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
+    except http_client.NO_ANSWER as error:
+        print(f"edge-server events: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
     return 1
 
 
-class ReaderLeft(Exception):
+class OutputClosed(Exception):
     """Whoever read the output has enough of it. Told apart from a connection to the server that broke."""
 
 
 def _list(options: argparse.Namespace, words: Words) -> int:
-    for event in wire.ask(options, f"/edge/v1/events?after={options.after}&follow=false"):
+    for event in http_client.ask(options, f"/edge/v1/events?after={options.after}&follow=false"):
         _print(words(event))
     return 0
 
@@ -69,10 +69,10 @@ def _print(line: str) -> None:
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        raise ReaderLeft from None
+        raise OutputClosed from None
 
 
-class Follower:
+class EventFollower:
     """Reads the stream and, when the line breaks, goes on where it was, waiting longer after each failure in a row."""
 
     def __init__(self, options: argparse.Namespace, words: Words) -> None:
@@ -89,14 +89,14 @@ class Follower:
                 if not self._read():
                     continue
                 reason = "the server ended the stream"
-            except wire.Refused as error:
+            except http_client.Refused as error:
                 if error.status not in _MAY_PASS:
                     raise
                 reason = str(error)
-            except wire.NO_ANSWER as error:
+            except http_client.NO_ANSWER as error:
                 if isinstance(error, ValueError) and not self._run_id:
                     raise  # an address that is none, or of something else: trying again cannot help
-                reason = wire.reason_of(error)
+                reason = http_client.reason_of(error)
             if self._failures == 0:
                 print(f"edge-server events: {self._options.url}: {reason}; trying again", file=sys.stderr, flush=True)
             time.sleep(min(FIRST_WAIT_S * 2**self._failures, LONGEST_WAIT_S))
@@ -105,7 +105,7 @@ class Follower:
     def _read(self) -> bool:
         """Print events until the stream ends. False when the server was started anew and must be read from 0."""
         path = f"/edge/v1/events?after={self._after}"
-        with wire.open_answer(self._options, path, timeout_s=_SILENCE_LIMIT_S) as answer:
+        with http_client.open_answer(self._options, path, timeout_s=_SILENCE_LIMIT_S) as answer:
             run_id = answer.headers.get(_RUN_HEADER, "")
             if self._run_id not in ("", run_id):
                 self._run_id, self._after = run_id, 0

@@ -15,11 +15,11 @@ from edge_server.cli.options import add_alias
 from edge_server.cli.progress import Progress
 from edge_server.cli.table import render
 from edge_server.core.priority import PriorityClass
-from edge_server.governor.picture import draw, draw_replay
-from edge_server.governor.plant import PlantConstants
-from edge_server.governor.policy import Tuning
-from edge_server.governor.replay import COLUMNS, Stretch, read_trace, replay
-from edge_server.governor.simulate import SCENARIOS, Outcome, Scenario, Strategy, simulate
+from edge_server.governor.control_policy import PolicyConstants
+from edge_server.governor.simulation.plots import draw, draw_replay
+from edge_server.governor.simulation.replay import COLUMNS, StatePeriod, read_trace, replay
+from edge_server.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
+from edge_server.governor.simulation.thermal_model import ThermalModelConstants
 
 HEADS = ("WAY", "HOTTEST C", "THROTTLED", "CONTROL", "NORMAL", "BULK", "LATE", "SWITCHES", "J EACH")
 REPLAY_HEADS = ("FROM", "TO", "STATE", "LEAST SHARE", "HOTTEST C", "WHY")
@@ -118,7 +118,7 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
             samples = read_trace(lines, options.trace.name)
     except OSError as error:
         parser.error(f"{options.trace}: {error.strerror}")
-    tuning = Tuning(temperature_limit_c=options.temperature_limit, power_limit_w=options.power_budget_watts)
+    tuning = PolicyConstants(temperature_limit_c=options.temperature_limit, power_limit_w=options.power_budget_watts)
     if options.trip_c:
         tuning = dataclasses.replace(tuning, default_trip_c=options.trip_c)
     replayed = replay(samples, tuning)
@@ -138,7 +138,7 @@ def _write(parser: argparse.ArgumentParser, path: Path, picture: str) -> None:
         parser.error(f"--svg {path}: {error.strerror}")
 
 
-def _stretch(item: Stretch) -> dict[str, object]:
+def _stretch(item: StatePeriod) -> dict[str, object]:
     return {
         "from_s": item.from_s,
         "to_s": item.to_s,
@@ -149,18 +149,18 @@ def _stretch(item: Stretch) -> dict[str, object]:
     }
 
 
-def _stretch_row(item: Stretch) -> tuple[str, ...]:
+def _stretch_row(item: StatePeriod) -> tuple[str, ...]:
     hottest = "-" if item.hottest_c is None else f"{item.hottest_c:.1f}"
     return (f"{item.from_s:.1f}", f"{item.to_s:.1f}", item.level.name, f"{item.least_share:.0%}", hottest, item.detail)
 
 
 def _constant_names() -> str:
-    return ", ".join(f"{item.name} ({item.default:g})" for item in dataclasses.fields(PlantConstants))
+    return ", ".join(f"{item.name} ({item.default:g})" for item in dataclasses.fields(ThermalModelConstants))
 
 
-def _constants(parser: argparse.ArgumentParser, pairs: Sequence[str]) -> PlantConstants:
-    whole = {item.name for item in dataclasses.fields(PlantConstants) if isinstance(item.default, int)}
-    names = [item.name for item in dataclasses.fields(PlantConstants)]
+def _constants(parser: argparse.ArgumentParser, pairs: Sequence[str]) -> ThermalModelConstants:
+    whole = {item.name for item in dataclasses.fields(ThermalModelConstants) if isinstance(item.default, int)}
+    names = [item.name for item in dataclasses.fields(ThermalModelConstants)]
     given: dict[str, Any] = {}
     for pair in pairs:
         name, _, text = pair.partition("=")
@@ -171,7 +171,7 @@ def _constants(parser: argparse.ArgumentParser, pairs: Sequence[str]) -> PlantCo
         except ValueError:
             parser.error(f"--set {name}: expected a number, given '{text}'")
     try:
-        return dataclasses.replace(PlantConstants(), **given)
+        return dataclasses.replace(ThermalModelConstants(), **given)
     except ValueError as error:
         parser.error(f"--set: {error}")
 
@@ -179,10 +179,10 @@ def _constants(parser: argparse.ArgumentParser, pairs: Sequence[str]) -> PlantCo
 def _compare(
     scenario: Scenario,
     seconds: float | None,
-    constants: PlantConstants,
+    constants: ThermalModelConstants,
     seed: int,
     show: Callable[[float, str], None],
-) -> list[Outcome]:
+) -> list[SimulationResult]:
     """Simulate the scenario once with each strategy. `show` hears the share of it that is done, and what is done."""
     if seconds is not None:
         scenario = dataclasses.replace(scenario, duration_s=seconds)
@@ -196,7 +196,7 @@ def _compare(
     return outcomes
 
 
-def _sums(outcome: Outcome) -> dict[str, object]:
+def _sums(outcome: SimulationResult) -> dict[str, object]:
     return {
         "scenario": outcome.scenario,
         "strategy": outcome.strategy.name.lower(),
@@ -209,11 +209,11 @@ def _sums(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _joules_each(outcome: Outcome) -> float:
+def _joules_each(outcome: SimulationResult) -> float:
     return outcome.energy_j / max(1, sum(outcome.on_time.values()))
 
 
-def _table(name: str, outcomes: Sequence[Outcome]) -> str:
+def _table(name: str, outcomes: Sequence[SimulationResult]) -> str:
     rows = [
         (
             outcome.strategy.value,

@@ -1,4 +1,4 @@
-"""`edge-server models`: every version of every model with its past, asked over the wire."""
+"""`edge-server models`: every version of every model with its past, asked over the http_client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_server.cli import wire
+from edge_server.cli import http_client
 from edge_server.cli.table import render
 
 HEADS = ("MODEL", "VERSION", "STATE", "GENERATION", "SINCE", "SERVED", "SHARE", "REASON")
@@ -26,16 +26,16 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="just this one")
     parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
-    wire.add_options(parser)
+    http_client.add_options(parser)
     options = parser.parse_args(arguments)
     query = "" if options.model is None else "?" + urllib.parse.urlencode({"model": options.model})
     try:
         text = _text(options, "/edge/v1/versions" + query)
-    except wire.Refused as error:
+    except http_client.Refused as error:
         print(f"edge-server models: {error}", file=sys.stderr)
         return 1
-    except (*wire.NO_ANSWER, KeyError, TypeError) as error:
-        print(f"edge-server models: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
+    except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
+        print(f"edge-server models: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
         return 1
     print(text)
     return 0
@@ -44,15 +44,15 @@ def run(arguments: Sequence[str]) -> int:
 def _text(options: argparse.Namespace, path: str) -> str:
     """Return what to print. A folder that has no version, or whose configuration is wrong, is in the index alone."""
     if options.json:
-        return json.dumps(wire.ask(options, path), indent=1)
-    index = wire.ask(options, "/v2/repository/index", {})
+        return json.dumps(http_client.ask(options, path), indent=1)
+    index = http_client.ask(options, "/v2/repository/index", {})
     faulty = [_faulty(entry) for entry in index if _is_faulty(entry) and options.model in (None, entry["name"])]
     try:
         # What was never loaded of a faulty model has no reason of its own.
         names = {row[0] for row in faulty}
-        versions = wire.ask(options, path)["versions"]
+        versions = http_client.ask(options, path)["versions"]
         rows = [_row(item) for item in versions if item["generation"] or item["name"] not in names]
-    except wire.Refused:
+    except http_client.Refused:
         if not faulty:
             raise
         rows = []

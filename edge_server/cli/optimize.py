@@ -22,13 +22,13 @@ from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
-from edge_server.optimize import report
-from edge_server.optimize.child import Limits
-from edge_server.optimize.choice import Objective, Terms, choose
-from edge_server.optimize.contest import Contest, Effort, Outcome, Trial
-from edge_server.optimize.plan import Plan, Request, Surroundings, make_plan
-from edge_server.optimize.survey import survey
-from edge_server.optimize.variant import place_for, write
+from edge_server.tuning.trial import report
+from edge_server.tuning.trial.best_candidate import Objective, SelectionRule, choose
+from edge_server.tuning.trial.child_process import ChildLimits
+from edge_server.tuning.trial.comparison import CandidateTrial, Comparison, ComparisonResult, RunLimits
+from edge_server.tuning.trial.runtime_survey import survey
+from edge_server.tuning.trial.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
+from edge_server.tuning.trial.write_configuration import place_for, write
 
 _INTERRUPTED = 130
 """What shells tell of a program that SIGINT ended."""
@@ -57,7 +57,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, name: str) -> int:
-    request = Request(
+    request = TrialRequest(
         root,
         name,
         options.model_version,
@@ -67,15 +67,15 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         tuple(options.profiles or ()),
         config.repository.allows_external_links,
     )
-    terms = Terms(Objective(options.objective), options.tolerance, options.min_top1)
+    terms = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
     with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
         engines, limits = config.engines, _limits(options, config)
         ask = functools.partial(survey, limits=dataclasses.replace(limits, open_s=limits.answer_s))
-        around = Surroundings(config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), ask)
+        around = TrialEnvironment(config.backends, engines.cache_dir, engines.build_timeout_s, Path(folder), ask)
         plan = make_plan(request, around)
         target = place_for(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
         progress = Progress(sys.stderr)
-        contest = Contest(plan.trials, limits, _effort(options), Path(folder), progress.show)
+        contest = Comparison(plan.trials, limits, _effort(options), Path(folder), progress.show)
         try:
             outcome, chosen = contest.run(lambda outcome: choose(outcome, terms))
         finally:
@@ -93,18 +93,26 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
     return ExitCode.OK
 
 
-def _limits(options: argparse.Namespace, config: ServerConfig) -> Limits:
+def _limits(options: argparse.Namespace, config: ServerConfig) -> ChildLimits:
     answer_s: float = options.timeout_secs
-    return Limits(
+    return ChildLimits(
         answer_s, answer_s + config.engines.build_timeout_s, options.memory_mb << 20, options.memory_floor_mb << 20
     )
 
 
-def _effort(options: argparse.Namespace) -> Effort:
-    return Effort(options.runs, options.seconds, options.samples, str(options.input.resolve()) if options.input else "")
+def _effort(options: argparse.Namespace) -> RunLimits:
+    return RunLimits(
+        options.runs, options.seconds, options.samples, str(options.input.resolve()) if options.input else ""
+    )
 
 
-def _tell(options: argparse.Namespace, plan: Plan, outcome: Outcome, chosen: Trial | None, terms: Terms) -> None:
+def _tell(
+    options: argparse.Namespace,
+    plan: TrialPlan,
+    outcome: ComparisonResult,
+    chosen: CandidateTrial | None,
+    terms: SelectionRule,
+) -> None:
     if options.json:
         found = {"model": plan.model_dir.name, "version": plan.version, **report.as_json(outcome, chosen, terms)}
         print(json.dumps({**found, "left_out": list(plan.left_out)}, indent=2))
@@ -121,7 +129,7 @@ def _tell(options: argparse.Namespace, plan: Plan, outcome: Outcome, chosen: Tri
         print(f"not tried: {_clean(line)}")
 
 
-def _remarks(outcome: Outcome, chosen: Trial, terms: Terms) -> list[str]:
+def _remarks(outcome: ComparisonResult, chosen: CandidateTrial, terms: SelectionRule) -> list[str]:
     apart = chosen.difference
     times = sorted(chosen.times_ms[1])
     figures = "" if apart is None else f", {apart.relative:.2g} apart from {outcome.reference.candidate.title}"

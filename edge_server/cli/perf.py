@@ -17,14 +17,22 @@ from edge_server import __version__
 from edge_server.cli import options as kinds
 from edge_server.cli import perf_options as words
 from edge_server.cli.progress import estimate, progress_line
-from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clip, render
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.perf.inputs import make_inputs
-from edge_server.perf.report import HEADS, MODES, cells, draw, notes, to_json
-from edge_server.perf.session import MOST_WORKERS, PROTOCOLS, Schedule, Session, Target, local_process, usable_cores
-from edge_server.perf.windows import STEADY_WINDOWS, Point, Window
+from edge_server.tuning.load.input_data import make_inputs
+from edge_server.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
+from edge_server.tuning.load.report import HEADS, MODES, cells, draw, notes, to_json
+from edge_server.tuning.load.session import (
+    MOST_WORKERS,
+    PROTOCOLS,
+    LoadSession,
+    MeasuredServer,
+    Schedule,
+    local_process,
+    usable_cores,
+)
 
 WINDOW_MS = 2000
 
@@ -45,7 +53,7 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 def _measure(options: argparse.Namespace) -> int:
     protocol = "grpc" if options.frames is not None else options.protocol
-    target = Target(
+    target = MeasuredServer(
         protocol,
         options.address,
         options.url,
@@ -55,7 +63,7 @@ def _measure(options: argparse.Namespace) -> int:
         options.timeout,
     )
     session = _open(options, target)
-    points: list[Point] = []
+    points: list[MeasuredPoint] = []
     levels = _levels(options, session)
     live = _Live(options, session, len(levels))
     session.on_window = live.window
@@ -84,11 +92,11 @@ def _measure(options: argparse.Namespace) -> int:
     return ExitCode.FAILED if any(point.failures for point in points) else ExitCode.OK
 
 
-def _open(options: argparse.Namespace, target: Target) -> Session:
+def _open(options: argparse.Namespace, target: MeasuredServer) -> LoadSession:
     control = target.control()
     try:
         model = control.model(options.model, options.model_version)
-        session = Session(target, model, control, words.patience_of(options), pid=local_process(target))
+        session = LoadSession(target, model, control, words.patience_of(options), pid=local_process(target))
         session.batch = options.batch_size
         session.shares_memory = options.shared_memory
         session.output_bytes = options.output_shared_memory_size
@@ -100,7 +108,7 @@ def _open(options: argparse.Namespace, target: Target) -> Session:
     return session
 
 
-def _levels(options: argparse.Namespace, session: Session) -> list[tuple[float, Callable[[], Point]]]:
+def _levels(options: argparse.Namespace, session: LoadSession) -> list[tuple[float, Callable[[], MeasuredPoint]]]:
     """Return each level of load with what measures it."""
     if options.request_intervals is not None:
         trace = Schedule(intervals_s=words.read_intervals(options.request_intervals))
@@ -120,22 +128,22 @@ def _levels(options: argparse.Namespace, session: Session) -> list[tuple[float, 
 class _Live:
     """A table that grows on a terminal; elsewhere a line for each window, on the standard error."""
 
-    def __init__(self, options: argparse.Namespace, session: Session, level_count: int) -> None:
+    def __init__(self, options: argparse.Namespace, session: LoadSession, level_count: int) -> None:
         self._level_count = level_count
         self._began_s = time.monotonic()
         self._mode = _mode(options)
         self._batch = session.batch
         self._screen = Screen(sys.stderr)
         self._level = 0.0
-        self._rows: list[Point] = []
+        self._rows: list[MeasuredPoint] = []
         self._is_quiet = options.quiet
 
-    def begin(self, level: float, points: Sequence[Point]) -> None:
+    def begin(self, level: float, points: Sequence[MeasuredPoint]) -> None:
         self._level, self._rows = level, list(points)
         self._draw([*self._rows], self._progress(0.0, f"{MODES[self._mode].lower()} {level:g}: warming up"))
 
-    def window(self, windows: list[Window]) -> None:
-        point = Point.of(self._mode, self._level, self._batch, windows[-1], is_steady=False)
+    def window(self, windows: list[MeasurementWindow]) -> None:
+        point = MeasuredPoint.of(self._mode, self._level, self._batch, windows[-1], is_steady=False)
         text = (
             f"{MODES[self._mode].lower()} {self._level:g}, window {len(windows)}: {point.throughput:.1f}/s, "
             f"p50 {point.percentiles_ms[50]:.2f} ms, p99 {point.percentiles_ms[99]:.2f} ms"
@@ -155,13 +163,13 @@ class _Live:
             return progress_line(done, passed_s, text)
         return f"{text}; {done:.0%}{estimate(done, passed_s)}"
 
-    def end(self, points: Sequence[Point]) -> None:
+    def end(self, points: Sequence[MeasuredPoint]) -> None:
         self._draw(points, "")
 
     def close(self) -> None:
         self._screen.erase()
 
-    def _draw(self, points: Sequence[Point], last: str) -> None:
+    def _draw(self, points: Sequence[MeasuredPoint], last: str) -> None:
         if not self._screen.is_terminal or self._is_quiet:
             return
         width, height = self._screen.size()
@@ -177,11 +185,11 @@ def _mode(options: argparse.Namespace) -> str:
     return "request_rate" if options.request_rate is not None else "concurrency"
 
 
-def _table(mode: str, points: Sequence[Point], output: TextIO | None = None) -> str:
+def _table(mode: str, points: Sequence[MeasuredPoint], output: TextIO | None = None) -> str:
     return render((MODES[mode], *HEADS), [cells(point) for point in points], output)
 
 
-def _tell(options: argparse.Namespace, session: Session, points: Sequence[Point]) -> None:
+def _tell(options: argparse.Namespace, session: LoadSession, points: Sequence[MeasuredPoint]) -> None:
     cores = usable_cores()
     kind = "frames" if options.frames is not None else options.protocol
     memory = ", system shared memory" if session.shares_memory else ""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from edge_server.cli.options import number, whole
 from edge_server.errors import InvalidRequest
-from edge_server.perf.inputs import InputWish
-from edge_server.perf.measure import Patience
+from edge_server.tuning.load.input_data import InputChoice
+from edge_server.tuning.load.measurement import MeasurementTimes
 
 _MOST_LEVELS = 100
 
@@ -35,14 +35,14 @@ def add_input_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of everything that is random")
 
 
-def input_wish(options: argparse.Namespace, batch: int) -> InputWish:
+def input_wish(options: argparse.Namespace, batch: int) -> InputChoice:
     kinds = [word for word in options.input_data if word in ("random", "zero")]
     files = []
     for word in options.input_data:
         if word not in ("random", "zero"):
             name, separator, path = word.partition("=")
             files.append((name, Path(path)) if separator else ("", Path(word)))
-    return InputWish(kinds[-1] if kinds else "random", batch, dict(options.shape), tuple(files), options.seed)
+    return InputChoice(kinds[-1] if kinds else "random", batch, dict(options.shape), tuple(files), options.seed)
 
 
 def add_patience_options(group: argparse._ArgumentGroup, window_ms: int) -> None:
@@ -72,8 +72,8 @@ def add_patience_options(group: argparse._ArgumentGroup, window_ms: int) -> None
     )
 
 
-def patience_of(options: argparse.Namespace) -> Patience:
-    return Patience(
+def patience_of(options: argparse.Namespace) -> MeasurementTimes:
+    return MeasurementTimes(
         options.measurement_interval / 1000,
         options.measurement_request_count,
         options.stability_percentage / 100,

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_server.cli import wire
+from edge_server.cli import http_client
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -23,20 +23,20 @@ def run(arguments: Sequence[str]) -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--to", type=_version, metavar="VERSION", help="pin this version instead")
     which.add_argument("--undo", action="store_true", help="lift the pin: the version policy decides again")
-    wire.add_options(parser)
+    http_client.add_options(parser)
     options = parser.parse_args(arguments)
     base = f"/edge/v1/models/{urllib.parse.quote(options.model, safe='')}"
     try:
         if options.undo:
-            words, problem = _undone(wire.ask(options, f"{base}/unpin", {}))
+            words, problem = _undone(http_client.ask(options, f"{base}/unpin", {}))
         else:
             body = {} if options.to is None else {"version": options.to}
-            words, problem = _pinned(wire.ask(options, f"{base}/rollback", body)), ""
-    except wire.Refused as error:
+            words, problem = _pinned(http_client.ask(options, f"{base}/rollback", body)), ""
+    except http_client.Refused as error:
         print(f"edge-server rollback: {error}", file=sys.stderr)
         return 1
-    except (*wire.NO_ANSWER, KeyError, TypeError) as error:
-        print(f"edge-server rollback: no answer from {options.url}: {wire.reason_of(error)}", file=sys.stderr)
+    except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
+        print(f"edge-server rollback: no answer from {options.url}: {http_client.reason_of(error)}", file=sys.stderr)
         return 1
     print(words)
     if problem:

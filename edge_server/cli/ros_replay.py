@@ -11,9 +11,9 @@ from pathlib import Path
 from edge_server.cli.options import number
 from edge_server.cli.ros import add_model_options
 from edge_server.core.frame import Returns
-from edge_server.ros.recording import Recording, RecordingWriter
-from edge_server.ros.replay import Replay, ReplayParameters, ReplaySummary
-from edge_server.ros.types import MessageTypes
+from edge_server.ros.recording import RecordingWriter, TopicRecording
+from edge_server.ros.replay import ReplayParameters, ReplaySummary, TopicReplay
+from edge_server.ros.ros2_types import MessageTypes
 
 _BAR_CELLS = 30
 
@@ -40,10 +40,10 @@ def run(arguments: Sequence[str]) -> int:
     )
     output = options.output or Path(f"{options.recording.name.removesuffix('.mcap')}_{options.model}.mcap")
     types = MessageTypes()
-    with Recording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
+    with TopicRecording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
         topic, count = recording.choose(options.topic)
         with ProgressBar(count) as progress:
-            summary = Replay(parameters, writer, progress.show, progress.tell).run(recording.frames(topic))
+            summary = TopicReplay(parameters, writer, progress.show, progress.tell).run(recording.frames(topic))
     print(summary_in_words(summary, f"{options.recording} {topic}"))
     for name, written in writer.counts.items():
         print(f"  {written} message(s) on {name} in {output}")

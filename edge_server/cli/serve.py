@@ -52,10 +52,10 @@ def _serve(
     # numpy comes with the first model; of aiohttp the parts that serve are taken, not the client it would bring.
     put_off("numpy")
     put_off("aiohttp", has_free_parts=True)
-    from edge_server.server import serve
-    from edge_server.supervision import Surroundings
+    from edge_server.process.server import serve
+    from edge_server.process.supervision import ProcessEnvironment
 
-    return serve(config, settings, Surroundings(manager, read_again))
+    return serve(config, settings, ProcessEnvironment(manager, read_again))
 
 
 def _end_if_held_up(code: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_server.errors import EdgeServerError
 from edge_server.repository.trust.sign import sign_model
-from edge_server.repository.trust.signature import NeedsPassword, PrivateKey, new_key, read_private_key
+from edge_server.repository.trust.signature import PasswordRequired, PrivateKey, new_key, read_private_key
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 def _read_key(path: Path) -> PrivateKey:
     try:
         return read_private_key(path)
-    except NeedsPassword:
+    except PasswordRequired:
         return read_private_key(path, getpass.getpass(f"password of {path}: ").encode())
 
 

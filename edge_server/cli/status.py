@@ -1,4 +1,4 @@
-"""`edge-server status`: what a running server serves, asked over the wire."""
+"""`edge-server status`: what a running server serves, asked over the http_client."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, cast
 
-from edge_server.cli import wire
-from edge_server.cli.box import box_lines
+from edge_server.cli import http_client
 from edge_server.cli.check import describe, reason_line
-from edge_server.cli.engines import engine_lines
 from edge_server.cli.options import number
-from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.status_engines import engine_lines
+from edge_server.cli.status_machine import box_lines
+from edge_server.cli.streaming.terminal import Screen
 from edge_server.cli.table import clip, render
-from edge_server.core.view import TensorMetadata
+from edge_server.core.status_reports import TensorMetadata
 from edge_server.service import NOT_LOADED
 
 HEADS = (
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         help=f"ask again every SECONDS, default {DEFAULT_WATCH_S:g}, until Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch an object a line")
-    wire.add_options(parser, timeout_s=5.0)
+    http_client.add_options(parser, timeout_s=5.0)
     options = parser.parse_args(arguments)
     if options.watch is not None:
         return _watch(options)
@@ -97,21 +97,23 @@ def _watch(options: argparse.Namespace) -> int:
         return 0
 
 
-_NO_REPORT = (wire.Refused, *wire.NO_ANSWER, KeyError, TypeError)
+_NO_REPORT = (http_client.Refused, *http_client.NO_ANSWER, KeyError, TypeError)
 
 
 def _why(options: argparse.Namespace, error: BaseException) -> str:
-    if isinstance(error, wire.Refused):
+    if isinstance(error, http_client.Refused):
         return str(error)
-    return f"no answer from {options.url}: {wire.reason_of(error)}"
+    return f"no answer from {options.url}: {http_client.reason_of(error)}"
 
 
 def _report(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the server's answers in the form that --json prints. Raises as wire.ask does."""
-    server = wire.ask(options, "/v2")
+    """Return the server's answers in the form that --json prints. Raises as http_client.ask does."""
+    server = http_client.ask(options, "/v2")
     is_ready = _is_ready(options)
-    index = cast("list[dict[str, str]]", wire.ask(options, "/v2/repository/index", {}))
-    reports = {(item["name"], str(item["version"])): item for item in wire.ask(options, "/edge/v1/models")["models"]}
+    index = cast("list[dict[str, str]]", http_client.ask(options, "/v2/repository/index", {}))
+    reports = {
+        (item["name"], str(item["version"])): item for item in http_client.ask(options, "/edge/v1/models")["models"]
+    }
     models = [_model(options, entry, reports.get((entry["name"], entry.get("version", "")))) for entry in index]
     streams = _ask_if_told(options, "/edge/v1/streams")
     return {
@@ -164,8 +166,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
 def _ask_if_told(options: argparse.Namespace, path: str) -> dict[str, Any] | None:
     """Return what the server tells; None where it is of a version that tells nothing of that, or may not be asked."""
     try:
-        return cast("dict[str, Any]", wire.ask(options, path))
-    except wire.Refused:
+        return cast("dict[str, Any]", http_client.ask(options, path))
+    except http_client.Refused:
         return None
 
 
@@ -225,9 +227,9 @@ def _tensors(items: list[dict[str, Any]]) -> str:
 
 def _is_ready(options: argparse.Namespace) -> bool:
     try:
-        with wire.open_answer(options, "/v2/health/ready"):
+        with http_client.open_answer(options, "/v2/health/ready"):
             return True
-    except wire.Refused as error:
+    except http_client.Refused as error:
         # 400 is Triton's word for not ready.
         if error.status not in (400, 503):
             raise

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_server.cli.options import add_alias, add_tls_options, number, size, tls_of
-from edge_server.cli.sources.choose import open_source
-from edge_server.cli.sources.pack import FILES, RAW
-from edge_server.cli.sources.source import Source
-from edge_server.cli.streaming.camera import Camera, Wish
-from edge_server.cli.streaming.feed import Feeding
-from edge_server.cli.streaming.lines import JsonLines
-from edge_server.cli.streaming.output import WritingThread, open_writer
-from edge_server.cli.streaming.run import Run, Setting
-from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.sources.frame_encoding import FILES, RAW
+from edge_server.cli.sources.source_choice import open_source
+from edge_server.cli.sources.source_interface import Source
+from edge_server.cli.streaming.annotated_output import WritingThread, open_writer
+from edge_server.cli.streaming.json_lines import JsonLines
+from edge_server.cli.streaming.run import RunSettings, StreamRun
+from edge_server.cli.streaming.source_thread import SourceSettings
+from edge_server.cli.streaming.stream_sender import StreamOptions, StreamSender
+from edge_server.cli.streaming.terminal import Screen
 from edge_server.client import Delivery, Returns
 from edge_server.errors import EdgeServerError
 
@@ -47,16 +47,16 @@ def run(arguments: Sequence[str]) -> int:
     cameras = []
     for place, writer in enumerate(writers):
         name = base if options.streams == 1 else f"{base}-{place}"
-        cameras.append(Camera(name, name + unique, wish, writer, lines))
-    feeding = Feeding(fps, options.encoding, options.frames, options.seconds, options.loop)
-    setting = Setting(options.model, options.address, source, feeding)
+        cameras.append(StreamSender(name, name + unique, wish, writer, lines))
+    feeding = SourceSettings(fps, options.encoding, options.frames, options.seconds, options.loop)
+    setting = RunSettings(options.model, options.address, source, feeding)
     return _run(setting, cameras, lines)
 
 
-def _run(setting: Setting, cameras: Sequence[Camera], lines: JsonLines | None) -> int:
+def _run(setting: RunSettings, cameras: Sequence[StreamSender], lines: JsonLines | None) -> int:
     output = sys.stdout if lines is None else sys.stderr
     screen = Screen(output)
-    live = Run(setting, cameras, screen, lines)
+    live = StreamRun(setting, cameras, screen, lines)
     before = {number: signal.signal(number, lambda *_: live.interrupt()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         code = live.run()
@@ -83,7 +83,7 @@ def _open_writers(options: argparse.Namespace, fps: float) -> list[WritingThread
     return [WritingThread(writer) for writer in writers]
 
 
-def _wish(options: argparse.Namespace, *, keeps_all: bool) -> Wish:
+def _wish(options: argparse.Namespace, *, keeps_all: bool) -> StreamOptions:
     wanted, tensors = options.returns or (), tuple(options.tensor)
     if "tensors" in wanted and not tensors:
         tensors = ("*",)
@@ -104,7 +104,7 @@ def _wish(options: argparse.Namespace, *, keeps_all: bool) -> Wish:
         priority=options.priority,
     )
     headers = tuple((key.lower(), value) for key, value in options.header)
-    return Wish(
+    return StreamOptions(
         options.address, options.model, options.model_version, returns, delivery, keeps_all, tls_of(options), headers
     )
 

@@ -5,11 +5,11 @@ common is free of both: `conversation` (what is said), `flow` (credit and counts
 `connection`, `failure`. May import core, errors and the codec of protocol. Used by the command line and `ros`.
 """
 
-from edge_server.client.aio import AioFrameStream
-from edge_server.client.connection import Tls
-from edge_server.client.failure import StreamError
-from edge_server.client.flow import BackOff, Counters
+from edge_server.client.asyncio_stream import AioFrameStream
+from edge_server.client.endpoint import Tls
+from edge_server.client.flow_control import BackOff, Counters
 from edge_server.client.stream import FrameStream
+from edge_server.client.stream_errors import StreamError
 from edge_server.core.frame import (
     ClassScore,
     Delivery,

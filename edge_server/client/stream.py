@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from edge_server.client.connection import Endpoint, Tls
-from edge_server.client.conversation import Conversation, Listeners
-from edge_server.client.failure import StreamError, from_status
-from edge_server.client.flow import BackOff, Counters
+from edge_server.client.endpoint import ServerEndpoint, Tls
+from edge_server.client.flow_control import BackOff, Counters
 from edge_server.client.pictures import Image, Stamp
+from edge_server.client.stream_errors import StreamError, from_status
+from edge_server.client.stream_protocol import Conversation, Listeners
 from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, Returns, StreamOpened
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
@@ -52,7 +52,7 @@ class FrameStream:
         on_dropped: Callable[[FrameDropped], None] | None = None,
         on_broken: Callable[[StreamError], None] | None = None,
     ) -> None:
-        self._endpoint = Endpoint(address, tls, credentials, metadata, channel_options)
+        self._endpoint = ServerEndpoint(address, tls, credentials, metadata, channel_options)
         self._conversation = Conversation(
             address,
             model,
@@ -240,7 +240,7 @@ class FrameStream:
 class _Link:
     """One connection: its channel, its call, and the frames that grpcio's sending thread takes from the stream."""
 
-    def __init__(self, endpoint: Endpoint, changed: threading.Condition, conversation: Conversation) -> None:
+    def __init__(self, endpoint: ServerEndpoint, changed: threading.Condition, conversation: Conversation) -> None:
         self._changed = changed
         self._conversation = conversation
         self._opening: bytes | None = conversation.connect()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge_server.config.kinds import ConfigError, Kind, integer, nearest, parse_boolean
 from edge_server.config.slices import CacheConfig, CacheSettings
-from edge_server.records import dataclass
 
 _FLAG = "--cache-config"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from edge_server.config.slices import CATEGORIES, RestrictedGroup
 from edge_server.config.trace import check_trace_setting
-from edge_server.records import dataclass
 
 
 class ConfigError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_server.config.cache import chosen_cache, with_credentials
@@ -13,7 +13,6 @@ from edge_server.config.setting import CONFIG_VARIABLE, Setting
 from edge_server.config.slices import GrpcConfig, HttpConfig, RepositoryConfig, RestrictedGroup, ServerConfig
 from edge_server.config.sources import BACKENDS, Given, read_environment, read_file, read_flags
 from edge_server.config.table import SETTINGS
-from edge_server.records import dataclass
 
 _WILDCARDS = ("0.0.0.0", "::", "[::]")
 

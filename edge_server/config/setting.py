@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edge_server.config.kinds import Kind
-from edge_server.records import dataclass
 
 VARIABLE_PREFIX = "EDGE_SERVER_"
 CONFIG_FLAG = "--config"

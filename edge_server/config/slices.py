@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from edge_server.config.trace import TraceConfig
-from edge_server.records import dataclass
 
 LOOPBACK = "127.0.0.1"
 MAX_INPUT_SIZE_BYTES = 64 * 1024 * 1024

@@ -11,14 +11,13 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import cast
 
 from edge_server.config.kinds import ConfigError, nearest
 from edge_server.config.setting import CONFIG_FLAG, CONFIG_VARIABLE, VARIABLE_PREFIX, Setting
 from edge_server.config.table import SETTINGS
 from edge_server.config.triton_flags import DEPRECATED, IGNORED, TRACE_FLAGS
-from edge_server.records import dataclass
 
 PRINT_FLAG = "--print-config"
 BACKENDS = "backends."

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-
-from edge_server.records import dataclass
+from dataclasses import dataclass
 
 OTLP_URL = "http://localhost:4318/v1/traces"
 """Where OpenTelemetry collectors listen for OTLP over HTTP."""

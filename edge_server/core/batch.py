@@ -8,10 +8,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edge_server.core.device import DeviceArray, DevicePiece, DeviceTensor, join_rows
-from edge_server.core.message import Request
-from edge_server.core.model import ModelSpec, OutputSpec
-from edge_server.core.ragged import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.device_tensor import DeviceArray, DevicePiece, DeviceTensor, join_rows
+from edge_server.core.model_spec import ModelSpec, OutputSpec
+from edge_server.core.ragged_batch import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.request_response import Request
 from edge_server.core.shape_tensors import (
     batched_shape_inputs,
     batched_shape_outputs,

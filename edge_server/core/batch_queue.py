@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
+from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import QueueFull
-from edge_server.records import dataclass
 
 Item = TypeVar("Item")
 
@@ -22,7 +22,7 @@ _SLACK = 64
 
 
 @dataclass(slots=True, eq=False)
-class Entry(Generic[Item]):
+class QueueEntry(Generic[Item]):
     """One waiting item: `rows` of it, mergeable with entries of equal `key`, arrived at `arrived_ns`.
 
     `priority` and `timeout_us` are as the request asked; 0 asks for the model's default. `start_by_ns` is when it is
@@ -39,7 +39,7 @@ class Entry(Generic[Item]):
     start_by_ns: int = 0
     level: int = 0
     item: Item | None = None
-    timed: list[Entry[Item]] | None = None
+    timed: list[QueueEntry[Item]] | None = None
 
 
 class _Level(Generic[Item]):
@@ -48,10 +48,10 @@ class _Level(Generic[Item]):
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         # Ordered dictionaries: first and any other entry alike leave in constant time.
-        self.in_time: OrderedDict[Entry[Item], None] = OrderedDict()
-        self.late: OrderedDict[Entry[Item], None] = OrderedDict()
+        self.in_time: OrderedDict[QueueEntry[Item], None] = OrderedDict()
+        self.late: OrderedDict[QueueEntry[Item], None] = OrderedDict()
 
-    def deadline_ns(self, entry: Entry[Item]) -> int | None:
+    def deadline_ns(self, entry: QueueEntry[Item]) -> int | None:
         limit_us = self.policy.default_timeout_us
         if self.policy.allow_timeout_override and entry.timeout_us > 0:
             # Triton lets a request only shorten a non-zero default; with no default the request's own limit holds.
@@ -74,7 +74,7 @@ class BatchQueue(Generic[Item]):
         self._name = name
         levels = range(1, batching.priority_levels + 1) if batching and batching.priority_levels else range(1)
         self._levels: dict[int, _Level[Item]] = {level: _Level(self._policy(level)) for level in levels}
-        self._deadlines: list[tuple[int, int, list[Entry[Item]]]] = []
+        self._deadlines: list[tuple[int, int, list[QueueEntry[Item]]]] = []
         self._offered = 0
         self._ripe_ns: int | None = None
         self.size = 0
@@ -91,7 +91,7 @@ class BatchQueue(Generic[Item]):
         policies = (batching.default_queue_policy, *batching.queue_policies.values())
         return not batching.max_queue_delay_us and not any(policy.default_timeout_us for policy in policies)
 
-    def offer(self, entry: Entry[Item], item: Item) -> None:
+    def offer(self, entry: QueueEntry[Item], item: Item) -> None:
         """Put an item at the end of its level's line. Raises QueueFull, and then it is not in the queue."""
         entry.level = self._level_of(entry.priority)
         level = self._levels[entry.level]
@@ -107,7 +107,7 @@ class BatchQueue(Generic[Item]):
         level.in_time[entry] = None
         self.size += 1
 
-    def drop(self, entry: Entry[Item]) -> bool:
+    def drop(self, entry: QueueEntry[Item]) -> bool:
         """Take a waiting entry out; False when it is no longer waiting."""
         if entry.item is None:
             return False
@@ -169,13 +169,13 @@ class BatchQueue(Generic[Item]):
             return ripe if deadline is None else deadline
         return min(deadline, ripe)
 
-    def _push_deadline(self, when_ns: int, entry: Entry[Item]) -> None:
+    def _push_deadline(self, when_ns: int, entry: QueueEntry[Item]) -> None:
         self._offered += 1
         entry.timed = [entry]
         heapq.heappush(self._deadlines, (when_ns, self._offered, entry.timed))
 
-    def _choose(self, batching: DynamicBatching, now_ns: int) -> list[Entry[Item]]:
-        pending: list[Entry[Item]] = []
+    def _choose(self, batching: DynamicBatching, now_ns: int) -> list[QueueEntry[Item]]:
+        pending: list[QueueEntry[Item]] = []
         rows = 0
         preferred_count = 0
         is_closed = False
@@ -196,12 +196,12 @@ class BatchQueue(Generic[Item]):
         self._ripe_ns = ripe_ns
         return []
 
-    def _waiting(self) -> Iterator[Entry[Item]]:
+    def _waiting(self) -> Iterator[QueueEntry[Item]]:
         for level in self._levels.values():
             yield from level.in_time
             yield from level.late
 
-    def _remove(self, entry: Entry[Item]) -> Item:
+    def _remove(self, entry: QueueEntry[Item]) -> Item:
         level = self._levels[entry.level]
         if entry in level.in_time:
             del level.in_time[entry]

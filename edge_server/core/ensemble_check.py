@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from edge_server.core.composition import EnsembleStep
-from edge_server.core.ensemble import Feed, Origin, Step, StepGraph, longest
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.composition_spec import EnsembleStep
+from edge_server.core.ensemble_graph import Origin, Step, StepGraph, StepInput, longest
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs
 from edge_server.errors import BadModelConfig
-from edge_server.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def _checked_step(spec: ModelSpec, index: int, step: EnsembleStep, member: Model
         step.model,
         step.version,
         tuple(
-            Feed(name, tensor, optional.get(name, False), ranks.get(name, -1), name in values)
+            StepInput(name, tensor, optional.get(name, False), ranks.get(name, -1), name in values)
             for name, tensor in step.input_map.items()
         ),
         tuple(step.output_map.items()),
@@ -193,7 +192,7 @@ def _origin(spec: ModelSpec, step: Step, made: Mapping[str, _Made]) -> Origin:
     return whole
 
 
-def _check_feed(spec: ModelSpec, step: Step, feed: Feed, made: _Made, member: ModelSpec) -> None:
+def _check_feed(spec: ModelSpec, step: Step, feed: StepInput, made: _Made, member: ModelSpec) -> None:
     item = member.input(feed.input)
     assert item is not None
     where = f"{step}: input '{feed.input}' takes tensor '{feed.tensor}'"

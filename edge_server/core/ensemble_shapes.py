@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.core.ensemble import Feed
+from edge_server.core.ensemble_graph import StepInput
 from edge_server.core.shape_tensors import values_of_rows
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
@@ -24,7 +24,7 @@ def with_rank(tensor: Tensor, name: str, rank: int) -> Tensor:
     return Tensor(name, tensor.dtype, array)
 
 
-def as_taken(tensor: Tensor, feed: Feed) -> Tensor:
+def as_taken(tensor: Tensor, feed: StepInput) -> Tensor:
     """Return the tensor as a step's input takes it. Raises BackendError where rows have no values in common."""
     if not feed.is_values or tensor.array.ndim == feed.rank:
         return with_rank(tensor, feed.input, feed.rank)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edge_server.core.tensor import Tensor
-from edge_server.records import dataclass
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 

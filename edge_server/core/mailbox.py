@@ -7,11 +7,10 @@ any monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from edge_server.core.frame import Delivery, DropReason, StreamCounts
-from edge_server.records import dataclass
 
 Item = TypeVar("Item")
 
@@ -43,7 +42,7 @@ class FrameLimits:
 
 
 @dataclass(slots=True)
-class Tally:
+class FrameTally:
     """The counts of a stream id. received = answered + sum(dropped) + waiting, at any moment."""
 
     received: int = 0
@@ -63,7 +62,7 @@ class Tally:
         return StreamCounts(self.received, self.answered, dict(self.dropped))
 
 
-class Spacing:
+class FrameSpacing:
     """At most one frame each `interval_ns` on average, kept to a grid that the frames' jitter does not shift.
 
     A frame that comes late makes the next one due by as much earlier, up to one interval: so a camera of 30 fps held
@@ -115,7 +114,7 @@ class Mailbox(Generic[Item]):
 
     def __init__(self, limits: FrameLimits) -> None:
         self._limits = limits
-        self._spacing = Spacing(limits.interval_ns) if limits.interval_ns else None
+        self._spacing = FrameSpacing(limits.interval_ns) if limits.interval_ns else None
         self._waiting: deque[tuple[int, Item]] = deque()
 
     def __len__(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from edge_server.core.model import ModelSpec
+from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig
 
 CLASS_PARAMETER = "priority_class"

@@ -3,8 +3,9 @@ keep for work that it has not begun."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edge_server.errors import QueueFull
-from edge_server.records import dataclass
 
 _PER_SLOT = 16
 _LEAST_SEQUENCES = 1024

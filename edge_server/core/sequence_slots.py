@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import heapq
-
-from edge_server.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SequenceSlot:
     """A row of an instance; both count from 0."""
 
     instance: int
@@ -36,7 +35,7 @@ class _Rows:
         return row
 
 
-class Slots:
+class SequenceSlots:
     """`rows` slots on each of `instance_count` instances."""
 
     def __init__(self, instance_count: int, rows: int) -> None:
@@ -51,16 +50,16 @@ class Slots:
     def used_count(self) -> int:
         return sum(len(rows.used) for rows in self._instances)
 
-    def take(self) -> Slot | None:
+    def take(self) -> SequenceSlot | None:
         """Return the slot with the lowest row that is free; None when all are in use."""
         if not self._instances:
             return None
         lowest, instance = min((rows.lowest, number) for number, rows in enumerate(self._instances))
         if lowest >= self._limit:
             return None
-        return Slot(instance, self._instances[instance].take())
+        return SequenceSlot(instance, self._instances[instance].take())
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: SequenceSlot) -> None:
         rows = self._instances[slot.instance]
         rows.used.remove(slot.row)
         heapq.heappush(rows.returned, slot.row)

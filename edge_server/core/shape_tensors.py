@@ -43,7 +43,7 @@ from edge_server.core.tensor import DType
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from edge_server.core.model import ModelSpec
+    from edge_server.core.model_spec import ModelSpec
 
 Array: TypeAlias = "npt.NDArray[np.generic]"
 

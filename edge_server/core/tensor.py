@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from edge_server.records import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

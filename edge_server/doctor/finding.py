@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from edge_server.records import dataclass
 
-
-class Level(enum.Enum):
+class FindingLevel(enum.Enum):
     """How bad it is. Only a PROBLEM keeps the server from serving what it could serve elsewhere."""
 
     OK = "ok"
@@ -24,11 +23,11 @@ class Finding:
     section: str
     name: str
     text: str
-    level: Level = Level.OK
+    level: FindingLevel = FindingLevel.OK
     advice: str = ""
 
     def __post_init__(self) -> None:
-        if self.level in (Level.WARNING, Level.PROBLEM) and not self.advice:
+        if self.level in (FindingLevel.WARNING, FindingLevel.PROBLEM) and not self.advice:
             raise ValueError(f"{self.section} {self.name}: a {self.level.value} without advice")
 
 
@@ -42,4 +41,4 @@ def as_json(findings: Sequence[Finding]) -> dict[str, object]:
 
 
 def can_serve(findings: Sequence[Finding]) -> bool:
-    return not any(item.level is Level.PROBLEM for item in findings)
+    return not any(item.level is FindingLevel.PROBLEM for item in findings)

@@ -7,11 +7,11 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.doctor.finding import Finding, Level
-from edge_server.governor.sensors.files import Files
-from edge_server.records import dataclass
+from edge_server.doctor.finding import Finding, FindingLevel
+from edge_server.governor.sensors.sysfs import SysfsFiles
 
 _SECTION = "permissions"
 
@@ -24,7 +24,7 @@ _NODES: tuple[tuple[str, str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class ServerUser:
     """Who opens the devices. `is_me`: this process's own user, of whom the kernel itself can be asked."""
 
     name: str
@@ -48,7 +48,7 @@ class User:
         return found.st_mode & wanted == wanted
 
 
-def find_user(name: str) -> User:
+def find_user(name: str) -> ServerUser:
     """Return a user by name; "" is this process's. Raises KeyError."""
     if not name:
         uid = os.geteuid()
@@ -57,15 +57,15 @@ def find_user(name: str) -> User:
             name = pwd.getpwuid(uid).pw_name
         except KeyError:
             name = str(uid)
-        return User(name, uid, gids, is_me=True)
+        return ServerUser(name, uid, gids, is_me=True)
     entry = pwd.getpwnam(name)
     gids = frozenset(os.getgrouplist(name, entry.pw_gid))
-    return User(
+    return ServerUser(
         name, entry.pw_uid, gids, is_me=entry.pw_uid == os.geteuid() and gids <= {*os.getgroups(), os.getegid()}
     )
 
 
-def permissions(files: Files, root: Path, user: User, *, is_jetson: bool) -> Iterator[Finding]:
+def permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: bool) -> Iterator[Finding]:
     """Say of each device of a GPU whether the user may open it."""
     nodes = [f"{folder}/{name}" for folder, pattern in _NODES for name in files.names(folder, pattern)]
     closed: dict[str, list[str]] = {}
@@ -78,13 +78,15 @@ def permissions(files: Files, root: Path, user: User, *, is_jetson: bool) -> Ite
         advice = (
             "in a container, start it with --runtime=nvidia; else the GPU's driver is not loaded: dmesg | grep nvgpu"
         )
-        yield Finding(_SECTION, "/dev/nvmap", "is not there: no CUDA on this board", Level.WARNING, advice)
+        yield Finding(_SECTION, "/dev/nvmap", "is not there: no CUDA on this board", FindingLevel.WARNING, advice)
     if opened:
         yield Finding(_SECTION, "devices", f"user {user.name} may open {opened} of {len(nodes)} devices of GPUs")
     elif not nodes:
         yield Finding(_SECTION, "devices", "this box has no devices of GPUs: models run on its processor")
     for group, paths in sorted(closed.items()):
-        yield Finding(_SECTION, _shown(paths), f"user {user.name} may not open it", Level.WARNING, _advice(group, user))
+        yield Finding(
+            _SECTION, _shown(paths), f"user {user.name} may not open it", FindingLevel.WARNING, _advice(group, user)
+        )
 
 
 def _group(path: Path) -> str:
@@ -99,7 +101,7 @@ def _group(path: Path) -> str:
         return str(found.st_gid)
 
 
-def _advice(group: str, user: User) -> str:
+def _advice(group: str, user: ServerUser) -> str:
     if not group:
         return "no group may open it: install jetson/udev.rules, or the driver's own rules, and run udevadm trigger"
     return (

@@ -9,11 +9,11 @@ import os
 import pwd
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.doctor.finding import Finding, Level
-from edge_server.governor.sensors.files import Files
-from edge_server.records import dataclass
+from edge_server.doctor.finding import Finding, FindingLevel
+from edge_server.governor.sensors.sysfs import SysfsFiles
 
 DEFAULT_PORTS = {"HTTP": 8000, "gRPC": 8001, "metrics": 8002}
 
@@ -41,7 +41,7 @@ def ports(defaults: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Finding]:
             yield Finding("ports", str(port), f"{what}: in use by {listener.process}")
         else:
             advice = f"a server started here needs another: --{what.lower()}-port"
-            yield Finding("ports", str(port), f"{what}: in use{_by(listener)}", Level.NOTE, advice)
+            yield Finding("ports", str(port), f"{what}: in use{_by(listener)}", FindingLevel.NOTE, advice)
 
 
 def _is_taken(port: int) -> bool:
@@ -65,7 +65,7 @@ def _by(listener: _Listener | None) -> str:
 def _find_listener(port: int) -> _Listener | None:
     """Find who listens on a port, as far as this user may know. Which process holds a socket is known only of one's
     own processes (root: of all); of another user's socket, a server that this user runs is taken to be the owner."""
-    files = Files("/")
+    files = SysfsFiles("/")
     sockets = {
         columns[9]: int(columns[7])
         for path in ("/proc/net/tcp", "/proc/net/tcp6")

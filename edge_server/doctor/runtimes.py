@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edge_server.backends import backend_names
-from edge_server.doctor.finding import Finding, Level
+from edge_server.doctor.finding import Finding, FindingLevel
 
 _SECTION = "runtimes"
 _PATIENCE_S = 120.0
@@ -43,7 +43,9 @@ def runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | Non
     works = [name for name, answer in found.items() if "problem" not in answer]
     if not works:
         text = "no runtime works: only models in Python and the built-in ones can be served"
-        yield Finding(_SECTION, "all", text, Level.PROBLEM, "pip install 'edge-server[cpu]' into this environment")
+        yield Finding(
+            _SECTION, "all", text, FindingLevel.PROBLEM, "pip install 'edge-server[cpu]' into this environment"
+        )
     timed = {name: float(answer["ms"]) for name, answer in found.items() if "ms" in answer}
     if timed:
         best = min(timed, key=lambda name: timed[name])
@@ -60,12 +62,12 @@ def _same_files_twice() -> Iterator[Finding]:
             f"pip uninstall {' '.join(found)}, then pip install 'edge-server[gpu]' on x86-64 with an NVIDIA card, else "
             "'edge-server[cpu]'"
         )
-        yield Finding(_SECTION, "onnxruntime", text, Level.WARNING, advice)
+        yield Finding(_SECTION, "onnxruntime", text, FindingLevel.WARNING, advice)
 
 
 def run_probe(name: str) -> Mapping[str, Any]:
     """Try one runtime in a process of its own; {"problem"} also for one that ends its process or does not come back."""
-    command = [sys.executable, "-m", "edge_server.doctor.probe", name]
+    command = [sys.executable, "-m", "edge_server.doctor.probe_runtime", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
@@ -89,7 +91,9 @@ def _finding(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
         return Finding(_SECTION, name, text)
     if "sample_problem" in answer:
         text = f"{_version(name)}, but it does not run the sample model: {answer['sample_problem']}"
-        return Finding(_SECTION, name, text, Level.WARNING, "edge-server check on a model of your own tells more")
+        return Finding(
+            _SECTION, name, text, FindingLevel.WARNING, "edge-server check on a model of your own tells more"
+        )
     return Finding(_SECTION, name, _version(name))
 
 
@@ -97,7 +101,7 @@ def _missing(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
     why = str(answer["problem"])
     if answer.get("is_broken"):
         advice = "it was built for another processor or another library: install the version of the hardware's maker"
-        return Finding(_SECTION, name, f"does not work: {why}", Level.WARNING, advice)
+        return Finding(_SECTION, name, f"does not work: {why}", FindingLevel.WARNING, advice)
     if name == "tensorrt" and is_jetson:
         version = packages.get("python3-libnvinfer")
         if version:
@@ -107,8 +111,8 @@ def _missing(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
             )
         else:
             advice = "sudo apt-get install python3-libnvinfer"
-        return Finding(_SECTION, name, f"not to be had: {why}", Level.WARNING, advice)
-    return Finding(_SECTION, name, f"not to be had: {why}", Level.NOTE)
+        return Finding(_SECTION, name, f"not to be had: {why}", FindingLevel.WARNING, advice)
+    return Finding(_SECTION, name, f"not to be had: {why}", FindingLevel.NOTE)
 
 
 def _version(name: str) -> str:

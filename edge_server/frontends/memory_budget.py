@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_server.errors import Refusal
-from edge_server.memory.pressure import read_memory
-from edge_server.telemetry.metrics import Family
+from edge_server.memory.available_memory import read_memory
+from edge_server.telemetry.metrics_page import Family
 
 _LOG = logging.getLogger(__name__)
 

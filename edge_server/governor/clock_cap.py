@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edge_server.governor.policy import Decision, Level
-from edge_server.records import dataclass
+from edge_server.governor.control_policy import PolicyDecision, ThermalLevel
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ class ClockRule:
         self.part = 1.0
         """Of the highest clock; 1: no cap."""
 
-    def step(self, decision: Decision, now_s: float) -> float:
+    def step(self, decision: PolicyDecision, now_s: float) -> float:
         tuning = self._tuning
-        is_short = decision.share < tuning.short_share and decision.level >= Level.WARM and not decision.lost
-        fits = decision.share >= 1.0 and decision.level is Level.NORMAL
+        is_short = decision.share < tuning.short_share and decision.level >= ThermalLevel.WARM and not decision.lost
+        fits = decision.share >= 1.0 and decision.level is ThermalLevel.NORMAL
         wish = -1 if is_short and self.part > tuning.lowest else int(fits and self.part < 1.0)
         if wish != self._wish or not wish:
             self._wish, self._since_s = wish, now_s
@@ -85,7 +85,7 @@ class ClockCap(Protocol):
     cap_hz: int | None
     problem: str
 
-    def step(self, decision: Decision, now_s: float) -> None: ...
+    def step(self, decision: PolicyDecision, now_s: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -96,7 +96,7 @@ class NoClockCap:
     cap_hz: int | None = None
     problem = ""
 
-    def step(self, decision: Decision, now_s: float) -> None:
+    def step(self, decision: PolicyDecision, now_s: float) -> None:
         pass
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class GrantedClockCap:
         self._restore_left_behind()
         atexit.register(self.close)
 
-    def step(self, decision: Decision, now_s: float) -> None:
+    def step(self, decision: PolicyDecision, now_s: float) -> None:
         if self._is_over:
             return
         before = self._rule.part

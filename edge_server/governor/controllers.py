@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import field
-
-from edge_server.records import dataclass
+from dataclasses import dataclass, field
 
 MIN_SHARE = 0.1
 """Never less: what is left belongs to control, and a box that computes nothing cannot be asked whether it cooled."""

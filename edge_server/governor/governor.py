@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.config import GovernorConfig
-from edge_server.core.view import GovernorState
+from edge_server.core.status_reports import GovernorState
+from edge_server.governor.admission_control import GovernorGate
 from edge_server.governor.clock_cap import ClockCap, GrantedClockCap, NoClockCap
-from edge_server.governor.families import families
-from edge_server.governor.gate import GovernorGate
-from edge_server.governor.loading import CoolRoom
-from edge_server.governor.lookout import Lookout
-from edge_server.governor.policy import Decision, Law, Tuning
-from edge_server.governor.report import report
-from edge_server.governor.sampler import Sampler, ServerSide, Snapshot
-from edge_server.governor.sensors.box import BoxSensors
+from edge_server.governor.control_policy import ControlPolicy, PolicyConstants, PolicyDecision
+from edge_server.governor.load_throttle import CoolRoom
+from edge_server.governor.metric_families import families
+from edge_server.governor.sampler import GovernorLoop, GovernorSnapshot, ServerCallbacks
+from edge_server.governor.sensor_thread import SensorThread
 from edge_server.governor.sensors.devfreq_cap import DevfreqCap
+from edge_server.governor.sensors.machine import BoxSensors
 from edge_server.governor.sensors.nvml_cap import NvmlCap
-from edge_server.telemetry.metrics import Family
+from edge_server.governor.state_report import report
+from edge_server.telemetry.metrics_page import Family
 
 
 class Governor:
@@ -34,14 +34,14 @@ class Governor:
         self._config = config
         self._memory = memory
         self._has_gpu_metrics = has_gpu_metrics
-        self._sampler: Sampler | None = None
+        self._sampler: GovernorLoop | None = None
 
-    def start(self, side: ServerSide) -> None:
+    def start(self, side: ServerCallbacks) -> None:
         """Look at the box for the first time, and from then on by itself."""
         config = self._config
-        self._sampler = Sampler(
-            Lookout(BoxSensors(config.sysfs_root)),
-            Law(tuning_of(config)),
+        self._sampler = GovernorLoop(
+            SensorThread(BoxSensors(config.sysfs_root)),
+            ControlPolicy(tuning_of(config)),
             self.gate,
             side,
             interval_s=config.interval_ms / 1000,
@@ -59,7 +59,7 @@ class Governor:
         """Return since when the loop has not come round; 0 before it was started."""
         return 0.0 if self._sampler is None else time.monotonic() - self._sampler.turned_s
 
-    def decision(self) -> Decision:
+    def decision(self) -> PolicyDecision:
         return self.gate.decision
 
     def state(self) -> GovernorState:
@@ -73,12 +73,12 @@ class Governor:
         """Return what the metrics page tells of the box."""
         return families(self._latest(), self.gate.shed(), has_gpu_metrics=self._has_gpu_metrics)
 
-    def _latest(self) -> Snapshot:
-        return Snapshot.empty() if self._sampler is None else self._sampler.latest
+    def _latest(self) -> GovernorSnapshot:
+        return GovernorSnapshot.empty() if self._sampler is None else self._sampler.latest
 
 
-def tuning_of(config: GovernorConfig) -> Tuning:
-    return Tuning(temperature_limit_c=config.temperature_limit_c, power_limit_w=config.power_budget_watts)
+def tuning_of(config: GovernorConfig) -> PolicyConstants:
+    return PolicyConstants(temperature_limit_c=config.temperature_limit_c, power_limit_w=config.power_budget_watts)
 
 
 def _clock_cap(config: GovernorConfig, memory: Path | None) -> ClockCap:

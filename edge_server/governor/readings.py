@@ -10,13 +10,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge_server.records import dataclass
 
-
-class Slowdown(enum.Enum):
+class ThrottleReason(enum.Enum):
     """Why the box, by its own word, slows itself down. The value is the word on metrics and events."""
 
     THERMAL = "thermal"
@@ -27,7 +25,7 @@ class Slowdown(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trips:
+class TripPoints:
     """Where something happens: the clocks are lowered (`passive_c`), all cooling is needed or the hardware steps in
     (`hot_c`), the box switches itself off (`critical_c`). None: the box does not tell."""
 
@@ -45,7 +43,7 @@ class Zone:
 
     name: str
     temperature_c: float | None
-    trips: Trips = Trips()
+    trips: TripPoints = TripPoints()
     margin_c: float | None = None
     source: str = ""
     problem: str = ""
@@ -61,7 +59,7 @@ class Zone:
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class CriticalTemperature:
     """The temperature that matters: of the zone `name`, which is the junction's, or the one nearest to its trip.
 
     `trip_c` and `critical_c` are what holds for that temperature; `headroom_c` is what is left until `trip_c`.
@@ -75,7 +73,7 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class Cooler:
+class CoolingDevice:
     """A cooling device that slows something down: its state runs from 0, doing nothing, to `max_state`.
 
     `is_alert`: it stands for throttling by firmware, which nothing else shows.
@@ -144,7 +142,7 @@ class EventCounter:
     """
 
     name: str
-    slowdown: Slowdown
+    slowdown: ThrottleReason
     count: int
     per_s: float | None = None
     sustained_per_s: float | None = None
@@ -152,7 +150,7 @@ class EventCounter:
 
 
 @dataclass(frozen=True, slots=True)
-class Fan:
+class FanReading:
     """`duty` runs from 0 to 1."""
 
     name: str
@@ -218,7 +216,7 @@ class Gpu:
     memory_clock_hz: int | None = None
     performance_state: int | None = None
     reasons: frozenset[str] | None = None
-    slowed_by: frozenset[Slowdown] = frozenset()
+    slowed_by: frozenset[ThrottleReason] = frozenset()
     violations_ns: Mapping[str, int] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -242,8 +240,8 @@ class BoxReading:
     jetpack: str | None = None
     power_mode: PowerMode | None = None
     zones: tuple[Zone, ...] = ()
-    heat: Heat | None = None
-    coolers: tuple[Cooler, ...] = ()
+    heat: CriticalTemperature | None = None
+    coolers: tuple[CoolingDevice, ...] = ()
     rails: tuple[Rail, ...] = ()
     power_mw: int | None = None
     power_limit_mw: int | None = None
@@ -251,7 +249,7 @@ class BoxReading:
     clocks: tuple[Clock, ...] = ()
     over_current: tuple[EventCounter, ...] = ()
     throttles: tuple[EventCounter, ...] = ()
-    fans: tuple[Fan, ...] = ()
+    fans: tuple[FanReading, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     memory: MemoryState = MemoryState()
     silent: frozenset[str] = frozenset()
@@ -259,7 +257,7 @@ class BoxReading:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def slowed_by(self) -> frozenset[Slowdown]:
+    def slowed_by(self) -> frozenset[ThrottleReason]:
         """Return why the box slows itself down now. Over-current is told whenever there is any; it is often harmless.
 
         Coolers that are no alerts count only where the box has no alerts: they follow the alerts, later.
@@ -268,7 +266,7 @@ class BoxReading:
         found = {cause for gpu in self.gpus for cause in gpu.slowed_by}
         found |= {item.slowdown for item in (*self.over_current, *self.throttles) if item.per_s}
         if any(item.state > 0 for item in alerts or self.coolers):
-            found.add(Slowdown.THERMAL)
+            found.add(ThrottleReason.THERMAL)
         return frozenset(found)
 
 

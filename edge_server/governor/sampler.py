@@ -6,20 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge_server.core.statistics import VersionStatistics
+from edge_server.core.model_statistics import VersionStatistics
+from edge_server.governor.admission_control import GovernorGate
 from edge_server.governor.clock_cap import ClockCap, NoClockCap
-from edge_server.governor.energy import Cost, EnergyLearner, measured_j
-from edge_server.governor.gate import GovernorGate
-from edge_server.governor.news import Announce, News
-from edge_server.governor.observe import Observer
-from edge_server.governor.policy import Decision, Law
+from edge_server.governor.control_policy import ControlPolicy, PolicyDecision
+from edge_server.governor.energy_model import EnergyLearner, InferenceCost, measured_j
+from edge_server.governor.policy_inputs import PolicyInputReader
 from edge_server.governor.readings import BoxReading, Gpu
-from edge_server.governor.standins import Chosen, StandIns
-from edge_server.governor.work import Capacity, WorkDone, WorkWatch
-from edge_server.records import dataclass
+from edge_server.governor.state_events import PublishEvent, StateEvents
+from edge_server.governor.variant_selector import Chosen, VariantSelector
+from edge_server.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSide:
+class ServerCallbacks:
     """What the loop asks of the server, and tells it. Called on the loop's thread; all return at once.
 
     `refused_frames`: counts of frames that the gate refused, by model. `pairs`: models with the lighter one that each
@@ -47,12 +46,12 @@ class ServerSide:
     pairs: Callable[[], Mapping[str, str]] = dict
     use_variants: Callable[[Chosen | None], None] = _nothing
     look_again: Callable[[], None] = _nothing
-    announce: Announce = _nothing
+    announce: PublishEvent = _nothing
     lose_gpu: Callable[[Gpu], None] = _nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class GovernorSnapshot:
     """What the last look came to. Never changed once published.
 
     `energy_j` is what the box used since the start as far as it could be measured, `gpu_energy_j` that of each GPU with
@@ -60,12 +59,12 @@ class Snapshot:
     """
 
     reading: BoxReading
-    decision: Decision = field(default_factory=Decision)
+    decision: PolicyDecision = field(default_factory=PolicyDecision)
     steers_by: str = ""
     capacity: float = 1.0
     busy_share: float = 0.0
     in_force: Mapping[str, str] = field(default_factory=dict)
-    costs: Mapping[tuple[str, int], Cost] = field(default_factory=dict)
+    costs: Mapping[tuple[str, int], InferenceCost] = field(default_factory=dict)
     energy_j: float | None = None
     gpu_energy_j: Mapping[str, float] = field(default_factory=dict)
     over_current: Mapping[str, int] = field(default_factory=dict)
@@ -73,12 +72,12 @@ class Snapshot:
     clock_problem: str = ""
 
     @classmethod
-    def empty(cls, at_s: float = 0.0) -> Snapshot:
+    def empty(cls, at_s: float = 0.0) -> GovernorSnapshot:
         """Return what holds before the first look."""
         return cls(BoxReading(at_s, missing={"sensors": "the box was not looked at yet"}))
 
 
-class Looker(Protocol):
+class SensorReader(Protocol):
     """Where readings come from."""
 
     def look(self) -> BoxReading:
@@ -88,22 +87,22 @@ class Looker(Protocol):
         """End what reads."""
 
 
-class Sampler:
+class GovernorLoop:
     """Runs `step` on a daemon thread between `start` and `close`. `latest` may be read by any thread."""
 
     def __init__(
         self,
-        looker: Looker,
-        law: Law,
+        looker: SensorReader,
+        law: ControlPolicy,
         gate: GovernorGate,
-        side: ServerSide,
+        side: ServerCallbacks,
         *,
         interval_s: float = 0.5,
         clock_cap: ClockCap | None = None,
-        stand_ins: StandIns | None = None,
+        stand_ins: VariantSelector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.latest = Snapshot.empty(clock())
+        self.latest = GovernorSnapshot.empty(clock())
         self.turned_s = clock()
         """When the loop last came round, whatever came of its turn; of `clock`."""
         self._looker = looker
@@ -113,12 +112,12 @@ class Sampler:
         self._interval_s = interval_s
         self._clock_cap = clock_cap or NoClockCap()
         self._clock = clock
-        self._observer = Observer()
-        self._work = WorkWatch()
-        self._capacity = Capacity()
+        self._observer = PolicyInputReader()
+        self._work = CompletedWorkMeter()
+        self._capacity = ComputeCapacity()
         self._learner = EnergyLearner()
-        self._stand_ins = stand_ins or StandIns()
-        self._news = News(side.announce)
+        self._stand_ins = stand_ins or VariantSelector()
+        self._news = StateEvents(side.announce)
         self._totals = _Totals()
         self._lost_gpus: set[str] = set()
         self._then_s: float | None = None
@@ -138,7 +137,7 @@ class Sampler:
             self._thread.join(_END_PATIENCE_S)
         self._clock_cap.close()
 
-    def step(self) -> Decision:
+    def step(self) -> PolicyDecision:
         """Look once, and let what follows hold."""
         reading = self._looker.look()
         now_s = self._clock()
@@ -182,21 +181,25 @@ class Sampler:
             _log.exception("the governor could not take its turn")
         self._problem = problem
 
-    def _switch(self, work: WorkDone, decision: Decision, capacity: float, dt_s: float, now_s: float) -> None:
+    def _switch(
+        self, work: CompletedWork, decision: PolicyDecision, capacity: float, dt_s: float, now_s: float
+    ) -> None:
         before = self._stand_ins.in_force
         after = self._stand_ins.step(self._side.pairs(), work, decision, capacity, dt_s, now_s)
         if after != before:
             self._side.use_variants(Chosen(after) if after else None)
             self._news.tell_variants(after, decision)
 
-    def _publish(self, reading: BoxReading, decision: Decision, work: WorkDone, capacity: float, dt_s: float) -> None:
+    def _publish(
+        self, reading: BoxReading, decision: PolicyDecision, work: CompletedWork, capacity: float, dt_s: float
+    ) -> None:
         before = self.latest
         energy_j = measured_j(before.reading, reading)
         if dt_s > 0:
             self._learner.learn(energy_j, dt_s, work.batches)
         self._forget_gone(work)
         self._totals.feel(reading, energy_j)
-        self.latest = Snapshot(
+        self.latest = GovernorSnapshot(
             reading,
             decision,
             self._observer.steers_by,
@@ -211,7 +214,7 @@ class Sampler:
             self._clock_cap.problem,
         )
 
-    def _forget_gone(self, work: WorkDone) -> None:
+    def _forget_gone(self, work: CompletedWork) -> None:
         known = self.latest.costs
         if len(known) > MOST_COSTS:
             for name in {model for model, _ in known} - work.models.keys():
@@ -244,7 +247,7 @@ class _Totals:
         return count - before if count >= before else count
 
 
-def _allows_more(before: Decision, after: Decision) -> bool:
+def _allows_more(before: PolicyDecision, after: PolicyDecision) -> bool:
     return (
         after.share > before.share
         or (before.sheds_bulk and not after.sheds_bulk)

@@ -19,9 +19,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
-from edge_server.core.view import CudaRegion
+from edge_server.core.status_reports import CudaRegion
 from edge_server.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -30,8 +31,7 @@ from edge_server.errors import (
     Throttled,
     Unsupported,
 )
-from edge_server.memory.bounds import check_inside
-from edge_server.records import dataclass
+from edge_server.memory.region_bounds import check_inside
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import stat
 import threading
 from types import TracebackType
 
-from edge_server.core.view import SharedRegion
+from edge_server.core.status_reports import SharedRegion
 from edge_server.errors import (
     AlreadyExists,
     EdgeServerError,
@@ -28,8 +28,8 @@ from edge_server.errors import (
     Throttled,
     Unsupported,
 )
-from edge_server.memory.bounds import check_inside
 from edge_server.memory.cuda_memory import CudaMemoryRegistry, CudaPin, DeviceMemory
+from edge_server.memory.region_bounds import check_inside
 
 SHM_FOLDER = "/dev/shm"
 """Where Linux keeps POSIX shared memory (shm_overview(7)); segment "/x" is the file "x" in it."""
@@ -65,7 +65,7 @@ class _Region:
             self.mapping.close()
 
 
-class Pin:
+class RegionPin:
     """A piece of a region, kept mapped. `view` may be read (or written, if asked for) until `release()`."""
 
     __slots__ = ("_end", "_region", "_registry", "view")
@@ -82,7 +82,7 @@ class Pin:
         """Give the piece back. May be called from any thread, and again: then it does nothing."""
         self._registry._release(self)
 
-    def __enter__(self) -> Pin:
+    def __enter__(self) -> RegionPin:
         return self
 
     def __exit__(
@@ -178,7 +178,7 @@ class SharedMemoryRegistry:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
         return [region.report]
 
-    def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> Pin | CudaPin:
+    def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> RegionPin | CudaPin:
         """Keep `byte_size` bytes from `offset` of the region mapped until the pin is released.
 
         The view is read-only unless `writable`. Raises Unsupported (not allowed), NotFound, InvalidRequest (outside
@@ -195,7 +195,7 @@ class SharedMemoryRegistry:
             if cuda is None:
                 raise NotFound(f"Unable to find shared memory region: '{name}'")
             return cuda
-        pin = Pin(self, region, offset, region.view(offset, byte_size, writable=writable))
+        pin = RegionPin(self, region, offset, region.view(offset, byte_size, writable=writable))
         try:
             pin.check_present()
         except InvalidRequest:
@@ -203,7 +203,7 @@ class SharedMemoryRegistry:
             raise
         return pin
 
-    def _release(self, pin: Pin) -> None:
+    def _release(self, pin: RegionPin) -> None:
         with self._lock:
             region, pin._region = pin._region, None
             if region is None:

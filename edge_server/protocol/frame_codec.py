@@ -34,8 +34,8 @@ from edge_server.core.frame import (
 )
 from edge_server.core.tensor import BY_NAME, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.hand_coding import Buffer, Field, Kind, Message, decode, encode
-from edge_server.protocol.raw import MAX_RANK, raw_from_tensor, tensor_from_raw
+from edge_server.protocol.hand_coding import Buffer, FieldKind, Message, MessageField, decode, encode
+from edge_server.protocol.raw_tensors import MAX_RANK, raw_from_tensor, tensor_from_raw
 
 STREAM_PATH = "/edge.frames.v1.FrameService/Stream"
 """The HTTP/2 path of the one call."""
@@ -181,164 +181,174 @@ def _taken_dropped(dropped: FrameDropped) -> tuple[Any, ...]:
     return (dropped.header, dropped.reason.value, dropped.detail)
 
 
-_U32, _U64, _I64, _BOOL, _FLOAT = Kind.UINT32, Kind.UINT64, Kind.INT64, Kind.BOOL, Kind.FLOAT
-_STRING, _BYTES, _MESSAGE = Kind.STRING, Kind.BYTES, Kind.MESSAGE
+_U32, _U64, _I64, _BOOL, _FLOAT = FieldKind.UINT32, FieldKind.UINT64, FieldKind.INT64, FieldKind.BOOL, FieldKind.FLOAT
+_STRING, _BYTES, _MESSAGE = FieldKind.STRING, FieldKind.BYTES, FieldKind.MESSAGE
 
 _RETURNS = Message(
     "Returns", Returns,
-    Field(1, "tensors", _STRING, is_repeated=True, limit=MAX_NAMES),
-    Field(2, "top_k", _U32),
-    Field(3, "has_detections", _BOOL),
-    Field(4, "has_mask", _BOOL),
-    Field(5, "has_annotated_jpeg", _BOOL),
-    Field(6, "jpeg_quality", _U32),
+    MessageField(1, "tensors", _STRING, is_repeated=True, limit=MAX_NAMES),
+    MessageField(2, "top_k", _U32),
+    MessageField(3, "has_detections", _BOOL),
+    MessageField(4, "has_mask", _BOOL),
+    MessageField(5, "has_annotated_jpeg", _BOOL),
+    MessageField(6, "jpeg_quality", _U32),
 )  # fmt: skip
 _DELIVERY = Message(
     "Delivery", _made_delivery,
-    Field(1, "depth", _U32),
-    Field(2, "max_age_ms", _U32),
-    Field(3, "deadline_ms", _U32),
-    Field(4, "max_fps", _FLOAT),
-    Field(5, "weight", _FLOAT),
-    Field(6, "priority", _U32),
-    Field(7, "notifies_drops", _BOOL),
+    MessageField(1, "depth", _U32),
+    MessageField(2, "max_age_ms", _U32),
+    MessageField(3, "deadline_ms", _U32),
+    MessageField(4, "max_fps", _FLOAT),
+    MessageField(5, "weight", _FLOAT),
+    MessageField(6, "priority", _U32),
+    MessageField(7, "notifies_drops", _BOOL),
 )  # fmt: skip
 _OPEN = Message(
     "Open", _made_request,
-    Field(1, "model", _STRING),
-    Field(2, "version", _I64),
-    Field(3, "stream_id", _STRING),
-    Field(4, "returns", _MESSAGE, _RETURNS),
-    Field(5, "delivery", _MESSAGE, _DELIVERY),
-    Field(6, "client", _STRING),
+    MessageField(1, "model", _STRING),
+    MessageField(2, "version", _I64),
+    MessageField(3, "stream_id", _STRING),
+    MessageField(4, "returns", _MESSAGE, _RETURNS),
+    MessageField(5, "delivery", _MESSAGE, _DELIVERY),
+    MessageField(6, "client", _STRING),
     take=_taken_request,
 )  # fmt: skip
 _HEADER = Message(
     "Header", FrameHeader,
-    Field(1, "sec", _I64),
-    Field(2, "nanosec", _U32),
-    Field(3, "frame_id", _STRING),
-    Field(4, "seq", _U64),
+    MessageField(1, "sec", _I64),
+    MessageField(2, "nanosec", _U32),
+    MessageField(3, "frame_id", _STRING),
+    MessageField(4, "seq", _U64),
 )  # fmt: skip
 _REGION = Message(
-    "Region", RegionSlice, Field(1, "name", _STRING), Field(2, "offset", _U64), Field(3, "byte_size", _U64)
+    "Region",
+    RegionSlice,
+    MessageField(1, "name", _STRING),
+    MessageField(2, "offset", _U64),
+    MessageField(3, "byte_size", _U64),
 )
 _FRAME = Message(
     "Frame", _made_frame,
-    Field(1, "header", _MESSAGE, _HEADER),
-    Field(2, "height", _U32),
-    Field(3, "width", _U32),
-    Field(4, "encoding", _STRING),
-    Field(5, "step", _U32),
-    Field(6, "is_bigendian", _BOOL),
-    Field(7, "format", _STRING),
-    Field(8, "region", _MESSAGE, _REGION),
-    Field(9, "age_us", _U32),
-    Field(15, "data", _BYTES),
+    MessageField(1, "header", _MESSAGE, _HEADER),
+    MessageField(2, "height", _U32),
+    MessageField(3, "width", _U32),
+    MessageField(4, "encoding", _STRING),
+    MessageField(5, "step", _U32),
+    MessageField(6, "is_bigendian", _BOOL),
+    MessageField(7, "format", _STRING),
+    MessageField(8, "region", _MESSAGE, _REGION),
+    MessageField(9, "age_us", _U32),
+    MessageField(15, "data", _BYTES),
 )  # fmt: skip
-_DROP_COUNT = Message("DropCount", _values, Field(1, "reason", _U32), Field(2, "count", _U64), take=tuple)
+_DROP_COUNT = Message("DropCount", _values, MessageField(1, "reason", _U32), MessageField(2, "count", _U64), take=tuple)
 _COUNTS = Message(
     "Counts", _made_counts,
-    Field(1, "received", _U64),
-    Field(2, "answered", _U64),
-    Field(3, "dropped", _MESSAGE, _DROP_COUNT, is_repeated=True),
+    MessageField(1, "received", _U64),
+    MessageField(2, "answered", _U64),
+    MessageField(3, "dropped", _MESSAGE, _DROP_COUNT, is_repeated=True),
     take=_taken_counts,
 )  # fmt: skip
 _OPENED = Message(
     "Opened", _made_opened,
-    Field(1, "stream_id", _STRING),
-    Field(2, "model", _STRING),
-    Field(3, "version", _I64),
-    Field(4, "runtime", _STRING),
-    Field(5, "labels", _STRING, is_repeated=True),
-    Field(6, "counts", _MESSAGE, _COUNTS),
-    Field(7, "server", _STRING),
+    MessageField(1, "stream_id", _STRING),
+    MessageField(2, "model", _STRING),
+    MessageField(3, "version", _I64),
+    MessageField(4, "runtime", _STRING),
+    MessageField(5, "labels", _STRING, is_repeated=True),
+    MessageField(6, "counts", _MESSAGE, _COUNTS),
+    MessageField(7, "server", _STRING),
 )  # fmt: skip
 _TIMES = Message(
     "Times", FrameTimes,
-    Field(1, "received_unix_ns", _I64),
-    Field(2, "taken_us", _U64),
-    Field(3, "queued_us", _U64),
-    Field(4, "started_us", _U64),
-    Field(5, "finished_us", _U64),
+    MessageField(1, "received_unix_ns", _I64),
+    MessageField(2, "taken_us", _U64),
+    MessageField(3, "queued_us", _U64),
+    MessageField(4, "started_us", _U64),
+    MessageField(5, "finished_us", _U64),
 )  # fmt: skip
 _TENSOR = Message(
     "Tensor", _made_tensor,
-    Field(1, "name", _STRING),
-    Field(2, "datatype", _STRING),
-    Field(3, "shape", Kind.NUMBERS, is_repeated=True),
-    Field(15, "data", _BYTES),
+    MessageField(1, "name", _STRING),
+    MessageField(2, "datatype", _STRING),
+    MessageField(3, "shape", FieldKind.NUMBERS, is_repeated=True),
+    MessageField(15, "data", _BYTES),
     take=_taken_tensor,
 )  # fmt: skip
 _CLASS_SCORE = Message(
-    "ClassScore", ClassScore, Field(1, "index", _U32), Field(2, "score", _FLOAT), Field(3, "label", _STRING)
+    "ClassScore",
+    ClassScore,
+    MessageField(1, "index", _U32),
+    MessageField(2, "score", _FLOAT),
+    MessageField(3, "label", _STRING),
 )
-_KEYPOINT = Message("Keypoint", Keypoint, Field(1, "x", _FLOAT), Field(2, "y", _FLOAT), Field(3, "score", _FLOAT))
+_KEYPOINT = Message(
+    "Keypoint", Keypoint, MessageField(1, "x", _FLOAT), MessageField(2, "y", _FLOAT), MessageField(3, "score", _FLOAT)
+)
 _DETECTION = Message(
     "Detection", Detection,
-    Field(1, "x_min", _FLOAT),
-    Field(2, "y_min", _FLOAT),
-    Field(3, "x_max", _FLOAT),
-    Field(4, "y_max", _FLOAT),
-    Field(5, "score", _FLOAT),
-    Field(6, "class_index", _U32),
-    Field(7, "label", _STRING),
-    Field(8, "keypoints", _MESSAGE, _KEYPOINT, is_repeated=True),
+    MessageField(1, "x_min", _FLOAT),
+    MessageField(2, "y_min", _FLOAT),
+    MessageField(3, "x_max", _FLOAT),
+    MessageField(4, "y_max", _FLOAT),
+    MessageField(5, "score", _FLOAT),
+    MessageField(6, "class_index", _U32),
+    MessageField(7, "label", _STRING),
+    MessageField(8, "keypoints", _MESSAGE, _KEYPOINT, is_repeated=True),
 )  # fmt: skip
 _MASK = Message(
     "Mask", Mask,
-    Field(1, "height", _U32),
-    Field(2, "width", _U32),
-    Field(3, "encoding", _STRING),
-    Field(4, "data", _BYTES),
-    Field(5, "labels", _STRING, is_repeated=True),
+    MessageField(1, "height", _U32),
+    MessageField(2, "width", _U32),
+    MessageField(3, "encoding", _STRING),
+    MessageField(4, "data", _BYTES),
+    MessageField(5, "labels", _STRING, is_repeated=True),
 )  # fmt: skip
 _RESULT = Message(
     "Result", _made_result,
-    Field(1, "header", _MESSAGE, _HEADER),
-    Field(2, "times", _MESSAGE, _TIMES),
-    Field(3, "dropped", _MESSAGE, _DROP_COUNT, is_repeated=True),
-    Field(4, "counts", _MESSAGE, _COUNTS),
-    Field(5, "model", _STRING),
-    Field(6, "version", _I64),
-    Field(7, "variant", _STRING),
-    Field(8, "runtime", _STRING),
-    Field(9, "governor", _STRING),
-    Field(10, "governor_detail", _STRING),
-    Field(11, "height", _U32),
-    Field(12, "width", _U32),
-    Field(13, "batch_size", _U32),
-    Field(14, "tensors", _MESSAGE, _TENSOR, is_repeated=True),
-    Field(15, "classes", _MESSAGE, _CLASS_SCORE, is_repeated=True),
-    Field(16, "detections", _MESSAGE, _DETECTION, is_repeated=True),
-    Field(17, "mask", _MESSAGE, _MASK),
-    Field(18, "annotated_jpeg", _BYTES),
-    Field(19, "error_code", _STRING),
-    Field(20, "error", _STRING),
+    MessageField(1, "header", _MESSAGE, _HEADER),
+    MessageField(2, "times", _MESSAGE, _TIMES),
+    MessageField(3, "dropped", _MESSAGE, _DROP_COUNT, is_repeated=True),
+    MessageField(4, "counts", _MESSAGE, _COUNTS),
+    MessageField(5, "model", _STRING),
+    MessageField(6, "version", _I64),
+    MessageField(7, "variant", _STRING),
+    MessageField(8, "runtime", _STRING),
+    MessageField(9, "governor", _STRING),
+    MessageField(10, "governor_detail", _STRING),
+    MessageField(11, "height", _U32),
+    MessageField(12, "width", _U32),
+    MessageField(13, "batch_size", _U32),
+    MessageField(14, "tensors", _MESSAGE, _TENSOR, is_repeated=True),
+    MessageField(15, "classes", _MESSAGE, _CLASS_SCORE, is_repeated=True),
+    MessageField(16, "detections", _MESSAGE, _DETECTION, is_repeated=True),
+    MessageField(17, "mask", _MESSAGE, _MASK),
+    MessageField(18, "annotated_jpeg", _BYTES),
+    MessageField(19, "error_code", _STRING),
+    MessageField(20, "error", _STRING),
     take=_taken_result,
 )  # fmt: skip
 _DROPPED = Message(
     "Dropped", _made_dropped,
-    Field(1, "header", _MESSAGE, _HEADER),
-    Field(2, "reason", _U32),
-    Field(3, "detail", _STRING),
+    MessageField(1, "header", _MESSAGE, _HEADER),
+    MessageField(2, "reason", _U32),
+    MessageField(3, "detail", _STRING),
     take=_taken_dropped,
 )  # fmt: skip
 _CREDIT = Message("Credit", Credit)
 
 _CLIENT = Message(
     "ClientMessage", _values,
-    Field(1, "open", _MESSAGE, _OPEN),
-    Field(2, "frame", _MESSAGE, _FRAME),
+    MessageField(1, "open", _MESSAGE, _OPEN),
+    MessageField(2, "frame", _MESSAGE, _FRAME),
     take=tuple, is_oneof=True,
 )  # fmt: skip
 _SERVER = Message(
     "ServerMessage", _values,
-    Field(1, "opened", _MESSAGE, _OPENED),
-    Field(2, "result", _MESSAGE, _RESULT),
-    Field(3, "dropped", _MESSAGE, _DROPPED),
-    Field(4, "credit", _MESSAGE, _CREDIT),
-    Field(15, "frames_allowed", _U64),
+    MessageField(1, "opened", _MESSAGE, _OPENED),
+    MessageField(2, "result", _MESSAGE, _RESULT),
+    MessageField(3, "dropped", _MESSAGE, _DROPPED),
+    MessageField(4, "credit", _MESSAGE, _CREDIT),
+    MessageField(15, "frames_allowed", _U64),
     take=tuple, is_oneof=True,
 )  # fmt: skip
 _SERVER_NOUNS = (StreamOpened, FrameResult, FrameDropped, Credit)

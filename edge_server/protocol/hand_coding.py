@@ -11,20 +11,20 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter, index
 from typing import Any, TypeAlias
 
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.wire import DELIMITED, FIXED32, VARINT, read_varint, skip, text, varint
-from edge_server.records import dataclass
+from edge_server.protocol.wire_format import DELIMITED, FIXED32, VARINT, read_varint, skip, text, varint
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 _Part: TypeAlias = "bytes | memoryview"
 _Values: TypeAlias = "list[Any]"
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     """What a field holds; NUMBERS are repeated int64. The value is its name in .proto files, with its wire type."""
 
     UINT32 = "uint32", VARINT
@@ -43,21 +43,21 @@ class Kind(Enum):
 
 
 _RANGES = {
-    Kind.UINT32: (0, (1 << 32) - 1),
-    Kind.UINT64: (0, (1 << 64) - 1),
-    Kind.INT64: (-(1 << 63), (1 << 63) - 1),
-    Kind.BOOL: (0, 1),
-    Kind.NUMBERS: (-(1 << 63), (1 << 63) - 1),
+    FieldKind.UINT32: (0, (1 << 32) - 1),
+    FieldKind.UINT64: (0, (1 << 64) - 1),
+    FieldKind.INT64: (-(1 << 63), (1 << 63) - 1),
+    FieldKind.BOOL: (0, 1),
+    FieldKind.NUMBERS: (-(1 << 63), (1 << 63) - 1),
 }
 _MAX_TAG_BYTES = 5
 _UNSIGNED = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class MessageField:
     number: int
     name: str
-    kind: Kind
+    kind: FieldKind
     message: Message | None = None
     is_repeated: bool = False
     limit: int = 0
@@ -69,13 +69,13 @@ class Field:
 
 
 _DEFAULTS = {
-    Kind.UINT32: 0,
-    Kind.UINT64: 0,
-    Kind.INT64: 0,
-    Kind.BOOL: False,
-    Kind.FLOAT: 0.0,
-    Kind.STRING: "",
-    Kind.BYTES: b"",
+    FieldKind.UINT32: 0,
+    FieldKind.UINT64: 0,
+    FieldKind.INT64: 0,
+    FieldKind.BOOL: False,
+    FieldKind.FLOAT: 0.0,
+    FieldKind.STRING: "",
+    FieldKind.BYTES: b"",
 }
 
 
@@ -106,7 +106,7 @@ class Message:
         self,
         name: str,
         make: Callable[..., Any],
-        *fields: Field,
+        *fields: MessageField,
         take: Callable[[Any], Sequence[Any]] | None = None,
         is_oneof: bool = False,
     ) -> None:
@@ -116,7 +116,7 @@ class Message:
         self.take = take or _attributes(fields)
         self.is_oneof = is_oneof
         self.defaults = [field.default for field in fields]
-        floats = list(itertools.takewhile(lambda field: field.kind is Kind.FLOAT and field.number < 16, fields))
+        floats = list(itertools.takewhile(lambda field: field.kind is FieldKind.FLOAT and field.number < 16, fields))
         self.lead = struct.Struct("<" + "Bf" * len(floats))
         self.lead_tags = tuple(field.number << 3 | FIXED32 for field in floats)
         self.writers = [(field, varint(field.number << 3 | field.kind.wire_type)) for field in fields]
@@ -127,7 +127,7 @@ class Message:
         ]
 
 
-def _attributes(fields: tuple[Field, ...]) -> Callable[[Any], Sequence[Any]]:
+def _attributes(fields: tuple[MessageField, ...]) -> Callable[[Any], Sequence[Any]]:
     if len(fields) < 2:
         return lambda noun: [getattr(noun, field.name) for field in fields]
     return attrgetter(*(field.name for field in fields))
@@ -153,7 +153,7 @@ def _write(message: Message, noun: Any, parts: list[_Part]) -> int:
     for (field, tag), value in zip(writers, values, strict=True):
         if _is_left_out(field.kind, value):
             continue
-        if field.is_repeated and field.kind is not Kind.NUMBERS:
+        if field.is_repeated and field.kind is not FieldKind.NUMBERS:
             for one in value:
                 size += _write_value(message, field, tag, one, parts)
         else:
@@ -170,16 +170,16 @@ def _lead(message: Message, values: Sequence[Any]) -> bytes:
         raise
 
 
-def _is_left_out(kind: Kind, value: Any) -> bool:
+def _is_left_out(kind: FieldKind, value: Any) -> bool:
     """Whether proto3 writes nothing: for defaults, and for messages that are not there. -0.0 is no default."""
-    if kind is Kind.MESSAGE:
+    if kind is FieldKind.MESSAGE:
         return value is None
     return not value and not (isinstance(value, float) and math.copysign(1.0, value) < 0)
 
 
-def _write_value(message: Message, field: Field, tag: bytes, value: Any, parts: list[_Part]) -> int:
+def _write_value(message: Message, field: MessageField, tag: bytes, value: Any, parts: list[_Part]) -> int:
     kind = field.kind
-    if kind is Kind.MESSAGE:
+    if kind is FieldKind.MESSAGE:
         assert field.message is not None
         place = len(parts)
         parts.append(tag)
@@ -190,7 +190,7 @@ def _write_value(message: Message, field: Field, tag: bytes, value: Any, parts: 
         written = tag + varint(_checked(message, field, value) & _UNSIGNED)
         parts.append(written)
         return len(written)
-    if kind is Kind.FLOAT:
+    if kind is FieldKind.FLOAT:
         written = tag + _float(message, field, value)
         parts.append(written)
         return len(written)
@@ -200,7 +200,7 @@ def _write_value(message: Message, field: Field, tag: bytes, value: Any, parts: 
     return len(head) + len(payload)
 
 
-def _checked(message: Message, field: Field, value: Any) -> int:
+def _checked(message: Message, field: MessageField, value: Any) -> int:
     try:
         number = index(value)
     except TypeError:
@@ -211,19 +211,19 @@ def _checked(message: Message, field: Field, value: Any) -> int:
     return number
 
 
-def _float(message: Message, field: Field, value: Any) -> bytes:
+def _float(message: Message, field: MessageField, value: Any) -> bytes:
     try:
         return struct.pack("<f", value)
     except (OverflowError, struct.error):
         raise _unfit(message, field, f"a number that fits into 32 bits, got {value!r}") from None
 
 
-def _payload(message: Message, field: Field, value: Any) -> _Part:
-    if field.kind is Kind.STRING:
+def _payload(message: Message, field: MessageField, value: Any) -> _Part:
+    if field.kind is FieldKind.STRING:
         if not isinstance(value, str):
             raise _unfit(message, field, f"text, got {type(value).__name__}")
         return text(value)
-    if field.kind is Kind.NUMBERS:
+    if field.kind is FieldKind.NUMBERS:
         return b"".join(varint(_checked(message, field, number) & _UNSIGNED) for number in value)
     if isinstance(value, bytes):
         return value
@@ -234,7 +234,7 @@ def _payload(message: Message, field: Field, value: Any) -> _Part:
     return view.cast("B") if view.c_contiguous else view.tobytes()
 
 
-def _unfit(message: Message, field: Field, what: str) -> InvalidRequest:
+def _unfit(message: Message, field: MessageField, what: str) -> InvalidRequest:
     return InvalidRequest(f"'{field.name}' of {message.name} must be {what}")
 
 
@@ -290,20 +290,20 @@ def _read(message: Message, view: memoryview, position: int, end: int, values: _
 
 
 def _read_delimited(
-    message: Message, slot: int, field: Field, view: memoryview, start: int, end: int, values: _Values
+    message: Message, slot: int, field: MessageField, view: memoryview, start: int, end: int, values: _Values
 ) -> None:
     kind = field.kind
-    if kind is Kind.MESSAGE:
+    if kind is FieldKind.MESSAGE:
         _read_message(message, slot, field, view, start, end, values)
-    elif kind is Kind.STRING:
+    elif kind is FieldKind.STRING:
         try:
             found = str(view[start:end], "utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"'{field.name}' of {message.name} is not UTF-8") from None
         _keep(message, slot, field, found, values)
-    elif kind is Kind.BYTES:
+    elif kind is FieldKind.BYTES:
         values[slot] = view[start:end]
-    elif kind is Kind.NUMBERS:
+    elif kind is FieldKind.NUMBERS:
         if values[slot] is None:
             values[slot] = []
         while start < end:
@@ -316,7 +316,7 @@ def _read_delimited(
 
 
 def _read_message(
-    message: Message, slot: int, field: Field, view: memoryview, start: int, end: int, values: _Values
+    message: Message, slot: int, field: MessageField, view: memoryview, start: int, end: int, values: _Values
 ) -> None:
     inner = field.message
     assert inner is not None
@@ -334,7 +334,7 @@ def _read_message(
     _read(inner, view, start, end, values[slot])
 
 
-def _keep(message: Message, slot: int, field: Field, value: Any, values: _Values) -> None:
+def _keep(message: Message, slot: int, field: MessageField, value: Any, values: _Values) -> None:
     if not field.is_repeated:
         values[slot] = value
     elif values[slot] is None:
@@ -346,23 +346,23 @@ def _keep(message: Message, slot: int, field: Field, value: Any, values: _Values
 
 
 def _read_number(
-    message: Message, slot: int, field: Field, wire_type: int, view: memoryview, position: int, values: _Values
+    message: Message, slot: int, field: MessageField, wire_type: int, view: memoryview, position: int, values: _Values
 ) -> int:
     """Read a number that is not packed, and return where it ends."""
     kind = field.kind
-    if kind is Kind.FLOAT and wire_type == FIXED32:
+    if kind is FieldKind.FLOAT and wire_type == FIXED32:
         (values[slot],) = struct.unpack_from("<f", view, position)
         return position + 4
-    if wire_type != VARINT or (kind.wire_type != VARINT and kind is not Kind.NUMBERS):
+    if wire_type != VARINT or (kind.wire_type != VARINT and kind is not FieldKind.NUMBERS):
         raise _wrong_type(message, field, wire_type)
     number, position = read_varint(view, position)
-    if kind is Kind.UINT32:
+    if kind is FieldKind.UINT32:
         values[slot] = number & 0xFFFF_FFFF
-    elif kind is Kind.INT64:
+    elif kind is FieldKind.INT64:
         values[slot] = _signed(number)
-    elif kind is Kind.BOOL:
+    elif kind is FieldKind.BOOL:
         values[slot] = number != 0
-    elif kind is Kind.NUMBERS:
+    elif kind is FieldKind.NUMBERS:
         _keep(message, slot, field, _signed(number), values)
     else:
         values[slot] = number
@@ -373,7 +373,7 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
-def _wrong_type(message: Message, field: Field, wire_type: int) -> ValueError:
+def _wrong_type(message: Message, field: MessageField, wire_type: int) -> ValueError:
     return ValueError(f"'{field.name}' of {message.name} has wire type {wire_type}, not {field.kind.wire_type}")
 
 

@@ -7,10 +7,9 @@ Safe from any thread; one class for one message, always the same.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
-
-from edge_server.records import dataclass
 
 MessageClass: TypeAlias = Any
 """A generated class. Its attributes come from the .proto files, which type checkers do not see."""
@@ -24,7 +23,7 @@ REFLECTION_SERVICES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class ServiceMethod:
     """One RPC of a service. `path` is the HTTP/2 path: "/package.Service/Method"."""
 
     name: str
@@ -85,11 +84,11 @@ def __getattr__(name: str) -> MessageClass:
     return found
 
 
-def service_methods(full_name: str) -> tuple[Method, ...]:
+def service_methods(full_name: str) -> tuple[ServiceMethod, ...]:
     """Return a service's RPCs in the order of its .proto file. KeyError when there is no such service."""
     service = _catalog().pool.FindServiceByName(full_name)
     return tuple(
-        Method(
+        ServiceMethod(
             name=method.name,
             path=f"/{full_name}/{method.name}",
             input_class=message_class(method.input_type.full_name),

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from edge_server.backends import ONNX_ORDER, load_backend
-from edge_server.backends.base import Backend, ModelFile, Signature
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.base import Backend, ModelFile, ModelSignature
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
-from edge_server.records import dataclass
-from edge_server.repository.choice import Candidate, candidates
-from edge_server.repository.paths import check_relative
+from edge_server.repository.backend_choice import BackendCandidate, candidates
 from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.validate_ragged import batch_input_targets, cut_outputs, flat_inputs
 from edge_server.repository.validate_sequences import check_sequences_against_file, hidden_inputs, state_outputs
 
@@ -25,7 +25,7 @@ _BY_NUMBER = {dtype.number: dtype for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class InspectedFile:
     """A version's file, the runtime that will open it, and what that runtime read from it.
 
     `signature` is None when the runtime cannot tell. `notes` say which runtimes were passed over, and why.
@@ -34,7 +34,7 @@ class Inspected:
 
     backend: Backend
     file: ModelFile
-    signature: Signature | None
+    signature: ModelSignature | None
     notes: tuple[str, ...] = ()
     has_alternatives: bool = False
 
@@ -46,7 +46,7 @@ def inspect_model(
     version: int,
     passed_over: Mapping[str, str] = _NOTHING,
     onnx_order: tuple[str, ...] = ONNX_ORDER,
-) -> Inspected:
+) -> InspectedFile:
     """Choose the runtime, find the file and read its inputs and outputs.
 
     Of several candidates the first that loads and reads the file wins; those in `passed_over` (name -> reason) failed
@@ -63,13 +63,13 @@ def inspect_model(
             failures.append((candidate.backend, error))
             continue
         notes = tuple(f"backend '{name}' was passed over for '{backend.name}': {e.message}" for name, e in failures)
-        return Inspected(backend, file, signature, notes, has_alternatives=candidate is not choice[-1])
+        return InspectedFile(backend, file, signature, notes, has_alternatives=candidate is not choice[-1])
     raise _all_failed(model, failures)
 
 
 def _inspect_with(
-    candidate: Candidate, config: ConfigMessage, model: str, model_dir: Path, version: int
-) -> tuple[Backend, ModelFile, Signature | None]:
+    candidate: BackendCandidate, config: ConfigMessage, model: str, model_dir: Path, version: int
+) -> tuple[Backend, ModelFile, ModelSignature | None]:
     backend = load_backend(candidate.backend)
     of_gpu = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
     if of_gpu:
@@ -102,7 +102,7 @@ def _all_failed(model: str, failures: Sequence[tuple[str, LoadError]]) -> LoadEr
     return kind(f"model '{model}': no backend could take it: " + "; ".join(f"{n}: {e.message}" for n, e in failures))
 
 
-def complete(config: ConfigMessage, model: str, signature: Signature, default_max_batch_size: int) -> list[str]:
+def complete(config: ConfigMessage, model: str, signature: ModelSignature, default_max_batch_size: int) -> list[str]:
     """Fill in, in place, what the configuration leaves out, and return a note for each decision taken.
 
     Batching is chosen only for a configuration that states no dims at all: stated dims already say whether there is
@@ -135,7 +135,7 @@ def complete(config: ConfigMessage, model: str, signature: Signature, default_ma
     return notes
 
 
-def _check_can_batch(config: ConfigMessage, model: str, signature: Signature) -> None:
+def _check_can_batch(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
     """Refuse max_batch_size for a file with a fixed first dimension; a file made for 1 row may be told 1."""
     allowed = {-1, 1} if config.max_batch_size == 1 else {-1}
     specs: list[_TensorSpec] = [*signature.inputs, *signature.outputs]
@@ -197,7 +197,7 @@ def _fill_dims(item: ConfigMessage, spec: _TensorSpec, max_batch_size: int) -> N
         item.reshape.SetInParent()
 
 
-def check_against_file(config: ConfigMessage, model: str, signature: Signature) -> None:
+def check_against_file(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
     """Raise BadModelConfig where a stated tensor is not what the file has: name, data type, dims; or one is missing."""
     _check_can_batch(config, model, signature)
     flat, cut = flat_inputs(config), cut_outputs(config)
@@ -232,7 +232,7 @@ def _check_flat(item: ConfigMessage, spec: _TensorSpec, what: str) -> None:
                              f"given {list(spec.dims)}")  # fmt: skip
 
 
-def _check_batch_inputs(config: ConfigMessage, model: str, signature: Signature) -> None:
+def _check_batch_inputs(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
     """Raise BadModelConfig where an input that is made from the batch is not one of the file's, or of another type."""
     of_file = {spec.name: spec for spec in signature.inputs}
     for item in config.batch_input:
@@ -286,7 +286,7 @@ def _fits(stated: Sequence[int], of_file: Sequence[int]) -> bool:
     )
 
 
-def _check_none_missing(config: ConfigMessage, model: str, signature: Signature) -> None:
+def _check_none_missing(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
     stated = {item.name for item in config.input} | batch_input_targets(config) | hidden_inputs(config)
     missing = [spec.name for spec in signature.inputs if spec.name not in stated and not spec.is_optional]
     if missing:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePosixPath
 
 from edge_server.errors import BadModelConfig, Forbidden
-from edge_server.repository.choice import candidates
+from edge_server.repository.backend_choice import candidates
 from edge_server.repository.pbtxt import ConfigMessage, parse_json
-from edge_server.repository.scan import ModelOnDisk
+from edge_server.repository.scan import ModelDirectory
 
 _CODE_BACKENDS = ("python", "c_abi")
 _CODE_SUFFIXES = (".py", ".so")
@@ -24,7 +24,7 @@ any property of theirs, so there is no list of all."""
 _IS_A_PATH = re.compile(r"\s*(?:/|~|file:)|(?:^|.*[\\/])\.\.(?:$|[\\/])")
 
 
-def check_no_code(model: ModelOnDisk, config_json: str, files: Collection[str] = ()) -> None:
+def check_no_code(model: ModelDirectory, config_json: str, files: Collection[str] = ()) -> None:
     """Raise Forbidden when an override carries code: files or a configuration of a Python or C model, or a path.
 
     `model` is what the override is for, `files` written. `files` are the names of those given. Raises BadModelConfig.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_server.errors import BadModelConfig
-from edge_server.repository.paths import find_inside
+from edge_server.repository.safe_paths import find_inside
 
 MAX_LABEL_BYTES = 16 << 20
 

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.repository.paths import check_relative
-from edge_server.repository.scan import ModelOnDisk, Scanner, is_model_name, parse_version, with_config
+from edge_server.repository.safe_paths import check_relative
+from edge_server.repository.scan import ModelDirectory, Scanner, is_model_name, parse_version, with_config
 
 MAX_FILES = 4096
 _PREFIX = "edge_server-model-"
 
 
-class WrittenModel:
+class OverriddenModel:
     """A model directory made from bytes, readable by this user only. Whoever makes it calls `close`."""
 
     def __init__(self, name: str, files: Mapping[str, bytes], config_json: str, folder: Path | None = None) -> None:
@@ -39,7 +39,9 @@ class WrittenModel:
             self.close()
             raise
 
-    def _write(self, name: str, paths: Mapping[str, Path], files: Mapping[str, bytes], config_json: str) -> ModelOnDisk:
+    def _write(
+        self, name: str, paths: Mapping[str, Path], files: Mapping[str, bytes], config_json: str
+    ) -> ModelDirectory:
         path = self._root / name
         try:
             for key, relative in paths.items():

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from edge_server.backends import ONNX_ORDER
-from edge_server.core.lifecycle import Resolved
-from edge_server.core.model import ModelFile, ModelSpec
+from edge_server.core.model_spec import ModelFile, ModelSpec
+from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import LoadError
-from edge_server.records import dataclass
-from edge_server.repository.autocomplete import Inspected, check_against_file, complete, inspect_model
-from edge_server.repository.choice import ENGINE_BACKENDS, PLATFORM_OF_BACKEND, STAND_IN_PRECISIONS
+from edge_server.repository.autocomplete import InspectedFile, check_against_file, complete, inspect_model
+from edge_server.repository.backend_choice import ENGINE_BACKENDS, PLATFORM_OF_BACKEND, STAND_IN_PRECISIONS
+from edge_server.repository.config_defaults import Devices, normalise
+from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.labels import read_labels
-from edge_server.repository.normalise import Devices, normalise
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
-from edge_server.repository.scan import ModelOnDisk
-from edge_server.repository.to_spec import to_spec
-from edge_server.repository.trust.agent import run_agents
+from edge_server.repository.scan import ModelDirectory
+from edge_server.repository.trust.checksum_agent import run_agents
 from edge_server.repository.trust.verify import TrustPolicy, verify
 from edge_server.repository.validate import check_complete, check_stated
 from edge_server.repository.validate_ensemble import is_ensemble
@@ -44,7 +43,7 @@ class ResolveOptions:
 
 
 def resolve(
-    model: ModelOnDisk,
+    model: ModelDirectory,
     version: int,
     options: ResolveOptions,
     config_json: str | None = None,
@@ -75,7 +74,7 @@ def resolve(
     return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm)
 
 
-def _let_stand_in(config: ConfigMessage, inspected: Inspected, passed_over: Mapping[str, str]) -> None:
+def _let_stand_in(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:
     """Take out, in place, what is meant for an engine alone when another runtime serves until it is there."""
     word = config.parameters["precision"].string_value if "precision" in config.parameters else ""
     if inspected.backend.name in ENGINE_BACKENDS or not any(name in passed_over for name in ENGINE_BACKENDS):
@@ -86,7 +85,7 @@ def _let_stand_in(config: ConfigMessage, inspected: Inspected, passed_over: Mapp
         config.platform = ""
 
 
-def _finish(config: ConfigMessage, model: ModelOnDisk, options: ResolveOptions, notes: tuple[str, ...]) -> ModelSpec:
+def _finish(config: ConfigMessage, model: ModelDirectory, options: ResolveOptions, notes: tuple[str, ...]) -> ModelSpec:
     """Return the specification that a complete configuration makes, checked."""
     check_complete(config, model.name)
     labels = {
@@ -100,13 +99,13 @@ def _finish(config: ConfigMessage, model: ModelOnDisk, options: ResolveOptions, 
     return spec
 
 
-def _read(model: ModelOnDisk, config_json: str | None) -> ConfigMessage:
+def _read(model: ModelDirectory, config_json: str | None) -> ConfigMessage:
     if config_json is not None:
         return parse_json(config_json, model.name)
     return new_config() if model.config_path is None else read_file(model.config_path, model.name)
 
 
-def _let_model_complete(config: ConfigMessage, model: str, inspected: Inspected) -> None:
+def _let_model_complete(config: ConfigMessage, model: str, inspected: InspectedFile) -> None:
     """Have a model that is a program complete its configuration, in place. Raises LoadError."""
     config.name = model
     completed = inspected.backend.auto_complete(inspected.file, write_json(config))
@@ -117,7 +116,7 @@ def _let_model_complete(config: ConfigMessage, model: str, inspected: Inspected)
     check_stated(config, model)
 
 
-def _fill(config: ConfigMessage, model: str, inspected: Inspected, options: ResolveOptions) -> tuple[str, ...]:
+def _fill(config: ConfigMessage, model: str, inspected: InspectedFile, options: ResolveOptions) -> tuple[str, ...]:
     """Complete the configuration in place and return the notes about it."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
     notes = list(inspected.notes)

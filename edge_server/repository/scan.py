@@ -11,17 +11,24 @@ import logging
 import os
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_server.core.lifecycle import Member
-from edge_server.core.model import VersionPolicy
+from edge_server.core.model_spec import VersionPolicy
+from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.records import dataclass
-from edge_server.repository.composition import members
-from edge_server.repository.fingerprint import Fence, Trace, children, folder_trace, is_folder, is_ignored, trace
+from edge_server.repository.composition_parts import members
+from edge_server.repository.config_to_spec import version_policy
+from edge_server.repository.file_fingerprint import (
+    Fingerprint,
+    LinkBoundary,
+    children,
+    folder_trace,
+    is_folder,
+    is_ignored,
+    trace,
+)
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
-from edge_server.repository.to_spec import version_policy
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +46,11 @@ class VersionOnDisk:
 
     number: int
     fingerprint: str
-    trace: Trace = field(default=Trace(), compare=False)
+    trace: Fingerprint = field(default=Fingerprint(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOnDisk:
+class ModelDirectory:
     """One model directory.
 
     `config_path` is the configuration in force, None when there is none. `versions` are all that are there, in
@@ -64,7 +71,7 @@ class ModelOnDisk:
     is_policy_unmet: bool = False
     policy: VersionPolicy | None = field(default=None, compare=False)
     members: tuple[Member, ...] = field(default=(), compare=False)
-    trace: Trace = field(default=Trace(), compare=False)
+    trace: Fingerprint = field(default=Fingerprint(), compare=False)
 
     @property
     def has_links(self) -> bool:
@@ -80,13 +87,13 @@ class ModelOnDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RepositorySnapshot:
     """All models of all repositories, by name. `warnings` are sentences about directories passed over.
 
     `absent` are the roots that cannot be read now, and why: of their models the snapshot says nothing.
     """
 
-    models: dict[str, ModelOnDisk] = field(default_factory=dict)
+    models: dict[str, ModelDirectory] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     absent: Mapping[Path, str] = field(default_factory=dict)
     warnings_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -116,7 +123,7 @@ def wished_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int,
     return tuple(versions)
 
 
-def with_config(model: ModelOnDisk, config_json: str) -> ModelOnDisk:
+def with_config(model: ModelDirectory, config_json: str) -> ModelDirectory:
     """Return the model as a configuration given in place of its own would have it served.
 
     Raises BadModelConfig.
@@ -125,7 +132,7 @@ def with_config(model: ModelOnDisk, config_json: str) -> ModelOnDisk:
     return _with_policy(replace(model, problem="", members=stated.members), stated.policy) if model.versions else model
 
 
-def with_versions(model: ModelOnDisk, versions: Iterable[VersionOnDisk]) -> ModelOnDisk:
+def with_versions(model: ModelDirectory, versions: Iterable[VersionOnDisk]) -> ModelDirectory:
     """Return the model as if just these versions were there."""
     ordered = tuple(sorted(versions, key=lambda version: version.number))
     chosen = replace(model, versions=ordered, wished=(), is_policy_unmet=False)
@@ -136,14 +143,14 @@ def with_versions(model: ModelOnDisk, versions: Iterable[VersionOnDisk]) -> Mode
     return _with_policy(replace(chosen, problem=""), model.policy)
 
 
-def _no_versions(model: ModelOnDisk) -> str:
+def _no_versions(model: ModelDirectory) -> str:
     return (
         f"model '{model.name}' has no version directories in '{model.path}': "
         f"files of version 1 are expected in '{model.path / '1'}'"
     )
 
 
-def _with_policy(model: ModelOnDisk, policy: VersionPolicy) -> ModelOnDisk:
+def _with_policy(model: ModelDirectory, policy: VersionPolicy) -> ModelDirectory:
     wished = wished_versions(policy, [version.number for version in model.versions])
     if wished:
         return replace(model, wished=wished)
@@ -164,20 +171,20 @@ class Scanner:
         self._config_names = (f"configs/{config_name}.pbtxt", "config.pbtxt") if config_name else ("config.pbtxt",)
         self._policies: dict[Path, tuple[tuple[int, ...], _Stated | BadModelConfig]] = {}
 
-    def scan(self) -> Snapshot:
+    def scan(self) -> RepositorySnapshot:
         """Return what is there now. Raises ServingFault when a root cannot be read: half a wish would unload models."""
         snapshot = self.look()
         for reason in snapshot.absent.values():
             raise ServingFault(reason)
         return snapshot
 
-    def look(self, before: Snapshot | None = None, unchanged: Container[str] = ()) -> Snapshot:
+    def look(self, before: RepositorySnapshot | None = None, unchanged: Container[str] = ()) -> RepositorySnapshot:
         """Return the models that are there now, and the roots that cannot be read.
 
         Models named in `unchanged` are taken from `before`, an earlier look, if they are there still: listing them
         costs little beside looking into each.
         """
-        models: dict[str, ModelOnDisk] = {}
+        models: dict[str, ModelDirectory] = {}
         warnings: list[str] = []
         warnings_of: dict[str, tuple[str, ...]] = {}
         absent: dict[Path, str] = {}
@@ -204,7 +211,7 @@ class Scanner:
         warnings += itertools.chain.from_iterable(warnings_of.values())
         used = {model.config_path for model in models.values()}
         self._policies = {path: known for path, known in list(self._policies.items()) if path in used}
-        return Snapshot(models, tuple(warnings), absent, warnings_of)
+        return RepositorySnapshot(models, tuple(warnings), absent, warnings_of)
 
     def check_roots(self) -> None:
         """Raise ServingFault when a root cannot be read."""
@@ -227,11 +234,11 @@ class Scanner:
                 found.update(_read_root(root)[1])
         return found
 
-    def find(self, name: str) -> ModelOnDisk | None:
+    def find(self, name: str) -> ModelDirectory | None:
         """Return one model as `scan` would, looking at nothing else; None when no repository holds it."""
         if not is_model_name(name):
             return None
-        found: ModelOnDisk | None = None
+        found: ModelDirectory | None = None
         fence = self._fence()
         for root in self.roots:
             path = root / name
@@ -240,25 +247,25 @@ class Scanner:
                 found = looked if found is None else _duplicate(found, path)
         return found
 
-    def _fence(self) -> Fence:
+    def _fence(self) -> LinkBoundary:
         # Made for each look: a root may be a link, and lead elsewhere by now.
-        return Fence(None if self._allows_external_links else self.roots)
+        return LinkBoundary(None if self._allows_external_links else self.roots)
 
-    def _look(self, path: Path, fence: Fence, warnings: list[str]) -> ModelOnDisk | None:
+    def _look(self, path: Path, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
         """Return one model, None when it is gone. A failure of any kind is this model's problem alone."""
         try:
             return self._look_into(path, fence, warnings)
         except Exception as error:
             log.debug("model '%s' cannot be read", path.name, exc_info=True)
-            return ModelOnDisk(
+            return ModelDirectory(
                 path.name, path, problem=f"model '{path.name}' cannot be read: {type(error).__name__}: {error}"
             )
 
-    def _look_into(self, path: Path, fence: Fence, warnings: list[str]) -> ModelOnDisk | None:
-        model = ModelOnDisk(path.name, path)
+    def _look_into(self, path: Path, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
+        model = ModelDirectory(path.name, path)
         stray = fence.stray(str(path)) if path.is_symlink() else ""
         if stray:
-            return replace(model, problem=_stray_problem(path.name, stray), trace=Trace(stir=stray))
+            return replace(model, problem=_stray_problem(path.name, stray), trace=Fingerprint(stir=stray))
         try:
             # Read before the files are looked at: a configuration that changes in between is too young to have settled.
             stated, model = self._stated(model)
@@ -282,7 +289,7 @@ class Scanner:
         _warn_of_absent(model, policy, warnings)
         return _with_policy(replace(model, policy=policy, members=stated.members), policy)
 
-    def _stated(self, model: ModelOnDisk) -> tuple[_Stated | BadModelConfig, ModelOnDisk]:
+    def _stated(self, model: ModelDirectory) -> tuple[_Stated | BadModelConfig, ModelDirectory]:
         """Return what the model's configuration says of its versions and members, read again only when it changed,
         and the model with the path of that configuration."""
         path = next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None)
@@ -325,7 +332,7 @@ def read_entries(path: Path) -> Entries:
     return Entries(tuple(sorted(versions, key=lambda item: item[0])), tuple(misnamed), tuple(others))
 
 
-def _read_dir(model: ModelOnDisk, fence: Fence, warnings: list[str]) -> ModelOnDisk:
+def _read_dir(model: ModelDirectory, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory:
     entries = read_entries(model.path)
     warnings += [f"'{it.path}' was passed over: a version is a number without leading zeros" for it in entries.misnamed]
     versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, fence))
@@ -333,10 +340,10 @@ def _read_dir(model: ModelOnDisk, fence: Fence, warnings: list[str]) -> ModelOnD
     return replace(model, versions=versions, fingerprint=files.fingerprint, trace=files)
 
 
-def _version(number: int, entry: os.DirEntry[str], fence: Fence) -> list[VersionOnDisk]:
+def _version(number: int, entry: os.DirEntry[str], fence: LinkBoundary) -> list[VersionOnDisk]:
     stray = fence.stray(entry.path) if entry.is_symlink() else ""
     if stray:
-        return [VersionOnDisk(number, "", Trace(stir=stray, stray=stray))]
+        return [VersionOnDisk(number, "", Fingerprint(stir=stray, stray=stray))]
     try:
         found = folder_trace(Path(entry.path), fence)
     except FileNotFoundError:  # deleted since it was listed
@@ -397,12 +404,12 @@ def _printable(name: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
-def _duplicate(first: ModelOnDisk, second: Path) -> ModelOnDisk:
+def _duplicate(first: ModelDirectory, second: Path) -> ModelDirectory:
     problem = f"model '{first.name}' is in more than one repository: '{first.path}' and '{second}'"
-    return ModelOnDisk(first.name, first.path, problem=problem)
+    return ModelDirectory(first.name, first.path, problem=problem)
 
 
-def _warn_of_absent(model: ModelOnDisk, policy: VersionPolicy, warnings: list[str]) -> None:
+def _warn_of_absent(model: ModelDirectory, policy: VersionPolicy, warnings: list[str]) -> None:
     present = {version.number for version in model.versions}
     absent = [version for version in policy.specific if version not in present]
     if absent:

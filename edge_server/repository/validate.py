@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from math import prod
 
 from edge_server.errors import BadModelConfig
-from edge_server.repository.paths import check_relative
 from edge_server.repository.pbtxt import ConfigMessage, dtype_name
+from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.validate_ensemble import check_ensemble, is_ensemble
 from edge_server.repository.validate_ragged import check_ragged
 from edge_server.repository.validate_sequences import check_sequences, check_sequences_complete

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from edge_server.core.ragged import BATCH_INPUT_DTYPES
+from edge_server.core.ragged_batch import BATCH_INPUT_DTYPES
 from edge_server.errors import BadModelConfig
 from edge_server.repository.pbtxt import ConfigMessage, dtype_name
 

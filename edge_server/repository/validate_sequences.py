@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from edge_server.backends.base import Signature
-from edge_server.core.composition import ControlKind
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.base import ModelSignature
+from edge_server.core.composition_spec import ControlKind
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.repository.paths import check_relative
 from edge_server.repository.pbtxt import ConfigMessage, dtype_name
+from edge_server.repository.safe_paths import check_relative
 
 _FLAGS = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _FLAG_TYPES = {"int32_false_true": DType.INT32, "fp32_false_true": DType.FP32, "bool_false_true": DType.BOOL}
@@ -79,7 +79,7 @@ def check_sequences_complete(config: ConfigMessage, model: str) -> None:
             raise _bad(model, f"output '{item.output_name}'", expected, given)
 
 
-def check_sequences_against_file(config: ConfigMessage, model: str, signature: Signature) -> None:
+def check_sequences_against_file(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
     """Raise BadModelConfig where a control or a state is not what the model file has."""
     batching = config.sequence_batching
     inputs = {spec.name: spec for spec in signature.inputs}

@@ -13,16 +13,23 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import EdgeServerError
-from edge_server.records import dataclass
-from edge_server.repository.observe import Folder, Observation
-from edge_server.repository.scan import ModelOnDisk, Snapshot
-from edge_server.repository.settle import NOTHING, Look, PartKey, Root, Settled, changes, settle
-from edge_server.repository.source import RepositorySource
+from edge_server.repository.file_events import FileObservation, WatchedFolder
+from edge_server.repository.repository_source import RepositorySource
+from edge_server.repository.scan import ModelDirectory, RepositorySnapshot
+from edge_server.repository.upload_detection import (
+    NOTHING,
+    FolderState,
+    PartKey,
+    RepositoryRoot,
+    UploadState,
+    changes,
+    settle,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +44,7 @@ _GIT_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollIntervals:
     """How far apart looks are, in seconds.
 
     `settle_s`: how long files must have been the same, on this machine's disks; `remote_settle_s` the same on network
@@ -56,27 +63,27 @@ class Watcher:
     def __init__(
         self,
         source: RepositorySource,
-        wish_for_all: Callable[[Mapping[str, ModelWish]], None],
+        wish_for_all: Callable[[Mapping[str, DesiredModel]], None],
         fallback_s: float,
         *,
-        pace: Pace = Pace(),
-        observation: Observation | None = None,
+        pace: PollIntervals = PollIntervals(),
+        observation: FileObservation | None = None,
     ) -> None:
         self._source = source
         self._scanner = source.scanner
         self._wish_for_all = wish_for_all
         self._fallback_s = fallback_s
         self._pace = pace
-        self._observation = observation or Observation(source.scanner.roots)
+        self._observation = observation or FileObservation(source.scanner.roots)
         self._settled = NOTHING
-        self._snapshot = Snapshot()
+        self._snapshot = RepositorySnapshot()
         self._has_failed = True
         """Whether the last look came to no end: what was heard before it is lost, and the next one must be full."""
         self._looked_at_all_s = -float("inf")
         """When the last full look began, monotonic."""
-        self._places: dict[str, tuple[ModelOnDisk, dict[str, str]]] = {}
+        self._places: dict[str, tuple[ModelDirectory, dict[str, str]]] = {}
         """Of each model, as it was looked at, the real paths that its own do not tell; see `_real_paths`."""
-        self._stated: Mapping[str, ModelWish] = {}
+        self._stated: Mapping[str, DesiredModel] = {}
         self._devices: dict[Path, int] = {}
         self._away: frozenset[Path] = frozenset()
         self._warned: frozenset[str] = frozenset()
@@ -87,7 +94,7 @@ class Watcher:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def first(self) -> dict[str, ModelWish]:
+    def first(self) -> dict[str, DesiredModel]:
         """Return what is to be served at the start. What somebody is at work on just now is left for later.
 
         Takes no longer than files need to settle. Raises ServingFault when a repository cannot be read.
@@ -124,7 +131,7 @@ class Watcher:
                 return
         self._observation.close()
 
-    def look(self, *, is_full: bool = True) -> dict[str, ModelWish]:
+    def look(self, *, is_full: bool = True) -> dict[str, DesiredModel]:
         """Look once; return the wish for everything that counts now. `is_full` False: look into those models alone of
         which there is reason to think that they changed."""
         is_full, self._has_failed = is_full or self._has_failed, True
@@ -140,7 +147,7 @@ class Watcher:
         real_paths = self._real_paths(snapshot)
         self._observation.follow(self._folders(snapshot, real_paths))
         at_s, wall_ns, steady_s = self._clock.read()
-        look = Look(
+        look = FolderState(
             at_s=at_s,
             wall_ns=wall_ns,
             models=snapshot.models,
@@ -179,7 +186,7 @@ class Watcher:
             if name not in changed and not model.has_links and not model.problem
         )
 
-    def _real_paths(self, snapshot: Snapshot) -> dict[str, str]:
+    def _real_paths(self, snapshot: RepositorySnapshot) -> dict[str, str]:
         """Return where models, and versions that are links, really are, for those whose paths do not say so."""
         known, self._places = self._places, {}
         for name, model in snapshot.models.items():
@@ -187,7 +194,7 @@ class Watcher:
             self._places[name] = (model, _real_paths(model)) if place is None or place[0] is not model else place
         return {path: target for _, places in self._places.values() for path, target in places.items()}
 
-    def _written_parts(self, settled: Settled) -> list[tuple[str, PartKey]]:
+    def _written_parts(self, settled: UploadState) -> list[tuple[str, PartKey]]:
         """Return which parts that came to count must not yet: events alone do not tell of all who write.
 
         That of an opening is missed when it comes before the watch on a new directory is set, and late when the
@@ -235,16 +242,16 @@ class Watcher:
 
     # -- roots ------------------------------------------------------------------------------------------------------
 
-    def _root(self, path: Path, *, is_away: bool = False) -> Root:
+    def _root(self, path: Path, *, is_away: bool = False) -> RepositoryRoot:
         is_remote = self._observation.is_remote(path)
-        return Root(
+        return RepositoryRoot(
             settle_s=self._pace.remote_settle_s if is_remote else self._pace.settle_s,
             tells_ages=not is_remote,
             is_away=is_away,
             is_held=not is_away and _is_held_by_git(path),
         )
 
-    def _judge_roots(self, snapshot: Snapshot) -> dict[Path, Root]:
+    def _judge_roots(self, snapshot: RepositorySnapshot) -> dict[Path, RepositoryRoot]:
         """Say of each root how it is judged, and log, once, which went away and came back."""
         reasons = dict(snapshot.absent)
         for root in self._scanner.roots:
@@ -257,7 +264,7 @@ class Watcher:
         self._away = frozenset(reasons)
         return {root: self._root(root, is_away=root in reasons) for root in self._scanner.roots}
 
-    def _is_unmounted(self, root: Path, snapshot: Snapshot) -> bool:
+    def _is_unmounted(self, root: Path, snapshot: RepositorySnapshot) -> bool:
         """Return whether a root is the bare place where a file system with models was mounted."""
         try:
             device = os.stat(root).st_dev
@@ -274,27 +281,27 @@ class Watcher:
     def _follow_roots(self) -> None:
         """Hear of the roots before the first look at them, so that nothing happens between the two unheard."""
         if self._settled is NOTHING:
-            self._observation.follow(self._folders(Snapshot(), {}))
+            self._observation.follow(self._folders(RepositorySnapshot(), {}))
 
-    def _folders(self, snapshot: Snapshot, real_paths: Mapping[str, str]) -> dict[Folder, bool]:
+    def _folders(self, snapshot: RepositorySnapshot, real_paths: Mapping[str, str]) -> dict[WatchedFolder, bool]:
         """Return the folders to hear of, each with: is it to be polled?
 
         They are the roots, what links to models and versions lead to outside of them, and of roots that are links, or
         not there, the folder in which they would change.
         """
-        folders: dict[Folder, bool] = {}
+        folders: dict[WatchedFolder, bool] = {}
         above: dict[str, set[str]] = {}
         for root in self._scanner.roots:
-            folders[Folder(os.path.realpath(root))] = self._observation.is_polled(root)
+            folders[WatchedFolder(os.path.realpath(root))] = self._observation.is_polled(root)
             if root.is_symlink() or not root.exists():
                 above.setdefault(os.path.realpath(root.parent), set()).add(root.name)
         covered = [folder.path for folder in folders]
         for path, target in sorted(real_paths.items()):
             if os.path.isdir(target) and not any(target == top or target.startswith(top + "/") for top in covered):
                 root = next(root for root in self._scanner.roots if Path(path).is_relative_to(root))
-                folders[Folder(target)] = self._observation.is_polled(root)
+                folders[WatchedFolder(target)] = self._observation.is_polled(root)
                 covered.append(target)
-        folders.update({Folder(path, frozenset(names)): False for path, names in above.items()})
+        folders.update({WatchedFolder(path, frozenset(names)): False for path, names in above.items()})
         return folders
 
     def _warn(self, warnings: tuple[str, ...]) -> None:
@@ -304,7 +311,7 @@ class Watcher:
                 log.warning("%s", warning)
         self._warned = frozenset(warnings)
 
-    def _tell_problems(self, models: Mapping[str, ModelOnDisk]) -> None:
+    def _tell_problems(self, models: Mapping[str, ModelDirectory]) -> None:
         """Log what keeps a model as a whole from being served, when it first appears: no load will tell of it."""
         problems = frozenset(model.problem for model in models.values() if model.problem)
         for problem in sorted(problems - self._told):
@@ -329,7 +336,7 @@ class _Clock:
         return at_s, wall_ns, at_s - self._jumped_s
 
 
-def _real_paths(model: ModelOnDisk) -> dict[str, str]:
+def _real_paths(model: ModelDirectory) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in (model.path, *(model.path / str(version.number) for version in model.versions)):
         if path is model.path or path.is_symlink():

@@ -12,15 +12,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edge_server.client import Counters, FrameStream, StreamError
 from edge_server.core.frame import Delivery, Frame, FrameResult, Returns
 from edge_server.errors import ErrorCode, InvalidRequest
-from edge_server.records import dataclass
 from edge_server.ros.connection_log import ConnectionLog
-from edge_server.ros.messages import (
+from edge_server.ros.message_conversion import (
     MessageKind,
     OutgoingMessage,
     annotated_message,
@@ -30,7 +29,11 @@ from edge_server.ros.messages import (
     mask_message,
 )
 
-TRANSPORTS = {"dds": "edge_server.ros.dds", "rclpy": "edge_server.ros.rclpy_transport", "ros1": "edge_server.ros.ros1"}
+TRANSPORTS = {
+    "dds": "edge_server.ros.dds_transport",
+    "rclpy": "edge_server.ros.rclpy_transport",
+    "ros1": "edge_server.ros.ros1_transport",
+}
 """Transport -> its module, which has `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport` and
 raises Unsupported with what to install or to source when its libraries are not there."""
 
@@ -165,7 +168,7 @@ class BridgeParameters:
 
 
 @dataclass(slots=True)
-class Tally:
+class BridgeCounts:
     """What happened since the last report."""
 
     received: int = 0
@@ -185,7 +188,7 @@ class Bridge:
         self._stream = stream
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._tally = Tally()
+        self._tally = BridgeCounts()
         self._sent_at: OrderedDict[int, float] = OrderedDict()
         self._seq = 0
         self._missing = ""
@@ -317,7 +320,7 @@ class Bridge:
     def _report(self, seconds: float) -> None:
         counters = self._stream.counters()
         with self._lock:
-            tally, self._tally = self._tally, Tally()
+            tally, self._tally = self._tally, BridgeCounts()
             before, self._counted = self._counted, counters
         log.info("%s", describe(self.parameters.image_topic, tally, drops_between(before, counters), seconds))
         if tally.last_error:
@@ -336,7 +339,7 @@ def drops_between(before: Counters, now: Counters) -> dict[str, int]:
     return {reason: count for reason, count in drops.items() if count > 0}
 
 
-def describe(topic: str, tally: Tally, drops: Mapping[str, int], seconds: float) -> str:
+def describe(topic: str, tally: BridgeCounts, drops: Mapping[str, int], seconds: float) -> str:
     """Return one line for the log: rates in and out, drops by reason, time from message to result."""
     if not tally.received and not tally.answered:
         return f"{topic}: no images in the last {seconds:.0f} s"

@@ -17,12 +17,12 @@ from typing import Any
 from edge_server.core.frame import FrameHeader
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.ros.bridge import Qos
-from edge_server.ros.messages import (
-    Box,
+from edge_server.ros.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
+    DetectionMessage,
     DetectionsMessage,
-    Hypothesis,
+    HypothesisMessage,
     ImageMessage,
     MessageKind,
     OutgoingMessage,
@@ -161,7 +161,7 @@ def to_ros2(message: OutgoingMessage) -> Any:
     return made
 
 
-def _detection(box: Box, header: FrameHeader) -> Any:
+def _detection(box: DetectionMessage, header: FrameHeader) -> Any:
     made = message_class("vision_msgs/msg/Detection2D")()
     _copy_header(header, made.header)
     made.bbox.center.position.x, made.bbox.center.position.y = float(box.center_x), float(box.center_y)
@@ -172,7 +172,7 @@ def _detection(box: Box, header: FrameHeader) -> Any:
     return made
 
 
-def _fill(made: Any, one: Hypothesis) -> Any:
+def _fill(made: Any, one: HypothesisMessage) -> Any:
     made.class_id, made.score = one.class_id, float(one.score)
     return made
 

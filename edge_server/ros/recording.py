@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from edge_server.core.frame import Frame
 from edge_server.errors import InvalidRequest, NotFound
-from edge_server.records import dataclass
-from edge_server.ros.messages import MessageKind, OutgoingMessage, frame_of, kind_of
-from edge_server.ros.types import MessageTypes, import_library
+from edge_server.ros.message_conversion import MessageKind, OutgoingMessage, frame_of, kind_of
+from edge_server.ros.ros2_types import MessageTypes, import_library
 
 _IMAGES = (MessageKind.IMAGE, MessageKind.COMPRESSED_IMAGE)
 _ROSBAG2_VERSION = 9
@@ -27,7 +27,7 @@ class RecordedFrame:
     frame: Frame
 
 
-class Recording:
+class TopicRecording:
     """A recording opened for reading, to be used in a `with`.
 
     `path`: a .mcap, .db3 or .bag file, or a rosbag2 folder. Raises NotFound when there is none, InvalidRequest when it
@@ -43,7 +43,7 @@ class Recording:
         with self._told():
             self._reader: Any = reading.AnyReader([path], default_typestore=types.store)
 
-    def __enter__(self) -> Recording:
+    def __enter__(self) -> TopicRecording:
         with self._told():
             self._reader.open()
         return self

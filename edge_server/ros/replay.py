@@ -10,13 +10,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from edge_server.client import FrameStream, StreamError
 from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameResult, Returns
 from edge_server.errors import InvalidRequest
-from edge_server.records import dataclass
-from edge_server.ros.messages import (
+from edge_server.ros.message_conversion import (
     OutgoingMessage,
     annotated_message,
     classification_message,
@@ -75,7 +74,7 @@ class ReplaySummary:
     seconds: float = 0.0
 
 
-class Replay:
+class TopicReplay:
     """One run over the frames of one topic. `progress` hears how many frames are settled, from the thread of `run`.
 
     `tell` hears once each time the server is lost that it is tried again, and why; on that thread as well.

@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge_server.config import ConfigError, LogConfig
 from edge_server.config.slices import LOG_FORMATS, LogFormat
 from edge_server.errors import InvalidRequest, Refusal, Unsupported
-from edge_server.records import dataclass
 
 SERVER_LOGGER = "edge_server"
 MAX_VERBOSE_LEVEL = 2**31 - 1

@@ -1,6 +1,7 @@
 """Telling a service manager how it goes: readiness, status, watchdog, by datagrams as sd_notify(3) describes them.
 
-None of systemd's libraries is needed; without $NOTIFY_SOCKET every call does nothing. `Feeder` says when the watchdog
+None of systemd's libraries is needed; without $NOTIFY_SOCKET every call does nothing. `WatchdogFeeder` says when the
+watchdog
 is fed: never by a thread that lives on by itself, only after asking everything that has to live.
 """
 
@@ -104,7 +105,7 @@ class ServiceManager:
             self._has_failed = True
 
 
-class Feeder:
+class WatchdogFeeder:
     """Decides, at each beat of the event loop, whether the watchdog is fed. Used by the loop's thread alone.
 
     A beat that finds something not well feeds nothing, and the next one asks again: what passes quickly costs no more

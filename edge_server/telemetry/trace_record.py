@@ -9,12 +9,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.trace import OPENTELEMETRY, TENSORS, TIMESTAMPS, CarriedTrace
-from edge_server.records import dataclass
-from edge_server.telemetry.trace import Sampler
+from edge_server.core.trace_settings import OPENTELEMETRY, TENSORS, TIMESTAMPS, CarriedTrace
 from edge_server.telemetry.trace_context import RemoteParent, traceparent
+from edge_server.telemetry.trace_sampling import TraceSampler
 
 REQUEST_START = "REQUEST_START"
 QUEUE_START = "QUEUE_START"
@@ -143,7 +143,7 @@ class TracedRequest:
     def __init__(
         self,
         model: str,
-        sampler: Sampler,
+        sampler: TraceSampler,
         ids: Iterator[int],
         deliver: Callable[[TracedRequest], None],
         parent: RemoteParent | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.vision.header import ImageHeader, read_header
+from edge_server.vision.image_header import ImageHeader, read_header
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from edge_server.core.frame import ClassScore, Detection, Keypoint, Mask
 from edge_server.errors import InvalidRequest, ServingFault
-from edge_server.records import dataclass
 from edge_server.vision.decode import opencv
 from edge_server.vision.perception import Perception
 

@@ -6,23 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.core.frame import ClassScore, Detection, Mask, Returns
-from edge_server.core.model import ModelSpec
+from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.records import dataclass
-from edge_server.vision.declaration import MAX_TOP_K
-from edge_server.vision.fit import Fit
-from edge_server.vision.heads.candidates import NetworkSize
+from edge_server.vision.heads.box_candidates import NetworkSize
 from edge_server.vision.heads.classes import ClassPlan, class_plan, implied_class_plan
-from edge_server.vision.heads.declaration import read_declaration
 from edge_server.vision.heads.detections import DetectionPlan, detection_plan
 from edge_server.vision.heads.masks import MaskPlan, mask_plan
-from edge_server.vision.plan import image_plan
+from edge_server.vision.heads.output_parameters import read_declaration
+from edge_server.vision.image_parameters import MAX_TOP_K
+from edge_server.vision.image_plan import image_plan
+from edge_server.vision.resize import FittedPicture
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -103,7 +102,7 @@ class PerceptionPlan:
         self,
         outputs: Mapping[str, npt.NDArray[Any]],
         row: int | None,
-        fit: Fit,
+        fit: FittedPicture,
         returns: Returns,
         *,
         model: str,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.records import dataclass
 from edge_server.vision.decode import opencv
-from edge_server.vision.fit import Color
+from edge_server.vision.resize import Color
 
 if TYPE_CHECKING:
     import numpy.typing as npt

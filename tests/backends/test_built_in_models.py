@@ -12,8 +12,8 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, RequestSession, Session
-from edge_server.core.message import Request
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, BadModelConfig, EdgeServerError, InvalidRequest, LoadError, SessionLost
 

@@ -17,8 +17,8 @@ from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
 from edge_server.backends.c_interface import ABI_VERSION
 from edge_server.core.batch import BatchPlan
-from edge_server.core.message import Request
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, LoadError
 

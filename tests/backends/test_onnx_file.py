@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from edge_server.backends import onnx_file
+from edge_server.backends import onnx_file_info
 
 
 def varint(value: int) -> bytes:
@@ -28,7 +28,7 @@ def weight(kind: int, dims: bytes) -> bytes:
 def test_weights_count_by_their_elements(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(weight(10, varint(3) + varint(4)) + weight(1, varint(11)) + weight(1, varint(5) + varint(0)))
-    assert onnx_file.arithmetic(path) == "f16"
+    assert onnx_file_info.arithmetic(path) == "f16"
 
 
 def test_a_file_with_a_hundred_thousand_dims_is_read_in_no_time(tmp_path: Path) -> None:
@@ -36,5 +36,5 @@ def test_a_file_with_a_hundred_thousand_dims_is_read_in_no_time(tmp_path: Path) 
     path = tmp_path / "model.onnx"
     path.write_bytes(weight(1, varint(2**63 - 1) * 100_000))
     before_s = time.thread_time()
-    assert onnx_file.arithmetic(path) == "f32"
+    assert onnx_file_info.arithmetic(path) == "f32"
     assert time.thread_time() - before_s < 30

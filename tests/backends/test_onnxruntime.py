@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend
-from edge_server.core.model import Accelerator, Optimization
+from edge_server.core.model_spec import Accelerator, Optimization
 from edge_server.errors import LoadError
 
 pytest.importorskip("onnxruntime")

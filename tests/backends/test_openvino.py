@@ -15,7 +15,7 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
@@ -261,7 +261,7 @@ import os, sys, pathlib
 import numpy as np
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.core.model import ModelSpec
+from edge_server.core.model_spec import ModelSpec
 model_dir = pathlib.Path(sys.argv[1])
 file = ModelFile(model_dir / "1" / "model.xml", model_dir, 1)
 spec = ModelSpec("made", "openvino", "", 0, (), (), ())

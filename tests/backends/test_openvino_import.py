@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 
 SERVE = """
 import sys
-from edge_server.composition import build
+from edge_server.process.composition import build
 from edge_server.config.load import parse_serve
 from edge_server.telemetry.log import LogSettings
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python.arena import Arena, ArenaReader
-from edge_server.backends.python.child import start_process
+from edge_server.backends.python.child_process import start_process
+from edge_server.backends.python.shared_arena import Arena, ArenaReader
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError, Refusal, SessionLost
 
@@ -366,7 +366,7 @@ def test_an_initialize_that_hangs_fails_the_load_and_its_process_is_killed(
         started.append(start_process(*arguments))
         return started[-1]
 
-    monkeypatch.setattr("edge_server.backends.python.child.start_process", start)
+    monkeypatch.setattr("edge_server.backends.python.child_process.start_process", start)
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }\n'
     python_house.write("m", HANGING, ISOLATED + limit)
     with pytest.raises(LoadError, match=r"model 'm'.*come through initialize within 1 s.*initialize_timeout_s"):

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python import loop
+from edge_server.backends.python import coroutine_loop
 from edge_server.backends.python.session import HealthCheck
-from edge_server.core.message import SequenceStep
+from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ErrorCode, LoadError, NotFound
 
@@ -582,7 +582,7 @@ def test_a_coroutine_for_which_there_is_no_thread_fails_its_batch_and_the_next_o
             raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "threading", SimpleNamespace(Thread=Refused))
+        patched.setattr(coroutine_loop, "threading", SimpleNamespace(Thread=Refused))
         assert "can't start new thread" in python_house.error("m")
     assert python_house.value("m", [2.0]) == [4.0]
 

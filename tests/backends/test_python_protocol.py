@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.python import isolated, process
-from edge_server.backends.python.arena import Arena
-from edge_server.backends.python.channel import Channel, Garbled
-from edge_server.backends.python.handed import HandedOver
-from edge_server.backends.python.process import ModelProcess
-from edge_server.core.device import DeviceArray, DeviceTensor
-from edge_server.core.message import Request
+from edge_server.backends.python import isolated_session, model_process
+from edge_server.backends.python.model_process import ModelProcess
+from edge_server.backends.python.process_channel import Channel, MalformedMessage
+from edge_server.backends.python.requests_in_process import RequestsInProcess
+from edge_server.backends.python.shared_arena import Arena
+from edge_server.core.device_tensor import DeviceArray, DeviceTensor
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError, ServingFault, SessionLost
 
@@ -143,7 +143,7 @@ def test_a_process_that_sends_nonsense_costs_its_batch_and_is_replaced(python_ho
 def test_nonsense_where_a_message_should_begin_is_told_from_a_message(pair: tuple[Channel, Channel]) -> None:
     one, other = pair
     one._line.sendall(b"nonsense" * 4)
-    with pytest.raises(Garbled, match="nons"):
+    with pytest.raises(MalformedMessage, match="nons"):
         other.receive()
 
 
@@ -168,8 +168,10 @@ class LostPiece:
 def test_an_input_that_cannot_be_read_fails_its_request_and_leaves_nothing_in_hand(
     python_house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[HandedOver] = []
-    monkeypatch.setattr(process, "HandedOver", lambda arena: made.append(HandedOver(arena)) or made[-1])
+    made: list[RequestsInProcess] = []
+    monkeypatch.setattr(
+        model_process, "RequestsInProcess", lambda arena: made.append(RequestsInProcess(arena)) or made[-1]
+    )
     python_house.add("m", PLAIN, ISOLATED)
     lost = DeviceTensor("IN", DType.FP32, DeviceArray(DType.FP32.numpy, (1,), (LostPiece(),)))  # type: ignore[arg-type]
     assert "launch failure" in python_house.error("m", inputs={"IN": lost})
@@ -245,7 +247,7 @@ def model_job(tmp_path: Path, job: Callable[..., OpenJob], python_house: Any) ->
 def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "END_S", 0.2)
+    monkeypatch.setattr(model_process, "END_S", 0.2)
     one = ModelProcess(model_job, lambda lost, why: None)
     one.open()
     os.kill(one.pid, signal.SIGSTOP)
@@ -268,17 +270,17 @@ def test_a_process_without_threads_to_serve_it_is_ended_and_the_load_fails(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    child = process.Child
+    child = model_process.Child
 
     class Noted(child):  # type: ignore[misc, valid-type]
         def __init__(self, file: ModelFile) -> None:
             super().__init__(file)
             started.append(self.pid)
 
-    monkeypatch.setattr(process, "Child", Noted)
+    monkeypatch.setattr(model_process, "ModelChildProcess", Noted)
     for granted in (0, 1):
         with monkeypatch.context() as patched:
-            patched.setattr(process, "threading", refusing(granted, process))
+            patched.setattr(model_process, "threading", refusing(granted, model_process))
             with pytest.raises(LoadError, match="can't start new thread"):
                 ModelProcess(model_job, lambda lost, why: None)
     assert len(started) == 2
@@ -299,7 +301,7 @@ def test_a_crash_while_there_is_no_thread_to_heal_it_is_answered_and_healed_late
         ISOLATED,
     )
     with monkeypatch.context() as patched:
-        patched.setattr(isolated, "threading", refusing(0, isolated))
+        patched.setattr(isolated_session, "threading", refusing(0, isolated_session))
         (response,) = python_house.ask("m", [-1.0])
         assert isinstance(response.error, SessionLost)
         assert "started again" in python_house.error("m", [2.0])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.backends.python.source import ModelSource
+from edge_server.backends.python.module_loader import ModelModules
 
 ISOLATED = """
 input { name: "IN" data_type: TYPE_FP32 dims: [-1] }
@@ -49,7 +49,7 @@ def test_a_model_is_unloaded_while_other_threads_import(tmp_path: Path, quick_sw
         thread.start()
     try:
         for _ in range(200):
-            source = ModelSource(path, tmp_path)
+            source = ModelModules(path, tmp_path)
             source.load()
             source.unload()
             assert source.package not in sys.modules
@@ -103,16 +103,16 @@ def test_plain_names_are_gone_with_the_model_and_never_there_in_a_shared_process
     (tmp_path / "1" / "audit_helper.py").touch()
     path = tmp_path / "1" / "model.py"
     path.write_text("import importlib\nhelper = importlib.import_module('audit_helper')\n")
-    first = ModelSource(path, tmp_path, is_alone=True)
+    first = ModelModules(path, tmp_path, is_alone=True)
     first.load()
     first.unload()
     # What finds the packages of all models stays from the first of them on.
     before = list(sys.meta_path)
-    source = ModelSource(path, tmp_path, is_alone=True)
+    source = ModelModules(path, tmp_path, is_alone=True)
     assert source.load().helper is sys.modules["audit_helper"]
     source.unload()
     assert "audit_helper" not in sys.modules
-    shared = ModelSource(path, tmp_path)
+    shared = ModelModules(path, tmp_path)
     assert shared.load().helper.__name__ == f"{shared.package}.audit_helper"
     with pytest.raises(ModuleNotFoundError, match="audit_helper"):
         importlib.import_module("audit_helper")
@@ -196,7 +196,7 @@ def test_models_import_by_name_at_the_same_time(tmp_path: Path, quick_switches: 
         (folder / "model.py").write_text(
             "import importlib\ndef find():\n    return importlib.import_module('audit_helper').NUMBER\n"
         )
-        sources.append(ModelSource(folder / "model.py", folder.parent))
+        sources.append(ModelModules(folder / "model.py", folder.parent))
     models = [source.load() for source in sources]
     found: dict[int, int] = {}
     threads = [
@@ -217,7 +217,7 @@ def test_models_import_by_name_at_the_same_time(tmp_path: Path, quick_switches: 
 class Unloading(MetaPathFinder):
     """Unloads a model in the middle of somebody's import, just before files are looked for."""
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelModules) -> None:
         self._source = source
         self.asked: list[str] = []
 
@@ -234,7 +234,7 @@ def test_an_import_misses_nothing_when_the_last_model_is_unloaded_meanwhile(
     path.write_text("TritonPythonModel = object\n")
     (tmp_path / "_edge_test_bystander.py").write_text("WORD = 'found'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    source = ModelSource(path, tmp_path)
+    source = ModelModules(path, tmp_path)
     source.load()
     finder = Unloading(source)
     sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)

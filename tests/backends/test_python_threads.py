@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python.threads import needs_own_thread
-from edge_server.core.message import Request, Response
-from edge_server.core.model import ModelSpec
+from edge_server.backends.python.thread_safety import needs_own_thread
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, Cancelled, LoadError
 

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, Session
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 

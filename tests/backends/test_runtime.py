@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.backends import load_backend, onnx_file
+from edge_server.backends import load_backend, onnx_file_info
 from edge_server.backends.base import ModelFile
-from edge_server.backends.runtime import SharedModels, load_error
+from edge_server.backends.runtime_library import SharedModels, load_error
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory
 
 ASK = """
@@ -129,7 +129,7 @@ def test_what_is_no_onnx_file_raises_or_tells_nothing(content: bytes, tmp_path: 
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     try:
-        found = onnx_file.arithmetic(path)
+        found = onnx_file_info.arithmetic(path)
     except ValueError:
         return
     assert found is None

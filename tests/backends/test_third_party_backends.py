@@ -63,7 +63,7 @@ def test_a_backend_that_does_not_load_is_told_with_its_package(name: str, said: 
 
 @pytest.mark.usefixtures("_installed")
 def test_a_name_that_ships_cannot_be_taken() -> None:
-    assert type(load_backend("stub")).__module__ == "edge_server.backends.stub"
+    assert type(load_backend("stub")).__module__ == "edge_server.backends.builtin_models"
 
 
 @pytest.mark.usefixtures("_installed")

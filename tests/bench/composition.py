@@ -37,10 +37,10 @@ import onnxruntime
 import tritonclient.grpc as triton_grpc
 from PIL import Image, ImageDraw, ImageFont
 
-from edge_server.composition import build, first_wish
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
-from edge_server.core.message import Request, Response
+from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.process.composition import build, first_wish
 from edge_server.telemetry.log import LogSettings
 
 ROOT = Path(__file__).parents[2]

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.composition import build, first_wish
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
-from edge_server.core.message import Request, RequestMemo, Response
+from edge_server.core.request_response import Request, RequestMemo, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.process.composition import build, first_wish
 from edge_server.service import READING_THREAD_HOLD_US
 from edge_server.telemetry.log import LogSettings
 

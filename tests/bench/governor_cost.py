@@ -32,11 +32,11 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from edge_server.composition import Core, build, first_wish
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
-from edge_server.core.message import Request, Response
+from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.governor.policy import Decision
+from edge_server.governor.control_policy import PolicyDecision
+from edge_server.process.composition import ServerParts, build, first_wish
 from edge_server.telemetry.log import LogSettings
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -85,7 +85,7 @@ def hold_back(box: Any, address: str) -> None:
 # -- the same request through three doors
 
 
-def in_process(core: Core) -> Call:
+def in_process(core: ServerParts) -> Call:
     """Return one request to the serving core, run on this thread as the gRPC front end's are."""
     tensor = Tensor("INPUT0", DType.INT32, np.array([[7]], np.int32))
 
@@ -126,7 +126,7 @@ def over_grpc(address: str) -> Call:
 
 
 @contextlib.contextmanager
-def core(repository: Path, way: str) -> Iterator[Core]:
+def core(repository: Path, way: str) -> Iterator[ServerParts]:
     """Yield a serving core in this process. Nobody looks at the box: here it is the gate alone that costs."""
     config = ServerConfig(
         repository=RepositoryConfig(paths=(str(repository),), control_mode="explicit", load_models=("*",)),
@@ -137,7 +137,7 @@ def core(repository: Path, way: str) -> Iterator[Core]:
     made.manager.wait_settled(timeout_s=60)
     if way == HELD:
         assert made.governor is not None
-        made.governor.gate.apply(Decision(share=0.98), capacity=1.0)
+        made.governor.gate.apply(PolicyDecision(share=0.98), capacity=1.0)
     try:
         yield made
     finally:

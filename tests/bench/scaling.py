@@ -31,7 +31,7 @@ import numpy as np
 import short
 from harness import Load
 
-from edge_server.perf.chart import COLORS, Curve, Panel, draw_panels
+from edge_server.tuning.load.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
 
 MODELS = (1, 10, 50, 100, 200)
 CONNECTIONS = (1, 10, 50, 200, 500)
@@ -230,22 +230,24 @@ def under_overload(folder: Path, rounds: int) -> list[Overload]:
 # -- telling
 
 
-def panels(growth: dict[str, list[Step]], overload: Sequence[Overload]) -> list[Panel]:
+def panels(growth: dict[str, list[Step]], overload: Sequence[Overload]) -> list[CurvePanel]:
     made = []
     for title, steps in growth.items():
         curves = [
-            Curve(wire, [(step.size, step.loads[wire].cpu_us) for step in steps], color)
+            ChartCurve(wire, [(step.size, step.loads[wire].cpu_us) for step in steps], color)
             for wire, color in zip(("gRPC", "HTTP"), COLORS, strict=False)
         ]
-        made.append(Panel(f"CPU time of a request, microseconds, as {title} grow", curves, title))
-        memory = [Curve("Rss, MB", [(step.size, step.memory_mb) for step in steps], COLORS[2])]
-        made.append(Panel(f"memory as {title} grow", memory, title))
+        made.append(CurvePanel(f"CPU time of a request, microseconds, as {title} grow", curves, title))
+        memory = [ChartCurve("Rss, MB", [(step.size, step.memory_mb) for step in steps], COLORS[2])]
+        made.append(CurvePanel(f"memory as {title} grow", memory, title))
     for title, field in (("p99 latency of what was answered, ms", "p99_ms"), ("share refused", "refused")):
         curves = [
-            Curve(queue, [(one.offered, getattr(one, field)) for one in overload if one.queue == queue], color)
+            ChartCurve(queue, [(one.offered, getattr(one, field)) for one in overload if one.queue == queue], color)
             for queue, color in zip(("queue of 8", "endless queue"), COLORS, strict=False)
         ]
-        made.append(Panel(f"under overload: {title}", curves, f"offered, times what a model of {RUN_MS} ms can do"))
+        made.append(
+            CurvePanel(f"under overload: {title}", curves, f"offered, times what a model of {RUN_MS} ms can do")
+        )
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.cli import main
 from edge_server.cli.progress import Progress
-from edge_server.governor.simulate import SCENARIOS, Strategy
+from edge_server.governor.simulation.simulator import SCENARIOS, Strategy
 
 TRACE = Path(__file__).parent.parent / "governor" / "recorded" / "synthetic_hot_noon.csv"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.tensorrt.profiles import KEYS
+from edge_server.backends.tensorrt.optimization_profiles import KEYS
 from edge_server.cli.progress import Progress, estimate, progress_line
-from edge_server.core.engine import Range
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import AlreadyExists, BadModelConfig, InvalidRequest, ServingFault
-from edge_server.optimize import report, variant
-from edge_server.optimize.accelerators import of_openvino
-from edge_server.optimize.candidate import Candidate, config_of
-from edge_server.optimize.candidates import candidates_for
-from edge_server.optimize.child import CandidateFailed
-from edge_server.optimize.choice import Objective, Terms, choose, percentile, rejection
-from edge_server.optimize.compare import Difference, compare
-from edge_server.optimize.contest import Outcome, Trial
-from edge_server.optimize.exchange import load, save
-from edge_server.optimize.samples import batch_of, from_file, made_up
 from edge_server.repository.pbtxt import parse_text, read_file
+from edge_server.tuning.trial import report, write_configuration
+from edge_server.tuning.trial.accelerators import of_openvino
+from edge_server.tuning.trial.best_candidate import Objective, SelectionRule, choose, percentile, rejection
+from edge_server.tuning.trial.candidate import RuntimeCandidate, config_of
+from edge_server.tuning.trial.candidate_list import candidates_for
+from edge_server.tuning.trial.child_process import CandidateFailed
+from edge_server.tuning.trial.comparison import CandidateTrial, ComparisonResult
+from edge_server.tuning.trial.output_difference import OutputDifference, compare
+from edge_server.tuning.trial.samples import batch_of, from_file, made_up
+from edge_server.tuning.trial.tensor_files import load, save
 
 NO_GPU = "there is no GPU"
 OF_INTEL = {"CPU": ("FP32", "BF16", "INT8"), "GPU": ("FP32", "BIN", "FP16", "INT8"), "NPU": ("FP16", "INT8")}
@@ -38,15 +38,22 @@ def survey(**reported: Any) -> Any:
     return lambda name: reported.get(name, {"CPU": ("FP32",)} if name == "openvino" else {})
 
 
-def trial(name: str, ms: float, memory: int, apart: float = 0.0, top1: float | None = None, rows: int = 1) -> Trial:
+def trial(
+    name: str, ms: float, memory: int, apart: float = 0.0, top1: float | None = None, rows: int = 1
+) -> CandidateTrial:
     times = {1: [ms] * 10, **({rows: [ms * 2] * 10} if rows > 1 else {})}
-    return Trial(
-        Candidate(name, "f32"), {}, {"precision": "f32", "load_ms": 1.0}, Difference(apart, apart, top1), times, memory
+    return CandidateTrial(
+        RuntimeCandidate(name, "f32"),
+        {},
+        {"precision": "f32", "load_ms": 1.0},
+        OutputDifference(apart, apart, top1),
+        times,
+        memory,
     )
 
 
-def outcome(*trials: Trial, batch: int = 1) -> Outcome:
-    return Outcome(trials, trials[0], {"count": 1, "words": "made up", "open": []}, batch)
+def outcome(*trials: CandidateTrial, batch: int = 1) -> ComparisonResult:
+    return ComparisonResult(trials, trials[0], {"count": 1, "words": "made up", "open": []}, batch)
 
 
 @pytest.mark.parametrize(
@@ -57,22 +64,22 @@ def test_the_objective_decides_among_those_within_tolerance(objective: Objective
         trial("plain", 10, 300), trial("quick", 4, 400), trial("small", 12, 100), trial("wide", 5, 500, rows=8),
         trial("far", 1, 1, apart=0.5), batch=8,
     )  # fmt: skip
-    chosen = choose(all_of_them, Terms(objective, 0.01))
+    chosen = choose(all_of_them, SelectionRule(objective, 0.01))
     assert chosen is not None
     assert chosen.candidate.runtime == best
 
 
 def test_of_figures_that_are_equal_within_the_noise_the_first_candidate_is_taken() -> None:
-    chosen = choose(outcome(trial("first", 10.2, 1), trial("second", 10.0, 1)), Terms(Objective.LATENCY, 0.01))
+    chosen = choose(outcome(trial("first", 10.2, 1), trial("second", 10.0, 1)), SelectionRule(Objective.LATENCY, 0.01))
     assert chosen is not None
     assert chosen.candidate.runtime == "first"
-    chosen = choose(outcome(trial("first", 10.5, 1), trial("second", 10.0, 1)), Terms(Objective.LATENCY, 0.01))
+    chosen = choose(outcome(trial("first", 10.5, 1), trial("second", 10.0, 1)), SelectionRule(Objective.LATENCY, 0.01))
     assert chosen is not None
     assert chosen.candidate.runtime == "second"
 
 
 def test_best_classes_that_disagree_too_often_and_answers_that_are_not_finite_are_rejected() -> None:
-    terms = Terms(Objective.LATENCY, 0.1, 0.9)
+    terms = SelectionRule(Objective.LATENCY, 0.1, 0.9)
     assert rejection(trial("a", 1, 1, 0.05, 0.85), terms) == "too few best classes agree"
     assert rejection(trial("a", 1, 1, 0.05, 0.9), terms) == ""
     assert rejection(trial("a", 1, 1, float("inf"), 1.0), terms) == "beyond tolerance"
@@ -81,11 +88,11 @@ def test_best_classes_that_disagree_too_often_and_answers_that_are_not_finite_ar
 
 
 def test_the_rows_of_a_table_have_as_many_cells_as_its_head_also_for_what_failed() -> None:
-    out = Trial(Candidate("gone", "f32"), {}, reason="its process was ended by SIGSEGV")
+    out = CandidateTrial(RuntimeCandidate("gone", "f32"), {}, reason="its process was ended by SIGSEGV")
     whole = outcome(trial("plain", 10, 300, rows=8), out, batch=8)
-    for row in report.rows(whole, None, Terms(Objective.LATENCY, 0.01)):
+    for row in report.rows(whole, None, SelectionRule(Objective.LATENCY, 0.01)):
         assert len(row) == len(report.heads(whole))
-    found = report.as_json(whole, None, Terms(Objective.LATENCY, 0.01))
+    found = report.as_json(whole, None, SelectionRule(Objective.LATENCY, 0.01))
     assert found["chosen"] is None
 
 
@@ -102,7 +109,7 @@ def test_differences_are_the_largest_of_any_output_and_relative_to_its_magnitude
     assert apart.absolute == 1.0
     assert apart.relative == 0.25  # a quarter of the whole numbers; of `a` it is an eighth
     assert apart.top1 == 1.0
-    assert compare(one, one) == Difference(0.0, 0.0, 1.0)
+    assert compare(one, one) == OutputDifference(0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +240,7 @@ def test_the_stated_runtime_comes_first_and_is_what_others_are_compared_with(ver
 
 def onnx_in(version_dir: Path, monkeypatch: pytest.MonkeyPatch, arithmetic: str) -> None:
     (version_dir / "model.onnx").write_bytes(b"")
-    monkeypatch.setattr("edge_server.backends.onnx_file.arithmetic", lambda path: arithmetic)
+    monkeypatch.setattr("edge_server.backends.onnx_file_info.arithmetic", lambda path: arithmetic)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +327,9 @@ def test_accelerators_are_configured_as_triton_does_and_keep_what_was_said_of_th
         "net",
     )
     mode = (("precision_mode", "FP16"),)
-    config = config_of(base, Candidate("onnxruntime", "f16", "GPU", accelerator="tensorrt", options=mode), "m.onnx")
+    config = config_of(
+        base, RuntimeCandidate("onnxruntime", "f16", "GPU", accelerator="tensorrt", options=mode), "m.onnx"
+    )
     (one,) = config.optimization.execution_accelerators.gpu_execution_accelerator
     assert (one.name, dict(one.parameters)) == (
         "tensorrt",
@@ -329,12 +338,14 @@ def test_accelerators_are_configured_as_triton_does_and_keep_what_was_said_of_th
     assert (config.parameters["precision"].string_value, config.optimization.graph.level) == ("auto", 1)
     assert "KIND_GPU" in str(config)
     (one,) = config_of(
-        base, Candidate("onnxruntime", "f32", "GPU", accelerator="cuda"), "m.onnx"
+        base, RuntimeCandidate("onnxruntime", "f32", "GPU", accelerator="cuda"), "m.onnx"
     ).optimization.execution_accelerators.gpu_execution_accelerator
     assert (one.name, dict(one.parameters)) == ("cuda", {})
-    plain = config_of(base, Candidate("onnxruntime", "f32"), "m.onnx")
+    plain = config_of(base, RuntimeCandidate("onnxruntime", "f32"), "m.onnx")
     assert not plain.optimization.execution_accelerators.cpu_execution_accelerator
-    assert "optimization" not in str(config_of(parse_text(b"", "net"), Candidate("onnxruntime", "f32"), "m.onnx"))
+    assert "optimization" not in str(
+        config_of(parse_text(b"", "net"), RuntimeCandidate("onnxruntime", "f32"), "m.onnx")
+    )
 
 
 def test_openvinos_gpu_is_named_by_its_parameter_and_not_counted_with_those_of_cuda() -> None:
@@ -366,33 +377,35 @@ def test_a_configuration_is_moved_between_cpu_and_gpu_and_keeps_what_it_says_bes
     base = parse_text(
         b'platform: "onnxruntime_onnx" max_batch_size: 4 instance_group { count: 2 kind: KIND_GPU gpus: 0 }', "net"
     )
-    on_cpu = config_of(base, Candidate("openvino", "bf16"), "model.onnx")
+    on_cpu = config_of(base, RuntimeCandidate("openvino", "bf16"), "model.onnx")
     assert (on_cpu.backend, on_cpu.platform, on_cpu.max_batch_size) == ("openvino", "", 4)
     assert on_cpu.parameters["precision"].string_value == "bf16"
     assert (on_cpu.instance_group[0].count, list(on_cpu.instance_group[0].gpus)) == (2, [])
     assert "KIND_CPU" in str(on_cpu)
     shapes = ("x:1x3", "x:2x3", "x:4x3")
-    engine = config_of(parse_text(b"", "net"), Candidate("tensorrt", "fp16", "GPU"), "model.onnx", shapes)
+    engine = config_of(parse_text(b"", "net"), RuntimeCandidate("tensorrt", "fp16", "GPU"), "model.onnx", shapes)
     assert [engine.parameters[key].string_value for key in KEYS] == list(shapes)
-    assert len(config_of(base, Candidate("openvino", "f32"), "model.onnx", shapes).parameters) == 1
-    on_gpu = config_of(parse_text(b"", "net"), Candidate("onnxruntime", "f32", "GPU"), "model.onnx")
+    assert len(config_of(base, RuntimeCandidate("openvino", "f32"), "model.onnx", shapes).parameters) == 1
+    on_gpu = config_of(parse_text(b"", "net"), RuntimeCandidate("onnxruntime", "f32", "GPU"), "model.onnx")
     assert "KIND_GPU" in str(on_gpu)
 
 
 def test_a_variant_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_text('backend: "openvino" parameters { key: "a" value { string_value: "é\\n#" } }'.encode(), "net")
-    path = variant.place_for(tmp_path, "fast", may_overwrite=False)
-    variant.write(path, config, "net", ["one\nbackend: 'x'", "two"])
+    path = write_configuration.place_for(tmp_path, "fast", may_overwrite=False)
+    write_configuration.write(path, config, "net", ["one\nbackend: 'x'", "two"])
     assert read_file(path, "net") == config
     with pytest.raises(AlreadyExists, match="--overwrite"):
-        variant.place_for(tmp_path, "fast", may_overwrite=False)
+        write_configuration.place_for(tmp_path, "fast", may_overwrite=False)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        variant.write(variant.place_for(tmp_path, "fast", may_overwrite=True), parse_text(b"", "net"), "net", [])
+        write_configuration.write(
+            write_configuration.place_for(tmp_path, "fast", may_overwrite=True), parse_text(b"", "net"), "net", []
+        )
     assert [one.name for one in path.parent.iterdir()] == ["fast.pbtxt"]
     assert read_file(path, "net") == config
 
@@ -400,13 +413,13 @@ def test_a_variant_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
 def test_a_disk_that_takes_nothing_is_told_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "configs").write_text("no folder")
     with pytest.raises(ServingFault, match=r"fast\.pbtxt' cannot be written: "):
-        variant.write(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
+        write_configuration.write(tmp_path / "configs" / "fast.pbtxt", parse_text(b"", "net"), "net", [])
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "x" * 129, "a\n"])
 def test_names_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match="--write: expected letters"):
-        variant.place_for(tmp_path, name, may_overwrite=True)
+        write_configuration.place_for(tmp_path, name, may_overwrite=True)
 
 
 def test_a_bar_tells_how_much_time_is_left_once_that_is_more_than_a_guess() -> None:

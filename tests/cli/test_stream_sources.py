@@ -12,11 +12,11 @@ import cv2
 import numpy as np
 import pytest
 
-from edge_server.cli.sources.choose import open_source
-from edge_server.cli.sources.pace import Pace
-from edge_server.cli.sources.pack import pack
+from edge_server.cli.sources.frame_encoding import pack
+from edge_server.cli.sources.frame_schedule import FrameSchedule
 from edge_server.cli.sources.pattern import Pattern
-from edge_server.cli.sources.source import Shot, Source, SourceError
+from edge_server.cli.sources.source_choice import open_source
+from edge_server.cli.sources.source_interface import Source, SourceError, SourcePicture
 from edge_server.core.frame import FrameHeader
 
 HEADER = FrameHeader(1, 2, "cam", 3)
@@ -42,7 +42,7 @@ def video(tmp_path: Path) -> Path:
     return path
 
 
-def read_all(source: Source) -> list[Shot]:
+def read_all(source: Source) -> list[SourcePicture]:
     shots = []
     while (shot := source.read()) is not None:
         shots.append(shot)
@@ -50,7 +50,7 @@ def read_all(source: Source) -> list[Shot]:
     return shots
 
 
-def pixels_of(shot: Shot | None) -> np.ndarray:
+def pixels_of(shot: SourcePicture | None) -> np.ndarray:
     assert shot is not None
     assert shot.pixels is not None
     return shot.pixels
@@ -92,7 +92,7 @@ def test_a_real_video_is_read_to_its_end(bikes: Path) -> None:
 def test_a_file_that_is_no_video_is_refused_without_a_word_of_the_library(tmp_path: Path) -> None:
     path = tmp_path / "noise.mp4"
     path.write_bytes(random.Random(1).randbytes(5000))
-    code = f"from edge_server.cli.sources.choose import open_source; open_source({str(path)!r})"
+    code = f"from edge_server.cli.sources.source_choice import open_source; open_source({str(path)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
     assert last.endswith(f"{path}: expected a video, given a file that OpenCV cannot open as one")
@@ -147,8 +147,8 @@ def test_the_pattern_has_any_size(size: tuple[int, int]) -> None:
 def test_the_pattern_needs_no_opencv() -> None:
     code = (
         "import sys; sys.modules['cv2'] = None\n"
-        "from edge_server.cli.sources.choose import open_source\n"
-        "from edge_server.cli.sources.pack import pack\n"
+        "from edge_server.cli.sources.source_choice import open_source\n"
+        "from edge_server.cli.sources.frame_encoding import pack\n"
         "from edge_server.core.frame import FrameHeader\n"
         "shot = open_source('pattern').read()\n"
         "print(len(pack(shot, 'mono8', FrameHeader()).data), len(pack(shot, 'rgb8', FrameHeader()).data))\n"
@@ -204,45 +204,45 @@ PICTURE = np.random.default_rng(5).integers(0, 256, (6, 10, 3), np.uint8)
 
 
 def test_a_raw_frame_is_a_view_of_the_picture() -> None:
-    frame = pack(Shot(PICTURE), "bgr8", HEADER)
+    frame = pack(SourcePicture(PICTURE), "bgr8", HEADER)
     assert (frame.header, frame.height, frame.width, frame.encoding, frame.step) == (HEADER, 6, 10, "bgr8", 30)
     assert np.shares_memory(np.frombuffer(frame.data, np.uint8), PICTURE)
     assert bytes(frame.data) == PICTURE.tobytes()
-    assert pack(Shot(PICTURE), "", HEADER) == frame
+    assert pack(SourcePicture(PICTURE), "", HEADER) == frame
 
 
 def test_other_encodings_agree_with_opencv() -> None:
-    rgb = pack(Shot(PICTURE), "rgb8", HEADER)
+    rgb = pack(SourcePicture(PICTURE), "rgb8", HEADER)
     assert bytes(rgb.data) == cv2.cvtColor(PICTURE, cv2.COLOR_BGR2RGB).tobytes()
-    gray = pack(Shot(PICTURE), "mono8", HEADER)
+    gray = pack(SourcePicture(PICTURE), "mono8", HEADER)
     assert (gray.encoding, gray.step, gray.height, gray.width) == ("mono8", 10, 6, 10)
     expected = cv2.cvtColor(PICTURE, cv2.COLOR_BGR2GRAY)
     assert np.abs(np.frombuffer(gray.data, np.uint8).reshape(6, 10).astype(int) - expected).max() <= 1
 
 
 def test_pictures_become_files_that_decode() -> None:
-    png = pack(Shot(PICTURE), "png", HEADER)
+    png = pack(SourcePicture(PICTURE), "png", HEADER)
     assert (png.format, png.encoding, png.height) == ("png", "", 0)
     assert np.array_equal(cv2.imdecode(np.frombuffer(png.data, np.uint8), cv2.IMREAD_COLOR), PICTURE)
-    jpeg = pack(Shot(PICTURE), "jpeg", HEADER)
+    jpeg = pack(SourcePicture(PICTURE), "jpeg", HEADER)
     assert jpeg.format == "jpeg"
     assert cv2.imdecode(np.frombuffer(jpeg.data, np.uint8), cv2.IMREAD_COLOR).shape == PICTURE.shape
 
 
 def test_a_file_goes_as_it_is_unless_another_encoding_is_asked_for() -> None:
     data = bytes(cv2.imencode(".png", PICTURE)[1])
-    shot = Shot(file=data, format="png", name="a.png")
+    shot = SourcePicture(file=data, format="png", name="a.png")
     assert pack(shot, "", HEADER).data is data
     assert pack(shot, "png", HEADER).data is data
     assert bytes(pack(shot, "bgr8", HEADER).data) == PICTURE.tobytes()
     with pytest.raises(SourceError, match=r"a\.png: OpenCV cannot decode it"):
-        pack(Shot(file=b"nonsense", format="png", name="a.png"), "bgr8", HEADER)
+        pack(SourcePicture(file=b"nonsense", format="png", name="a.png"), "bgr8", HEADER)
     with pytest.raises(SourceError, match=r"a\.png: OpenCV cannot decode it"):
-        pack(Shot(file=b"", format="png", name="a.png"), "bgr8", HEADER)
+        pack(SourcePicture(file=b"", format="png", name="a.png"), "bgr8", HEADER)
 
 
 def test_pictures_are_due_by_an_absolute_schedule_whatever_each_one_took() -> None:
-    generator, pace, now, due = random.Random(11), Pace(30), 1000.0, []
+    generator, pace, now, due = random.Random(11), FrameSchedule(30), 1000.0, []
     for _ in range(3000):
         now += pace.wait_s(now)
         due.append(now)
@@ -252,7 +252,7 @@ def test_pictures_are_due_by_an_absolute_schedule_whatever_each_one_took() -> No
 
 
 def test_who_is_late_by_more_than_a_period_does_not_catch_up_in_a_burst() -> None:
-    pace, now = Pace(10), 0.0
+    pace, now = FrameSchedule(10), 0.0
     assert pace.wait_s(now) == 0
     now = 5.0
     assert pace.wait_s(now) == 0
@@ -261,6 +261,6 @@ def test_who_is_late_by_more_than_a_period_does_not_catch_up_in_a_burst() -> Non
 
 
 def test_no_rate_means_that_every_picture_is_due_at_once() -> None:
-    pace = Pace(0)
+    pace = FrameSchedule(0)
     assert [pace.wait_s(now) for now in (0.0, 0.0, 7.0)] == [0, 0, 0]
     assert pace.slips == 0

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from edge_server.cli.streaming.board import View, draw, plain_line, progress, summary, table
-from edge_server.cli.streaming.percentiles import Recent, Spread, percentile
-from edge_server.cli.streaming.tally import RECENT_S, Figures, Tally, total
+from edge_server.cli.streaming.frame_counts import RECENT_S, FrameCounts, StreamFigures, total
+from edge_server.cli.streaming.live_table import TableView, draw, plain_line, progress, summary, table
+from edge_server.cli.streaming.percentiles import Percentiles, RecentValues, percentile
 from edge_server.cli.table import cell_width, clip
 from edge_server.core.frame import DropReason, FrameHeader, FrameResult, FrameTimes, StreamCounts
 
@@ -18,17 +18,17 @@ def result(seq: int, finished_us: int = 2000, error: str = "") -> FrameResult:
     return FrameResult(FrameHeader(seq=seq), FrameTimes(finished_us=finished_us), error_code=error)
 
 
-def figures(name: str = "cam", **changes: object) -> Figures:
+def figures(name: str = "cam", **changes: object) -> StreamFigures:
     known: dict[str, object] = {
         "fps_in": 30.0, "fps_out": 10.0, "age_p50_s": 0.05, "age_p99_s": 0.0801, "age_largest_s": 0.25,
         "server_p50_s": 0.04, "offered": 100, "answered": 40, "failed": 0, "lost": 2, "waiting": 0,
         "here": 8, "there": {DropReason.NEWER: 40, DropReason.MAX_AGE: 10},
     }  # fmt: skip
-    return Figures(name, **{**known, **changes})  # type: ignore[arg-type]
+    return StreamFigures(name, **{**known, **changes})  # type: ignore[arg-type]
 
 
 def test_a_steady_stream_has_its_rate_at_once_and_after_the_window_is_full() -> None:
-    rate = Recent(2.0)
+    rate = RecentValues(2.0)
     for number in range(101):
         rate.add(100 + number / 25)
         if number:
@@ -36,7 +36,7 @@ def test_a_steady_stream_has_its_rate_at_once_and_after_the_window_is_full() -> 
 
 
 def test_a_stream_that_stopped_sinks_to_zero() -> None:
-    rate = Recent(2.0)
+    rate = RecentValues(2.0)
     for number in range(50):
         rate.add(number / 25)
     assert rate.rate(3.0) == pytest.approx(12, abs=1)
@@ -45,9 +45,9 @@ def test_a_stream_that_stopped_sinks_to_zero() -> None:
 
 
 def test_nothing_has_no_rate_and_no_percentile() -> None:
-    assert Recent(1.0).rate(5.0) == 0
+    assert RecentValues(1.0).rate(5.0) == 0
     assert math.isnan(percentile([], 0.5))
-    assert math.isnan(Spread().percentile(0.5))
+    assert math.isnan(Percentiles().percentile(0.5))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_percentile_is_a_value_that_was_there(values: list[float], share: floa
 def test_percentiles_in_little_memory_are_right_to_a_hundredth() -> None:
     generator = random.Random(3)
     values = [generator.lognormvariate(-3, 1) for _ in range(20_000)]
-    spread = Spread()
+    spread = Percentiles()
     for value in values:
         spread.add(value)
     for share in (0.01, 0.5, 0.9, 0.99, 1.0):
@@ -71,11 +71,11 @@ def test_percentiles_in_little_memory_are_right_to_a_hundredth() -> None:
 
 
 def test_joined_percentiles_are_those_of_all_values() -> None:
-    one, two, both = Spread(), Spread(), Spread()
+    one, two, both = Percentiles(), Percentiles(), Percentiles()
     for number in range(1, 400):
         for spread in (one if number % 3 else two, both):
             spread.add(number / 1000)
-    joined = Spread.joined([one, two, Spread()])
+    joined = Percentiles.joined([one, two, Percentiles()])
     assert (joined.count, joined.largest) == (399, 0.399)
     assert [joined.percentile(share) for share in (0.1, 0.5, 0.99)] == [
         both.percentile(share) for share in (0.1, 0.5, 0.99)
@@ -83,7 +83,7 @@ def test_joined_percentiles_are_those_of_all_values() -> None:
 
 
 def test_the_balance_holds_at_every_moment_whatever_becomes_of_the_frames() -> None:
-    generator, tally, now, under_way = random.Random(7), Tally("cam"), 0.0, []
+    generator, tally, now, under_way = random.Random(7), FrameCounts("cam"), 0.0, []
     answered = here = lost = 0
     there: dict[DropReason, int] = {}
     for seq in range(5000):
@@ -120,7 +120,7 @@ def test_the_balance_holds_at_every_moment_whatever_becomes_of_the_frames() -> N
 
 
 def test_drops_of_an_earlier_run_under_the_same_name_do_not_count() -> None:
-    tally = Tally("cam")
+    tally = FrameCounts("cam")
     tally.open(StreamCounts(dropped={DropReason.NEWER: 100}))
     for seq in range(3):
         tally.offer(seq, 0.0)
@@ -132,7 +132,7 @@ def test_drops_of_an_earlier_run_under_the_same_name_do_not_count() -> None:
 
 
 def test_what_went_with_a_connection_is_lost_and_not_dropped() -> None:
-    tally = Tally("cam")
+    tally = FrameCounts("cam")
     for seq in range(3):
         tally.offer(seq, 0.0)
     tally.settle(0, 2)
@@ -143,7 +143,7 @@ def test_what_went_with_a_connection_is_lost_and_not_dropped() -> None:
 
 
 def test_a_stream_of_days_keeps_little_of_the_frames_that_nobody_told_of() -> None:
-    tally = Tally("cam")
+    tally = FrameCounts("cam")
     for seq in range(20_000):
         tally.offer(seq, seq / 30)
         if seq % 10 == 0:
@@ -152,7 +152,7 @@ def test_a_stream_of_days_keeps_little_of_the_frames_that_nobody_told_of() -> No
 
 
 def test_a_frame_is_counted_once_whatever_the_server_says() -> None:
-    tally = Tally("cam")
+    tally = FrameCounts("cam")
     tally.offer(1, 0.0)
     assert tally.answer(result(1), 0.5) == 0.5
     assert tally.answer(result(1), 0.6) is None
@@ -162,14 +162,14 @@ def test_a_frame_is_counted_once_whatever_the_server_says() -> None:
 
 
 def test_an_error_is_an_answer_and_counted_as_failed_too() -> None:
-    tally = Tally("cam")
+    tally = FrameCounts("cam")
     tally.offer(1, 0.0)
     tally.answer(result(1, error="INVALID_ARG"), 0.1)
     assert (tally.whole().answered, tally.whole().failed) == (1, 1)
 
 
 def test_live_figures_forget_and_those_of_the_run_do_not() -> None:
-    tally = Tally("cam")
+    tally = FrameCounts("cam")
     for seq in range(100):
         tally.offer(seq, seq * 0.1)
         tally.answer(result(seq, finished_us=7000), seq * 0.1 + (0.9 if seq < 10 else 0.01))
@@ -183,7 +183,7 @@ def test_live_figures_forget_and_those_of_the_run_do_not() -> None:
 
 
 def test_a_total_adds_counts_and_rates_and_takes_ages_of_all_frames() -> None:
-    slow, fast = Tally("slow"), Tally("fast")
+    slow, fast = FrameCounts("slow"), FrameCounts("fast")
     for seq in range(10):
         slow.offer(seq, float(seq))
         slow.answer(result(seq), seq + 0.5)
@@ -192,18 +192,18 @@ def test_a_total_adds_counts_and_rates_and_takes_ages_of_all_frames() -> None:
         fast.answer(result(seq), seq / 10 + 0.05)
     fast.offer(90, 9.0)
     fast.settle(1, 0)
-    whole = Tally.whole_of_all([slow, fast], "all")
+    whole = FrameCounts.whole_of_all([slow, fast], "all")
     assert (whole.offered, whole.answered, whole.dropped) == (101, 100, 1)
     assert whole.age_p50_s == pytest.approx(0.05, rel=0.01)
     assert whole.age_p99_s == pytest.approx(0.5, rel=0.01)
     assert whole.fps_in == pytest.approx(11)
-    live = Tally.recent_of_all([slow, fast], "all", 9.5)
+    live = FrameCounts.recent_of_all([slow, fast], "all", 9.5)
     assert (live.offered, live.age_p50_s, live.age_largest_s) == (101, pytest.approx(0.05), pytest.approx(0.5))
 
 
-def view(rows: list[Figures], **changes: object) -> View:
+def view(rows: list[StreamFigures], **changes: object) -> TableView:
     latest = [(row.name, "espresso 0.95") for row in rows[:-1] or rows]
-    return View("a title", rows, **{"latest": latest, "governor": "full speed", **changes})  # type: ignore[arg-type]
+    return TableView("a title", rows, **{"latest": latest, "governor": "full speed", **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("width", [1, 5, 20, 40, 79, 120, 300])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.client.flow import BackOff, Counters, Flow
+from edge_server.client.flow_control import BackOff, Counters, FlowControl
 from edge_server.core.frame import DropReason, Frame, FrameHeader
 
 
@@ -31,7 +31,7 @@ STEPS = st.lists(
 
 @given(st.integers(1, 3), st.integers(0, 2), STEPS)
 def test_whatever_the_server_says_the_counts_add_up(depth: int, most: int, steps: list[tuple]) -> None:
-    flow = Flow(depth, most)
+    flow = FlowControl(depth, most)
     offered = 0
     for name, *arguments in steps:
         if name == "offer":
@@ -50,7 +50,7 @@ def test_whatever_the_server_says_the_counts_add_up(depth: int, most: int, steps
 
 
 def test_without_leave_nothing_is_sent_and_leave_is_never_taken_back() -> None:
-    flow = Flow(2)
+    flow = FlowControl(2)
     flow.connect()
     flow.offer(frame(1), 0.0)
     assert flow.take(0.0) is None
@@ -65,7 +65,7 @@ def test_without_leave_nothing_is_sent_and_leave_is_never_taken_back() -> None:
 
 
 def test_a_new_connection_needs_leave_of_its_own() -> None:
-    flow = Flow(1)
+    flow = FlowControl(1)
     flow.connect()
     flow.allow(5)
     flow.offer(frame(1), 0.0)
@@ -81,7 +81,7 @@ def test_a_new_connection_needs_leave_of_its_own() -> None:
 
 
 def test_a_limit_of_frames_under_way_holds_back_until_one_landed() -> None:
-    flow = Flow(3, 1)
+    flow = FlowControl(3, 1)
     flow.allow(100)
     for seq in (1, 2, 3):
         flow.offer(frame(seq), 0.0)
@@ -95,7 +95,7 @@ def test_a_limit_of_frames_under_way_holds_back_until_one_landed() -> None:
 
 @pytest.mark.parametrize("is_notice_first", [True, False])
 def test_a_drop_told_twice_counts_once(is_notice_first: bool) -> None:
-    flow = Flow(5)
+    flow = FlowControl(5)
     flow.allow(100)
     for seq in range(5):
         flow.offer(frame(seq), 0.0)
@@ -114,7 +114,7 @@ def test_a_drop_told_twice_counts_once(is_notice_first: bool) -> None:
 
 
 def test_age_grows_by_the_wait_and_stays_within_its_field() -> None:
-    flow = Flow(2)
+    flow = FlowControl(2)
     flow.allow(2)
     flow.offer(frame(1, age_us=500), 10.0)
     flow.offer(frame(2, age_us=2**32 - 10), 10.0)

@@ -14,7 +14,7 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import Backend, ModelFile, OpenJob, Session
-from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, LoadError
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
-from edge_server.core.message import Request
-from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_server.core.batch_queue import BatchQueue, Entry
-from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
+from edge_server.core.batch_queue import BatchQueue, QueueEntry
+from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import QueueFull
 
 MAX_ROWS = 6
@@ -24,7 +24,7 @@ class QueueMachine(RuleBasedStateMachine):
             queue_policies={3: LATE},
         )  # fmt: skip
         self.queue: BatchQueue[int] = BatchQueue(MAX_ROWS, batching, "m")
-        self.waiting: dict[int, Entry[int]] = {}
+        self.waiting: dict[int, QueueEntry[int]] = {}
         self.gone: set[int] = set()
         self.now_ns = 0
         self.count = 0
@@ -38,7 +38,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def offer(self, rows: int, key: int, priority: int, timeout_us: int, latest_us: int) -> None:
         start_by_ns = self.now_ns + latest_us * 1000 if latest_us else 0
-        entry: Entry[int] = Entry(rows, key, self.now_ns, priority, timeout_us, start_by_ns)
+        entry: QueueEntry[int] = QueueEntry(rows, key, self.now_ns, priority, timeout_us, start_by_ns)
         level = priority if 1 <= priority <= LEVELS else 2
         self.count += 1
         is_full = sum(other.level == level for other in self.waiting.values()) >= LIMIT
@@ -79,7 +79,7 @@ class QueueMachine(RuleBasedStateMachine):
                 len({entry.key for entry in before.values()}) > 1
             )
 
-    def ends_ns(self, entry: Entry[int]) -> float:
+    def ends_ns(self, entry: QueueEntry[int]) -> float:
         """Return when it is of no use any more to let the entry wait."""
         latest_ns = entry.start_by_ns or float("inf")
         if entry.level == 3:
@@ -97,7 +97,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.queue.next_wakeup_ns() is not None
         assert self.queue.size == len(self.waiting)
 
-    def check_order(self, numbers: list[int], before: dict[int, Entry[int]]) -> None:
+    def check_order(self, numbers: list[int], before: dict[int, QueueEntry[int]]) -> None:
         """Whoever overtook another of its level did so only because that one was late."""
         for level in range(1, LEVELS + 1):
             mine = [number for number in numbers if before[number].level == level]
@@ -111,7 +111,7 @@ class QueueMachine(RuleBasedStateMachine):
         last = max(before[number].level for number in numbers)
         assert not any(entry.level < last for entry in self.waiting.values())
 
-    def is_late(self, entry: Entry[int]) -> bool:
+    def is_late(self, entry: QueueEntry[int]) -> bool:
         return entry.level == 3 and self.now_ns >= entry.arrived_ns + 30_000
 
     @precondition(lambda self: self.waiting)
@@ -136,7 +136,7 @@ class QueueMachine(RuleBasedStateMachine):
     def the_size_is_what_waits(self) -> None:
         assert self.queue.size == len(self.waiting)
 
-    def leave(self, number: int) -> Entry[int]:
+    def leave(self, number: int) -> QueueEntry[int]:
         assert number not in self.gone
         self.gone.add(number)
         return self.waiting.pop(number)

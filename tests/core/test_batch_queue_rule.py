@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from edge_server.core.batch_queue import BatchQueue, Entry
-from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
+from edge_server.core.batch_queue import BatchQueue, QueueEntry
+from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import QueueFull
 
 NO_LIMITS = QueuePolicy()
@@ -44,8 +44,8 @@ def put(
     key: object = None,
     priority: int = 0,
     limit: int = 0,
-) -> Entry[str]:
-    entry: Entry[str] = Entry(rows, key, at * 1000, priority, limit)
+) -> QueueEntry[str]:
+    entry: QueueEntry[str] = QueueEntry(rows, key, at * 1000, priority, limit)
     queue.offer(entry, name)
     return entry
 

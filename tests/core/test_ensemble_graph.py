@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.composition import Ensemble, EnsembleStep
-from edge_server.core.ensemble import Flow, Launch, StepGraph, find_circle, members_first
+from edge_server.core.composition_spec import Ensemble, EnsembleStep
 from edge_server.core.ensemble_check import step_graph
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.ensemble_graph import GraphRun, StepGraph, StepLaunch, find_circle, members_first
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 
@@ -36,8 +36,8 @@ def graph_of(spec: ModelSpec, *members: ModelSpec) -> StepGraph:
     return step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
 
 
-def flow_of(graph: StepGraph, inputs: dict[str, int], *wanted: str, names: Any = None) -> Flow[int]:
-    return Flow(graph, graph.plan(wanted), inputs, names or inputs)
+def flow_of(graph: StepGraph, inputs: dict[str, int], *wanted: str, names: Any = None) -> GraphRun[int]:
+    return GraphRun(graph, graph.plan(wanted), inputs, names or inputs)
 
 
 ONE = model("one", ["A"], ["B"])
@@ -71,7 +71,7 @@ def test_every_step_runs_once_never_before_its_inputs_and_tensors_go_after_their
     names = [item.name for item in spec.inputs]
     flow = flow_of(graph, dict.fromkeys(names, 0))
     there = set(names)
-    waiting: list[Launch[int]] = flow.start()
+    waiting: list[StepLaunch[int]] = flow.start()
     ran: list[int] = []
     answers: list[dict[str, int]] = flow.take_answers()
     while waiting:

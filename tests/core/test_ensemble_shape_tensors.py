@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.check import RequestCheck
-from edge_server.core.composition import Ensemble, EnsembleStep
-from edge_server.core.ensemble import Feed, StepGraph
+from edge_server.core.composition_spec import Ensemble, EnsembleStep
 from edge_server.core.ensemble_check import step_graph
+from edge_server.core.ensemble_graph import StepGraph, StepInput
 from edge_server.core.ensemble_shapes import as_taken
-from edge_server.core.message import Request
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, BadModelConfig
 
@@ -54,7 +54,7 @@ def resizing(size: InputSpec, *, batch: int) -> ModelSpec:
     return ensemble((frame, size), (made,), ("resize", {"X": "X", "S": "S"}, {"Y": "Y"}), batch=batch)
 
 
-def size_of(graph: StepGraph, step: int = 0) -> Feed:
+def size_of(graph: StepGraph, step: int = 0) -> StepInput:
     return next(feed for feed in graph.steps[step].feeds if feed.input == "S")
 
 
@@ -197,7 +197,7 @@ def test_rows_without_values_in_common_fail_the_request(rows: list[list[int]]) -
     """As a decoupled member can answer them, whose responses have any number of rows."""
     given = Tensor("N", DType.INT64, np.array(rows, np.int64).reshape(-1, 2))
     with pytest.raises(BackendError) as caught:
-        as_taken(given, Feed("S", "made", rank=1, is_values=True))
+        as_taken(given, StepInput("S", "made", rank=1, is_values=True))
     assert caught.value.message == (
         "input 'S' is a shape tensor of a model that batches: expected rows of equal values in tensor 'made', "
         f"given {rows}"

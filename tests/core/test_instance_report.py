@@ -1,4 +1,4 @@
-from edge_server.core.view import InstanceReport
+from edge_server.core.status_reports import InstanceReport
 
 
 def report(runtime: str, instance_count: int) -> InstanceReport:

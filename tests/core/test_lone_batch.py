@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
-from edge_server.core.batch_queue import BatchQueue, Entry
-from edge_server.core.message import Request
-from edge_server.core.model import (
+from edge_server.core.batch_queue import BatchQueue, QueueEntry
+from edge_server.core.model_spec import (
     DynamicBatching,
     InputSpec,
     InstanceGroup,
@@ -19,6 +18,7 @@ from edge_server.core.model import (
     OutputSpec,
     QueuePolicy,
 )
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
 
@@ -113,7 +113,7 @@ def test_what_may_pass_an_empty_queue_would_be_taken_from_it_at_once(
     batching: DynamicBatching | None, rows: int, late_ns: int, priority: int
 ) -> None:
     queue: BatchQueue[str] = BatchQueue(8, batching, "m")
-    queue.offer(Entry(rows, None, 1_000_000, priority), "it")
+    queue.offer(QueueEntry(rows, None, 1_000_000, priority), "it")
     now_ns = 1_000_000 + late_ns
     taken = [] if queue.expire(now_ns) else queue.take(now_ns)
     assert taken == ["it"] or not queue.passes_lone

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.frame import Delivery, DropReason
-from edge_server.core.mailbox import FrameLimits, Mailbox, RunEstimate, Spacing, Tally
-from edge_server.core.meter import Rate, Recent
+from edge_server.core.mailbox import FrameLimits, FrameSpacing, FrameTally, Mailbox, RunEstimate
+from edge_server.core.rate_meter import Rate, RecentQuantiles
 
 MS = 1_000_000
 
@@ -84,14 +84,14 @@ def test_the_next_choice_is_late_but_leaves_time_to_make_ready():
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("source", "wanted"), [(30, 10), (30, 20), (30, 29), (60, 7), (30, 30), (30, 100), (10, 1)])
 def test_spacing_keeps_the_average_rate_whatever_the_source_rate(source, wanted):
-    spacing = Spacing(round(1e9 / wanted))
+    spacing = FrameSpacing(round(1e9 / wanted))
     taken = sum(spacing.admits(round(frame * 1e9 / source)) for frame in range(source * 100))
     assert taken == pytest.approx(min(source, wanted) * 100, rel=0.01)
 
 
 @given(st.lists(st.integers(0, 200), max_size=200), st.integers(1, 100))
 def test_no_span_of_time_lets_more_frames_through_than_it_may(gaps, interval):
-    spacing = Spacing(interval)
+    spacing = FrameSpacing(interval)
     now, passed = 0, []
     for gap in gaps:
         now += gap
@@ -115,7 +115,7 @@ def test_every_frame_is_taken_dropped_or_waits_and_they_leave_in_order(limits, e
     mailbox: Mailbox[int] = Mailbox(limits)
     run = RunEstimate()
     run.add(run_ns, 0)
-    tally = Tally()
+    tally = FrameTally()
     now = 0
     received_at: dict[int, int] = {}
     taken: list[int] = []
@@ -158,7 +158,7 @@ def test_the_newest_frames_are_those_that_wait(depth, gaps):
 
 
 def test_a_copy_of_the_counts_stays_as_it_is():
-    tally = Tally()
+    tally = FrameTally()
     tally.drop(DropReason.NEWER, 2)
     counts = tally.counts()
     tally.drop(DropReason.NEWER)
@@ -179,7 +179,7 @@ def test_a_rate_is_that_of_the_last_seconds():
 
 
 def test_quantiles_are_values_that_occurred():
-    recent = Recent()
+    recent = RecentQuantiles()
     assert recent.quantile(0.5) == 0
     for value in range(1, 101):
         recent.add(value)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
-from edge_server.core.check import RequestCheck
-from edge_server.core.composition import BatchInput, BatchInputKind, BatchOutput
-from edge_server.core.message import Request
-from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
-from edge_server.core.ragged import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.composition_spec import BatchInput, BatchInputKind, BatchOutput
+from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.ragged_batch import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, InvalidRequest
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_server.core.check import RequestCheck
-from edge_server.core.message import Request
-from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 

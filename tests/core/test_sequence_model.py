@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_server.core.composition import DirectStrategy, OldestStrategy, SequenceBatching
-from edge_server.core.sequence import SequenceEntry, SequenceQueue
+from edge_server.core.composition_spec import DirectStrategy, OldestStrategy, SequenceBatching
+from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue
 from edge_server.core.sequence_limits import WaitingLimits
 from edge_server.errors import InvalidRequest, QueueFull
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.composition import DirectStrategy, OldestStrategy, SequenceBatching
-from edge_server.core.sequence import SequenceEntry, SequenceQueue
+from edge_server.core.composition_spec import DirectStrategy, OldestStrategy, SequenceBatching
+from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue
 from edge_server.core.sequence_limits import WaitingLimits
 from edge_server.errors import InvalidRequest, QueueFull
 

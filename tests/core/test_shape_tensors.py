@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.batch import BatchPlan
-from edge_server.core.batch_queue import BatchQueue, Entry
-from edge_server.core.check import RequestCheck
-from edge_server.core.composition import BatchInput, BatchInputKind
-from edge_server.core.device import DeviceArray, DeviceTensor
-from edge_server.core.message import Request
-from edge_server.core.model import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.batch_queue import BatchQueue, QueueEntry
+from edge_server.core.composition_spec import BatchInput, BatchInputKind
+from edge_server.core.device_tensor import DeviceArray, DeviceTensor
+from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request
 from edge_server.core.shape_tensors import of_another_size, rows_of_values, with_batch_size
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, InvalidRequest
@@ -140,7 +140,7 @@ def test_the_batcher_joins_requests_of_equal_values_and_no_others() -> None:
     waiting = [(1, (4, 6)), (2, (4, 6)), (1, (4, 4)), (1, (4, 6)), (3, (4, 6)), (5, (4, 6))]
     for count, sizes in waiting:
         asked = request(count, values(*sizes))
-        queue.offer(Entry(check.rows(asked), check.merge_key(asked), 0), asked)
+        queue.offer(QueueEntry(check.rows(asked), check.merge_key(asked), 0), asked)
     batches = []
     while queue.size:
         batches.append([(len(item.inputs["X"].array), tuple(item.inputs["S"].array)) for item in queue.take(10**12)])

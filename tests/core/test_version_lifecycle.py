@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from edge_server.core.lifecycle import (
+from edge_server.core.version_lifecycle import (
     INDEX_STATES,
     TRANSITIONS,
-    Load,
+    LoadAction,
     ReloadPolicy,
     Retire,
     VersionSnapshot,
@@ -48,27 +48,27 @@ def living(*versions: tuple[int, int, str, VersionState]) -> list[VersionSnapsho
 # wished, living as (version, generation, fingerprint, state), failed -> what to do
 ACTIONS = [
     ("nothing wished, nothing there", {}, [], set(), None),
-    ("a first version is loaded", {1: "a"}, [], set(), Load(1, "a")),
+    ("a first version is loaded", {1: "a"}, [], set(), LoadAction(1, "a")),
     ("all as wished is left alone", {1: "a"}, [(1, 1, "a", READY)], set(), None),
-    ("the highest version comes first", {1: "a", 3: "c", 2: "b"}, [], set(), Load(3, "c")),
-    ("the others follow", {1: "a", 3: "c"}, [(3, 1, "c", READY)], set(), Load(1, "a")),
+    ("the highest version comes first", {1: "a", 3: "c", 2: "b"}, [], set(), LoadAction(3, "c")),
+    ("the others follow", {1: "a", 3: "c"}, [(3, 1, "c", READY)], set(), LoadAction(1, "a")),
     ("while one loads nothing else is begun", {1: "a", 2: "b"}, [(1, 1, "a", LOADING)], set(), None),
     ("nor while one warms", {}, [(1, 1, "a", READY), (2, 2, "b", WARMING)], set(), None),
     ("unwished is retired", {}, [(1, 4, "a", READY)], set(), Retire(4)),
     ("a drain under way needs nothing", {}, [(1, 1, "a", DRAINING)], set(), None),
-    ("wished again while it drains is loaded anew", {1: "a"}, [(1, 1, "a", DRAINING)], set(), Load(1, "a")),
-    ("a changed version is loaded beside the old", {1: "b"}, [(1, 1, "a", READY)], set(), Load(1, "b")),
+    ("wished again while it drains is loaded anew", {1: "a"}, [(1, 1, "a", DRAINING)], set(), LoadAction(1, "a")),
+    ("a changed version is loaded beside the old", {1: "b"}, [(1, 1, "a", READY)], set(), LoadAction(1, "b")),
     (
         "and the old is retired once the new is ready",
         {1: "b"}, [(1, 1, "a", READY), (1, 2, "b", READY)], set(), Retire(1),
     ),
-    ("a new version is loaded before the old goes", {2: "b"}, [(1, 1, "a", READY)], set(), Load(2, "b")),
+    ("a new version is loaded before the old goes", {2: "b"}, [(1, 1, "a", READY)], set(), LoadAction(2, "b")),
     ("then the old goes", {2: "b"}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), Retire(1)),
     ("a failed change keeps the old generation", {}, [(1, 1, "a", READY)], {1}, None),
     ("a failed new version keeps the old version", {}, [(1, 1, "a", READY)], {2}, None),
     (
         "a failed version does not keep others from being tried",
-        {1: "x"}, [(1, 1, "a", READY)], {2}, Load(1, "x"),
+        {1: "x"}, [(1, 1, "a", READY)], {2}, LoadAction(1, "x"),
     ),
     (
         "one of two wished versions failed to change: its old generation stays",
@@ -82,7 +82,10 @@ ACTIONS = [
         "of several generations only the wished one stays",
         {1: "c"}, [(1, 1, "a", READY), (1, 2, "b", READY), (1, 3, "c", READY)], set(), Retire(1),
     ),
-    ("retired and failed do not serve", {1: "a"}, [(1, 1, "a", FAILED), (1, 2, "a", RETIRED)], set(), Load(1, "a")),
+    (
+        "retired and failed do not serve",
+        {1: "a"}, [(1, 1, "a", FAILED), (1, 2, "a", RETIRED)], set(), LoadAction(1, "a"),
+    ),
     ("a withdrawn wish retires all, one at a time", {}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), Retire(1)),
 ]  # fmt: skip
 
@@ -93,26 +96,26 @@ def test_what_comes_next(
     wished: dict[int, str],
     there: list[tuple[int, int, str, VersionState]],
     failed: set[int],
-    action: Load | Retire | None,
+    action: LoadAction | Retire | None,
 ) -> None:
     assert next_action(wished, living(*there), failed) == action
 
 
 # the same, where the old must be gone before the new is loaded
 REPLACEMENTS = [
-    ("a first version is loaded", {1: "a"}, [], set(), Load(1, "a")),
+    ("a first version is loaded", {1: "a"}, [], set(), LoadAction(1, "a")),
     ("all as wished is left alone", {1: "a"}, [(1, 1, "a", READY)], set(), None),
     ("what is replaced goes first", {1: "b"}, [(1, 1, "a", READY)], set(), Retire(1)),
     ("an older version goes first", {2: "b"}, [(1, 1, "a", READY)], set(), Retire(1)),
     ("the load waits for the drain", {1: "b"}, [(1, 1, "a", DRAINING)], set(), None),
     ("and for the close", {1: "b"}, [(1, 1, "a", CLOSING)], set(), None),
-    ("then it comes", {1: "b"}, [(1, 1, "a", RETIRED)], set(), Load(1, "b")),
+    ("then it comes", {1: "b"}, [(1, 1, "a", RETIRED)], set(), LoadAction(1, "b")),
     (
         "a version that stays as wished stays",
         {1: "a", 2: "c"}, [(2, 2, "b", READY), (1, 1, "a", READY)], set(), Retire(2),
     ),
-    ("and does not hold the load up", {1: "a", 2: "c"}, [(1, 1, "a", READY)], set(), Load(2, "c")),
-    ("what stands in for failed files stays", {2: "b"}, [(1, 1, "a", READY)], {1}, Load(2, "b")),
+    ("and does not hold the load up", {1: "a", 2: "c"}, [(1, 1, "a", READY)], set(), LoadAction(2, "c")),
+    ("what stands in for failed files stays", {2: "b"}, [(1, 1, "a", READY)], {1}, LoadAction(2, "b")),
     ("while one loads nothing else is begun", {1: "b"}, [(1, 1, "a", READY), (1, 2, "b", WARMING)], set(), None),
     ("unwished is retired", {}, [(1, 4, "a", READY)], set(), Retire(4)),
 ]  # fmt: skip
@@ -126,7 +129,7 @@ def test_what_comes_next_where_the_old_is_unloaded_first(
     wished: dict[int, str],
     there: list[tuple[int, int, str, VersionState]],
     failed: set[int],
-    action: Load | Retire | None,
+    action: LoadAction | Retire | None,
 ) -> None:
     assert next_action(wished, living(*there), failed, ReloadPolicy.REPLACE) == action
 

@@ -19,14 +19,14 @@ import pytest
 
 from edge_server.cli import doctor
 from edge_server.doctor import sample_model
-from edge_server.doctor.box import jetpack, memory, packages, sensors
-from edge_server.doctor.finding import Finding, Level, can_serve
-from edge_server.doctor.permissions import User, find_user, permissions
+from edge_server.doctor.finding import Finding, FindingLevel, can_serve
+from edge_server.doctor.machine import jetpack, memory, packages, sensors
+from edge_server.doctor.permissions import ServerUser, find_user, permissions
 from edge_server.doctor.ports import ports
 from edge_server.doctor.runtimes import run_probe, runtimes
 from edge_server.governor.readings import BoxReading, Gpu
-from edge_server.governor.sensors.box import read_box
-from edge_server.governor.sensors.files import Files
+from edge_server.governor.sensors.machine import read_box
+from edge_server.governor.sensors.sysfs import SysfsFiles
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 
@@ -128,7 +128,7 @@ def test_two_distributions_of_onnx_runtime_are_told_by_their_metadata(
     monkeypatch.syspath_prepend(tmp_path)
     (found,) = told()
     assert found.text.startswith("onnxruntime and onnxruntime-gpu are installed")
-    assert (found.level, "pip uninstall onnxruntime onnxruntime-gpu" in found.advice) == (Level.WARNING, True)
+    assert (found.level, "pip uninstall onnxruntime onnxruntime-gpu" in found.advice) == (FindingLevel.WARNING, True)
 
 
 def test_a_runtime_that_ends_its_process_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_runtime_that_ends_its_process_costs_only_itself(tmp_path: Path, monke
     assert answer == {"problem": "it ended its process with SIGILL", "is_broken": True}
     findings = list(runtimes({}, is_jetson=False, probe=prober(onnxruntime=answer, openvino={"runtime": "o"})))
     found = named(findings, "onnxruntime")
-    assert (found.level, can_serve(findings)) == (Level.WARNING, True)
+    assert (found.level, can_serve(findings)) == (FindingLevel.WARNING, True)
     assert "another processor" in found.advice
 
 
@@ -163,8 +163,8 @@ def test_on_a_jetson_it_says_how_tensorrt_is_had(installed: dict[str, str], word
     from edge_server.doctor.runtimes import _finding
 
     found = _finding("tensorrt", answer, installed, is_jetson=True)
-    assert (found.level, words in found.advice) == (Level.WARNING, True)
-    assert _finding("tensorrt", answer, {}, is_jetson=False).level is Level.NOTE
+    assert (found.level, words in found.advice) == (FindingLevel.WARNING, True)
+    assert _finding("tensorrt", answer, {}, is_jetson=False).level is FindingLevel.NOTE
 
 
 def test_packages_of_nvidia_are_those_that_dpkg_calls_installed(tmp_path: Path) -> None:
@@ -175,37 +175,41 @@ def test_packages_of_nvidia_are_those_that_dpkg_calls_installed(tmp_path: Path) 
         "Package: vim\nStatus: install ok installed\nVersion: 9\n\n"
         "Package: libnvinfer10\nStatus: install ok installed\nVersion: 10.3.0.30\n"
     )
-    assert packages(Files(tmp_path)) == {"nvidia-l4t-core": "36.4.3-2025", "libnvinfer10": "10.3.0.30"}
+    assert packages(SysfsFiles(tmp_path)) == {"nvidia-l4t-core": "36.4.3-2025", "libnvinfer10": "10.3.0.30"}
 
 
 @pytest.mark.parametrize(
     ("reading", "level", "words"),
     [
-        (BoxReading(0, soc="tegra234", missing={"l4t": "no release"}), Level.WARNING, "/etc/nv_tegra_release"),
-        (BoxReading(0, soc="tegra234", l4t="35.4.1", jetpack="5.1.2"), Level.WARNING, "JetPack 6 or 7"),
-        (BoxReading(0, soc="tegra264", l4t="41.0"), Level.NOTE, "newer"),
-        (BoxReading(0, soc="tegra234", l4t="36.4.3", jetpack="6.2"), Level.OK, ""),
+        (BoxReading(0, soc="tegra234", missing={"l4t": "no release"}), FindingLevel.WARNING, "/etc/nv_tegra_release"),
+        (BoxReading(0, soc="tegra234", l4t="35.4.1", jetpack="5.1.2"), FindingLevel.WARNING, "JetPack 6 or 7"),
+        (BoxReading(0, soc="tegra264", l4t="41.0"), FindingLevel.NOTE, "newer"),
+        (BoxReading(0, soc="tegra234", l4t="36.4.3", jetpack="6.2"), FindingLevel.OK, ""),
     ],
 )
-def test_each_kind_of_jetpack_has_its_advice(tmp_path: Path, reading: BoxReading, level: Level, words: str) -> None:
-    found = named(list(jetpack(Files(tmp_path), reading)), "release")
+def test_each_kind_of_jetpack_has_its_advice(
+    tmp_path: Path, reading: BoxReading, level: FindingLevel, words: str
+) -> None:
+    found = named(list(jetpack(SysfsFiles(tmp_path), reading)), "release")
     assert (found.level, words in found.advice) == (level, True)
 
 
 def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 8000000 kB\nMemAvailable: {available_mib * 1024} kB\n")
-    return list(memory(Files(tmp_path), read_box(tmp_path)))
+    return list(memory(SysfsFiles(tmp_path), read_box(tmp_path)))
 
 
-@pytest.mark.parametrize(("available_mib", "level"), [(4000, Level.OK), (400, Level.WARNING), (100, Level.PROBLEM)])
+@pytest.mark.parametrize(
+    ("available_mib", "level"), [(4000, FindingLevel.OK), (400, FindingLevel.WARNING), (100, FindingLevel.PROBLEM)]
+)
 def test_little_memory_is_told_and_too_little_keeps_from_serving(
-    tmp_path: Path, available_mib: int, level: Level
+    tmp_path: Path, available_mib: int, level: FindingLevel
 ) -> None:
     findings = meminfo(tmp_path, available_mib)
     assert named(findings, "available").level is level
     assert f"{available_mib} of " in named(findings, "available").text
-    assert can_serve(findings) == (level is not Level.PROBLEM)
+    assert can_serve(findings) == (level is not FindingLevel.PROBLEM)
 
 
 def test_a_lost_gpu_keeps_the_box_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
@@ -214,7 +218,7 @@ def test_a_lost_gpu_keeps_the_box_from_serving_and_a_replaced_driver_asks_for_a_
     assert not can_serve(list(sensors(lost)))
     replaced = BoxReading(0, missing={"nvml": "NVML: Driver/library version mismatch"})
     found = named(list(sensors(replaced)), "nvml")
-    assert (found.level, "restart the machine" in found.advice) == (Level.WARNING, True)
+    assert (found.level, "restart the machine" in found.advice) == (FindingLevel.WARNING, True)
 
 
 @pytest.fixture
@@ -238,13 +242,13 @@ def devices(tmp_path: Path) -> Path:
 
 
 def test_devices_that_the_user_may_not_open_are_named_with_the_group_that_may(devices: Path) -> None:
-    stranger = User("edge", 12345, frozenset({12345}), is_me=False)
-    findings = list(permissions(Files(devices), devices, stranger, is_jetson=True))
+    stranger = ServerUser("edge", 12345, frozenset({12345}), is_me=False)
+    findings = list(permissions(SysfsFiles(devices), devices, stranger, is_jetson=True))
     assert named(findings, "devices").text == "user edge may open 1 of 3 devices of GPUs"
     assert "usermod --append --groups video edge" in named(findings, "/dev/dri/renderD128").advice
     assert "udev.rules" in named(findings, "/dev/nvmap").advice
-    member = User("edge", 12345, frozenset({12345, grp.getgrnam("video").gr_gid}), is_me=False)
-    findings = list(permissions(Files(devices), devices, member, is_jetson=True))
+    member = ServerUser("edge", 12345, frozenset({12345, grp.getgrnam("video").gr_gid}), is_me=False)
+    findings = list(permissions(SysfsFiles(devices), devices, member, is_jetson=True))
     assert {item.name for item in findings} == {"devices", "/dev/nvmap"}
     assert can_serve(findings)
 
@@ -263,14 +267,14 @@ def test_a_port_of_another_process_is_told_with_that_process_and_the_option_to_a
         (found,) = ports({"metrics": taken.getsockname()[1]})
     assert "in use by" in found.text
     assert f"(process {os.getpid()})" in found.text
-    assert (found.level, "--metrics-port" in found.advice) == (Level.NOTE, True)
+    assert (found.level, "--metrics-port" in found.advice) == (FindingLevel.NOTE, True)
 
 
 def test_a_port_that_nobody_uses_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     (found,) = ports({"HTTP": port})
-    assert (found.text, found.level) == ("HTTP: free", Level.OK)
+    assert (found.text, found.level) == ("HTTP: free", FindingLevel.OK)
 
 
 LISTENS = """
@@ -292,12 +296,12 @@ def test_a_port_of_a_running_edge_server_is_nothing_to_act_on(tmp_path: Path, wo
         (found,) = ports({"HTTP": int(server.stdout.readline())})
         server.communicate()
     assert found.text == f"HTTP: in use by edge-server (process {server.pid})"
-    assert (found.level, found.advice) == (Level.OK, "")
+    assert (found.level, found.advice) == (FindingLevel.OK, "")
 
 
 def test_what_is_in_the_way_never_comes_without_advice() -> None:
     with pytest.raises(ValueError, match="without advice"):
-        Finding("memory", "available", "little", Level.WARNING)
+        Finding("memory", "available", "little", FindingLevel.WARNING)
 
 
 def test_text_of_the_box_cannot_steer_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from edge_server.client import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, FrameStream
-from edge_server.governor.plant import Plant, PlantConstants
+from edge_server.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
 
 TIME = 20.0
 TICK_S = 0.2
@@ -38,11 +38,11 @@ RATES = {CONTROL: (2, 2.5), NORMAL: (5, 4.0), BULK: (10, 2.5)}
 CAMERA_FPS = 15.0
 SIDE = 8
 
-MODULE = PlantConstants(
+MODULE = ThermalModelConstants(
     chip_j_per_k=2.0, sink_j_per_k=150 / TIME, chip_to_sink_k_per_w=1.0, sink_to_air_k_per_w=2.2,
     idle_w=5.0, dynamic_w=15.0, trip_c=99.0, critical_c=104.5,
 )  # fmt: skip
-CARD = PlantConstants(
+CARD = ThermalModelConstants(
     chip_j_per_k=5.0, sink_j_per_k=450 / TIME, chip_to_sink_k_per_w=0.4, sink_to_air_k_per_w=0.7,
     idle_w=12.0, dynamic_w=40.0, leakage_w_at_50=1.0, trip_c=90.0, critical_c=98.0,
 )  # fmt: skip
@@ -96,7 +96,7 @@ def write_models(repository: Any) -> None:
 class Box:
     """A plant and the sensors that lie in it, warm from the beginning."""
 
-    constants: PlantConstants
+    constants: ThermalModelConstants
     hot_c: float
     cold_c: float
     """Outside, before and after STEP_S."""
@@ -106,7 +106,7 @@ class Box:
     """Classes that ask for nothing after STEP_S."""
 
     def __init__(self) -> None:
-        self.plant = Plant(self.constants, self.hot_c, sink_c=self.warm_sink_c, chip_c=self.warm_sink_c + 6.0)
+        self.plant = ThermalModel(self.constants, self.hot_c, sink_c=self.warm_sink_c, chip_c=self.warm_sink_c + 6.0)
         self.feel()
 
     def feel(self) -> None:

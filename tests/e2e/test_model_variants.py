@@ -15,10 +15,10 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from onnx import TensorProto, helper
 
-from edge_server.composition import build, first_wish
 from edge_server.config import GrpcConfig, HttpConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.frontends.http.frontend import HttpFrontend
+from edge_server.process.composition import build, first_wish
 from edge_server.telemetry.log import LogSettings
 
 WIDTH = 8

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.backends.tensorrt.order import order_to_json
-from edge_server.core.engine import EngineOrder, Range
-from edge_server.engines.child import Bounds, Orders, Outcome, run_child
+from edge_server.backends.tensorrt.engine_options import order_to_json
+from edge_server.core.tensorrt_engine import EngineOrder, Range
+from edge_server.engines.build_process import Bounds, BuildControl, BuildOutcome, run_child
 
 pytestmark = pytest.mark.full
 
@@ -51,8 +51,8 @@ class Told:
         self.cancel = ""
         self.pause = ""
 
-    def orders(self) -> Orders:
-        return Orders(
+    def orders(self) -> BuildControl:
+        return BuildControl(
             lambda: self.cancel, lambda: self.pause, lambda *said: self.phases.append(said), self.pauses.append
         )
 
@@ -64,8 +64,8 @@ def children() -> list[int]:
     return [pid for pid in found if "edge_server.backends.tensorrt" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-def in_background(work: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outcome]]:
-    found: list[Outcome] = []
+def in_background(work: Callable[[], BuildOutcome]) -> tuple[threading.Thread, list[BuildOutcome]]:
+    found: list[BuildOutcome] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
     return thread, found
@@ -183,6 +183,6 @@ def test_what_cannot_be_built_is_told(content: bytes | None, more: Any, said: st
 
 def test_a_builder_whose_server_is_gone_does_not_begin(tmp_path: Path) -> None:
     wrong = json.dumps({**job(tmp_path, order()), "parent": 1}).encode()
-    command = [sys.executable, "-m", "edge_server.backends.tensorrt.builder"]
+    command = [sys.executable, "-m", "edge_server.backends.tensorrt.build_process_main"]
     done = subprocess.run(command, input=wrong, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, b"")

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.engines import claim as claims
-from edge_server.engines.cache import EngineCache
-from edge_server.engines.claim import Claim, claim, holder
-from edge_server.engines.key import EngineKey
+from edge_server.engines import build_lock as claims
+from edge_server.engines.build_lock import BuildLock, claim, holder
+from edge_server.engines.engine_cache import EngineCache
+from edge_server.engines.engine_key import EngineKey
 
 KEY = EngineKey({}, "0123456789abcdef0123456789abcdef")
 
 HOLDER = """
 import sys
 from pathlib import Path
-from edge_server.engines.claim import claim
+from edge_server.engines.build_lock import claim
 mine = claim(Path(sys.argv[1]))
 assert mine is not None
 print("mine", flush=True)
@@ -33,7 +33,7 @@ sys.stdin.read()
 RIVAL = """
 import sys, time
 from pathlib import Path
-from edge_server.engines.claim import claim
+from edge_server.engines.build_lock import claim
 path, book = Path(sys.argv[1]), Path(sys.argv[2])
 for _ in range(200):
     mine = claim(path)
@@ -68,7 +68,7 @@ def begin() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def granted(path: Path) -> Claim:
+def granted(path: Path) -> BuildLock:
     end_s = time.monotonic() + 30
     while True:
         found = claim(path)

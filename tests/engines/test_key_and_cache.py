@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.backends.tensorrt.cuda import Device
-from edge_server.core.engine import EngineOrder, Range
-from edge_server.engines.box import Box, read_box
-from edge_server.engines.cache import CacheFault, EngineCache
-from edge_server.engines.key import EngineKey, FileHashes, key_of
+from edge_server.backends.tensorrt.cuda_driver import CudaDevice
+from edge_server.core.tensorrt_engine import EngineOrder, Range
+from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
+from edge_server.engines.engine_key import EngineKey, FileHashes, key_of
+from edge_server.engines.gpu_identity import GpuIdentity, read_box
 
-DEVICE = Device("Orin (nvgpu)", (8, 7), 8 << 30, True)
-BOX = Box("36.4.3", "248")
+DEVICE = CudaDevice("Orin (nvgpu)", (8, 7), 8 << 30, True)
+BOX = GpuIdentity("36.4.3", "248")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def order(tmp_path: Path) -> EngineOrder:
     return EngineOrder("seen", 1, path, "tensorrt", "10.3.0", 0, "fp16", (profile,), {"trt_dla_core": "0"})
 
 
-def key(order: EngineOrder, device: Device = DEVICE, box: Box = BOX) -> EngineKey:
+def key(order: EngineOrder, device: CudaDevice = DEVICE, box: GpuIdentity = BOX) -> EngineKey:
     return key_of(order, device, box, FileHashes())
 
 
@@ -155,7 +155,7 @@ def test_engines_not_used_for_longest_leave_when_the_folder_is_full(order: Engin
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CacheFault, match="engines cannot be kept in"):
+    with pytest.raises(EngineCacheFault, match="engines cannot be kept in"):
         EngineCache(tmp_path / "file" / "cache").open()
 
 
@@ -173,14 +173,14 @@ TPC_POWER_GATING TPC_PG_MASK 248
 
 
 def test_a_jetson_tells_its_release_and_the_mask_of_its_power_mode(tmp_path: Path) -> None:
-    assert read_box(tmp_path) == Box()
+    assert read_box(tmp_path) == GpuIdentity()
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3, GCID: 1, BOARD: generic\n")
-    assert read_box(tmp_path) == Box("36.4.3", "")
+    assert read_box(tmp_path) == GpuIdentity("36.4.3", "")
     (tmp_path / "etc/nvpmodel.conf").write_text(NVPMODEL)
     (tmp_path / "var/lib/nvpmodel").mkdir(parents=True)
     (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0002 fmode:quiet\n")
-    assert read_box(tmp_path) == Box("36.4.3", "248")
+    assert read_box(tmp_path) == GpuIdentity("36.4.3", "248")
 
 
 def test_an_engine_that_cannot_be_read_just_now_is_a_miss_and_is_kept(
@@ -194,7 +194,7 @@ def test_an_engine_that_cannot_be_read_just_now_is_a_miss_and_is_kept(
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr("edge_server.engines.cache.open", stutter, raising=False)
+        patched.setattr("edge_server.engines.engine_cache.open", stutter, raising=False)
         assert cache.find(wanted) is None
     assert plan.exists()
     assert cache.find(wanted) is not None

@@ -15,18 +15,18 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edge_server.core.engine import EngineOrder, Range
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.engines.box import Box
-from edge_server.engines.build import MOST_ATTEMPTS
-from edge_server.engines.cache import CacheFault, EngineCache
-from edge_server.engines.child import Bounds
-from edge_server.engines.json_child import JsonChild
-from edge_server.engines.side import ServingSide
-from edge_server.engines.works import EngineWorks
+from edge_server.core.tensorrt_engine import EngineOrder, Range
+from edge_server.engines.build_process import Bounds
+from edge_server.engines.build_queue import EngineBuildQueue
+from edge_server.engines.build_state import MOST_ATTEMPTS
+from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
+from edge_server.engines.gpu_identity import GpuIdentity
+from edge_server.engines.json_process import JsonProcess
+from edge_server.engines.server_callbacks import ServingCallbacks
 from edge_server.errors import DeviceLost
-from edge_server.serving.gpus import Gpus
+from edge_server.serving.lifecycle.gpu_state import Gpus
 
 SPEC = ModelSpec(
     "sums", "tensorrt_rtx", "", 4, (InputSpec("X", DType.FP32, (4,)),), (OutputSpec("Y", DType.FP32, (4,)),), ()
@@ -43,8 +43,8 @@ class Server:
     renewed: list[str] = field(default_factory=list)
     pause: str = ""
 
-    def side(self) -> ServingSide:
-        return ServingSide(
+    def side(self) -> ServingCallbacks:
+        return ServingCallbacks(
             serving=lambda name, version: None,
             is_settled=lambda name: True,
             renew=lambda name, version, mark: not self.renewed.append(mark),
@@ -74,17 +74,19 @@ def order(tmp_path: Path) -> EngineOrder:
 
 
 @pytest.fixture
-def works(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Server], EngineWorks]]:
+def works(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[Server], EngineBuildQueue]]:
     """Return a function that makes works, each with a cache of its own on one folder; they are closed in the end."""
     fake_gpu.install(monkeypatch)
     for name, value in fake_gpu.environment(tmp_path / "engines").items():
         monkeypatch.setenv(name, value)
-    made: list[EngineWorks] = []
+    made: list[EngineBuildQueue] = []
 
-    def make(server: Server) -> EngineWorks:
+    def make(server: Server) -> EngineBuildQueue:
         cache = EngineCache(tmp_path / "engines")
         cache.open()
-        made.append(EngineWorks(cache, Box(), Bounds(60.0), server.side()))
+        made.append(EngineBuildQueue(cache, GpuIdentity(), Bounds(60.0), server.side()))
         return made[-1]
 
     yield make
@@ -99,7 +101,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def state(works: EngineWorks) -> str:
+def state(works: EngineBuildQueue) -> str:
     return works.report().engines[0].state
 
 
@@ -110,7 +112,7 @@ def children() -> list[int]:
 
 
 def test_no_engine_is_begun_for_a_gpu_that_is_lost_and_the_report_the_event_and_the_operator_are_told_why(
-    works: Callable[[Server], EngineWorks], order: EngineOrder, caplog: pytest.LogCaptureFixture
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server()
     server.gpus.lose(0, "it has fallen off the bus")
@@ -130,7 +132,7 @@ def test_no_engine_is_begun_for_a_gpu_that_is_lost_and_the_report_the_event_and_
 
 
 def test_a_build_ends_when_its_gpu_is_lost_in_the_middle(
-    works: Callable[[Server], EngineWorks], order: EngineOrder
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     server = Server()
     mine = works(server)
@@ -153,7 +155,7 @@ def test_a_build_ends_when_its_gpu_is_lost_in_the_middle(
 
 
 def test_a_gpu_that_is_lost_is_no_reason_against_an_engine_for_another(
-    works: Callable[[Server], EngineWorks], order: EngineOrder
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     server = Server()
     server.gpus.lose(1, "it has fallen off the bus")
@@ -166,7 +168,7 @@ def test_a_gpu_that_is_lost_is_no_reason_against_an_engine_for_another(
 
 
 def test_of_two_that_share_a_cache_one_builds_and_both_have_their_model_renewed(
-    works: Callable[[Server], EngineWorks], order: EngineOrder
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
 ) -> None:
     servers = Server(), Server()
     both = [works(server) for server in servers]
@@ -182,7 +184,9 @@ def test_of_two_that_share_a_cache_one_builds_and_both_have_their_model_renewed(
     assert [one.find(order) is not None for one in both] == [True, True]
 
 
-def test_what_waits_for_another_can_be_taken_back(works: Callable[[Server], EngineWorks], order: EngineOrder) -> None:
+def test_what_waits_for_another_can_be_taken_back(
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder
+) -> None:
     server = Server()
     mine = works(server)
     assert mine.find(order) is None
@@ -199,15 +203,15 @@ def test_what_waits_for_another_can_be_taken_back(works: Callable[[Server], Engi
 
 
 def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
-    works: Callable[[Server], EngineWorks], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_server.engines.build._FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr("edge_server.engines.build_state._FIRST_RETRY_S", 0.0)
     server = Server()
     mine = works(server)
     assert mine.find(order) is None
 
     def full(key: object) -> None:
-        raise CacheFault("no space left on device")
+        raise EngineCacheFault("no space left on device")
 
     monkeypatch.setattr(mine.cache, "claim", full)
     mine.start()
@@ -218,7 +222,7 @@ def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
 
 
 def test_a_model_on_a_disk_that_stutters_waits_and_others_are_built(
-    works: Callable[[Server], EngineWorks], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
+    works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server()
     mine = works(server)
@@ -251,19 +255,19 @@ def test_no_process_is_left_behind_when_there_is_no_thread_to_read_from_it(monke
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(OSError, match="the system grants no thread"):
-        JsonChild("edge_server.backends.tensorrt.builder")
+        JsonProcess("edge_server.backends.tensorrt.build_process_main")
     assert children() == []
     assert len(os.listdir("/proc/self/fd")) == before
     assert "edge-child-out" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_builder_that_hangs_does_not_keep_the_server_from_ending(
-    works: Callable[[Server], EngineWorks],
+    works: Callable[[Server], EngineBuildQueue],
     order: EngineOrder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("edge_server.engines.works._END_PATIENCE_S", 0.01, raising=False)
+    monkeypatch.setattr("edge_server.engines.build_queue._END_PATIENCE_S", 0.01, raising=False)
     mine = works(Server())
     assert mine.find(order) is None
     is_stuck, is_over = threading.Event(), threading.Event()

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.composition import Core, build, first_wish
 from edge_server.config import FramesConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
 from edge_server.core.frame import (
     Credit,
@@ -25,10 +24,11 @@ from edge_server.core.frame import (
     StreamOpened,
     StreamRequest,
 )
-from edge_server.core.view import GovernorState
+from edge_server.core.status_reports import GovernorState
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.frames.stream import CameraStream
-from edge_server.frontends.frames.streams import FrameStreams
+from edge_server.process.composition import ServerParts, build, first_wish
+from edge_server.streams.camera_stream import CameraStream
+from edge_server.streams.stream_registry import StreamRegistry
 from edge_server.telemetry.log import LogSettings
 
 PATIENCE_S = 20.0
@@ -183,11 +183,11 @@ class House:
             repository=RepositoryConfig(paths=(str(path),), control_mode="explicit", load_models=("*",)),
             memory=MemoryConfig(allows_client_shm=True),
         )
-        self.core: Core = build(config, LogSettings(LogConfig()))
+        self.core: ServerParts = build(config, LogSettings(LogConfig()))
         self.service = self.core.service
         self._config = config
         self.gate = StubGate()
-        self.streams = FrameStreams(self.service, self.gate, FramesConfig(max_streams=8, max_frame_bytes=4096))
+        self.streams = StreamRegistry(self.service, self.gate, FramesConfig(max_streams=8, max_frame_bytes=4096))
         self.cameras: list[Camera] = []
 
     def add(self, name: str, config: str, version: int = 1) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from edge_server.core.frame import DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
-from edge_server.frontends.frames import lane
-from edge_server.frontends.frames.streams import MOST_REMEMBERED
+from edge_server.streams import model_workers
+from edge_server.streams.stream_registry import MOST_REMEMBERED
 
 
 def is_exact(counts):
@@ -436,7 +436,7 @@ def no_threads(granted):
 
 def test_a_stream_for_which_there_is_no_thread_is_refused_and_leaves_nothing_open(served, tools, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(lane, "threading", no_threads(0))
+        patched.setattr(model_workers, "threading", no_threads(0))
         for _ in range(9):  # one more than may be open
             with pytest.raises(Throttled, match="no thread"):
                 served.streams.open(StreamRequest("sum"))
@@ -449,7 +449,7 @@ def test_a_stream_for_which_there_is_no_thread_is_refused_and_leaves_nothing_ope
 def test_a_lane_makes_do_with_the_threads_that_it_gets(house, tools, monkeypatch):
     house.add("sum", tools.config(instances=3))
     house.start()
-    monkeypatch.setattr(lane, "threading", no_threads(1))
+    monkeypatch.setattr(model_workers, "threading", no_threads(1))
     cameras = [house.camera(depth=8) for _ in range(3)]
     for camera in cameras:
         camera.send(*[tools.frame(value) for value in (1, 2)])

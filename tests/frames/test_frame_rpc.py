@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.frame import Delivery, DropReason, FrameResult, StreamOpened, StreamRequest
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.frames.rpc import FrameCall
+from edge_server.frontends.frames.stream_call import FrameCall
 from edge_server.frontends.status import GrpcStatus
 from edge_server.protocol.frame_codec import decode_client_message, decode_server_message, encode_client_message
 

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from edge_server.config import HttpConfig, LogConfig
-from edge_server.core.check import RequestCheck
-from edge_server.core.message import Request, RequestMemo, Response
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
-from edge_server.core.statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
-from edge_server.core.tensor import DType, Tensor
-from edge_server.core.view import (
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request, RequestMemo, Response
+from edge_server.core.status_reports import (
     IndexEntry,
     ModelMetadata,
     PinReport,
@@ -27,6 +26,7 @@ from edge_server.core.view import (
     TensorMetadata,
     VersionReport,
 )
+from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import (
     Cancelled,
     EdgeServerError,
@@ -36,12 +36,12 @@ from edge_server.errors import (
     Throttled,
     UnknownModel,
 )
+from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.frontend import HttpFrontend
-from edge_server.frontends.tokens import Tokens
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.telemetry.events import EventBus
+from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace import Traces
+from edge_server.telemetry.trace_sampling import Traces
 
 Compute = Callable[[Request], list[Response]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_server.config import parse_serve
-from edge_server.frontends.access import is_this_machine, open_orders
+from edge_server.frontends.access_control import is_this_machine, open_orders
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])

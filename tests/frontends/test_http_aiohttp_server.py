@@ -181,8 +181,8 @@ def test_aiohttp_is_imported_by_the_first_request_that_needs_it() -> None:
 import asyncio, sys
 from edge_server.late import put_off
 put_off("aiohttp", has_free_parts=True)
-import edge_server.server, edge_server.frontends.http.frontend
-from edge_server.frontends.http.metrics import MetricsFrontend
+import edge_server.process.server, edge_server.frontends.http.frontend
+from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
 
 async def ask(port, path):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -16,7 +16,7 @@ import pytest
 
 from edge_server.config import RestrictedGroup
 from edge_server.frontends.http import body_reader
-from edge_server.frontends.http.inference import InferTarget
+from edge_server.frontends.http.inference_route import InferTarget
 
 PATH = "/v2/models/float/infer"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.frontends.http import events as events_module
-from edge_server.frontends.http.events import MAX_FOLLOWERS
-from edge_server.frontends.http.operator import OperatorEndpoints
-from edge_server.telemetry.events import MODEL_FAILED, MODEL_READY
+from edge_server.frontends.http import event_endpoints as events_module
+from edge_server.frontends.http.event_endpoints import MAX_FOLLOWERS
+from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
+from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY
 
 PATIENCE_S = 20.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
-from edge_server.frontends.http import generation
+from edge_server.frontends.http import generate_endpoints
 
 
 def events(reply):
@@ -150,7 +150,7 @@ def test_later_errors_of_a_stream_are_events(site):
 
 def endless(request):
     """Answer without end."""
-    from edge_server.core.message import Response
+    from edge_server.core.request_response import Response
 
     for number in itertools.count():
         yield Response("repeat", 1, "", (Tensor("OUT", DType.INT32, np.array([number], "<i4")),), is_final=False)
@@ -200,7 +200,7 @@ def test_a_stream_that_never_ends_leaves_other_requests_their_turn(site):
 
 
 def test_a_reader_that_stops_reading_loses_its_connection_and_its_request(site, monkeypatch):
-    monkeypatch.setattr(generation, "MAX_BACKLOG", 2000)
+    monkeypatch.setattr(generate_endpoints, "MAX_BACKLOG", 2000)
     with endless_stream(site) as client:
         # Nothing is read until then: a loop that comes late may find that many responses before the first is sent.
         assert site.service.submitted.wait(30)
@@ -212,7 +212,7 @@ def test_a_reader_that_stops_reading_loses_its_connection_and_its_request(site, 
 
 
 def test_a_client_that_is_cut_off_before_its_first_event_is_nothing_to_log(site, monkeypatch, caplog):
-    monkeypatch.setattr(generation, "MAX_BACKLOG", 0)
+    monkeypatch.setattr(generate_endpoints, "MAX_BACKLOG", 0)
     with endless_stream(site) as client:
         with contextlib.suppress(ConnectionResetError):
             assert client.recv(1) == b""

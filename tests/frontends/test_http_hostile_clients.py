@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.frontends.http import accept, listener, pace
+from edge_server.frontends.http import accept_loop, client_timeouts, listener
 from edge_server.frontends.http.connection import TICKS, _Phase
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -289,7 +289,7 @@ def test_who_takes_is_told_from_who_does_not():
             def get_extra_info(self, name: str) -> Any:
                 return served
 
-        transport, taking = Transport(), pace.Taking()
+        transport, taking = Transport(), client_timeouts.ReadProgress()
         looks = lambda: taking.stalled_ticks(transport)  # type: ignore[arg-type]  # noqa: E731
         served.send(b"a")
         assert client.recv(1) == b"a"
@@ -463,5 +463,5 @@ def test_nothing_more_is_written_to_a_connection_that_broke_within_an_answer():
 def test_the_bound_follows_the_files_that_the_process_may_open(monkeypatch):
     for files, bound in ((256, 128), (1024, 512), (10**6, 4096), (resource.RLIM_INFINITY, 4096), (1, 1)):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, files=files: (files, files))
-        assert accept.max_connections(0) == bound
-        assert accept.max_connections(70_000) == 70_000
+        assert accept_loop.max_connections(0) == bound
+        assert accept_loop.max_connections(70_000) == 70_000

@@ -12,8 +12,8 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 
-from edge_server.frontends.http import generation, inference
-from edge_server.frontends.http.inference import TEXT_ON_LOOP_BYTES
+from edge_server.frontends.http import generate_endpoints, inference_route
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.v2 import header_cache
 
 
@@ -359,7 +359,7 @@ def decoding_threads(monkeypatch, name, *modules):
 
 @pytest.mark.parametrize("tail", [b"", b"\0\0\x80\x3f"], ids=["all of it", "before raw tensors"])
 def test_much_json_is_parsed_beside_the_loop_and_little_on_it(site, monkeypatch, tail):
-    threads = decoding_threads(monkeypatch, "decode_infer", inference, header_cache)
+    threads = decoding_threads(monkeypatch, "decode_infer", inference_route, header_cache)
     tensor = {"name": "IN", "shape": [1], "datatype": "FP32"}
     source = {"parameters": {"binary_data_size": 4}} if tail else {"data": [1.0]}
     for spaces in (0, TEXT_ON_LOOP_BYTES):
@@ -374,7 +374,7 @@ def test_much_json_is_parsed_beside_the_loop_and_little_on_it(site, monkeypatch,
 
 
 def test_much_json_to_generate_is_parsed_beside_the_loop(site, monkeypatch):
-    threads = decoding_threads(monkeypatch, "decode_generate", generation)
+    threads = decoding_threads(monkeypatch, "decode_generate", generate_endpoints)
     long = "x" * TEXT_ON_LOOP_BYTES
     assert site.post("/v2/models/text/generate", {"IN": "short"}).json["OUT"] == "short"
     assert site.post("/v2/models/text/generate", {"IN": long}).json["OUT"] == long
@@ -383,7 +383,7 @@ def test_much_json_to_generate_is_parsed_beside_the_loop(site, monkeypatch):
 
 
 def test_what_was_decoded_for_a_client_that_left_is_let_go_of(site, monkeypatch):
-    decode = inference.decode_infer
+    decode = inference_route.decode_infer
     has_begun, may_end, was_released = threading.Event(), threading.Event(), threading.Event()
     outputs = []
 
@@ -395,7 +395,7 @@ def test_what_was_decoded_for_a_client_that_left_is_let_go_of(site, monkeypatch)
         assert may_end.wait(60)
         return decoded
 
-    monkeypatch.setattr(inference, "decode_infer", slowly)
+    monkeypatch.setattr(inference_route, "decode_infer", slowly)
     block = shared_memory.SharedMemory(create=True, size=64)
     try:
         region = {"key": f"/{block.name}", "byte_size": 64}

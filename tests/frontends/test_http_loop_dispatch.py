@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 from edge_server.frontends.http.loop_dispatch import LoopDispatch
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import ClientSession
 
-from edge_server.frontends.http.metrics import MetricsFrontend
+from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
 
 
 def test_metrics_are_served_on_their_own_port_and_nothing_else_is():

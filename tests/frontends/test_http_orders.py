@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.frontends.http import control
+from edge_server.frontends.http import control_endpoints
 
 LOAD = "/v2/repository/models/add/load"
 ORDERS = [
@@ -103,7 +103,7 @@ def test_code_is_taken_from_this_machine_and_from_others_where_that_is_allowed(
     asked: list[str] = []
     site = open_site()
     site.post(LOAD, {})
-    monkeypatch.setattr(control, "is_this_machine", lambda address: asked.append(address) or False)
+    monkeypatch.setattr(control_endpoints, "is_this_machine", lambda address: asked.append(address) or False)
     site.post(LOAD, {})
     assert site.service.may_carry_code == [True, False]
     assert asked == ["127.0.0.1"]

@@ -13,8 +13,8 @@ import pytest
 
 from edge_server.config import CATEGORIES, RestrictedGroup
 from edge_server.errors import Forbidden, ServingFault, Unauthenticated
-from edge_server.frontends.access import ORDERING_CATEGORIES
-from edge_server.frontends.tokens import Tokens
+from edge_server.frontends.access_control import ORDERING_CATEGORIES
+from edge_server.frontends.auth_tokens import Tokens
 
 LOAD = "/v2/repository/models/add/load"
 INFER = "/v2/models/add/infer"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.message import Response
-from edge_server.core.model import ModelSpec
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2 import header_cache

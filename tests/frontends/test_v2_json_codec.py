@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.message import Response, SequenceStep
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.request_response import Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
 from edge_server.frontends.v2.json_codec import decode_infer, encode_infer, parse_header_length
-from edge_server.frontends.v2.json_text import parse_json, parse_object
-from edge_server.protocol.raw import raw_from_tensor
+from edge_server.frontends.v2.json_parser import parse_json, parse_object
+from edge_server.protocol.raw_tensors import raw_from_tensor
 
 
 class StubPin:

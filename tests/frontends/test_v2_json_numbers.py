@@ -11,11 +11,11 @@ import pytest
 
 from edge_server.core.tensor import DType
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2 import json_numbers, json_text
+from edge_server.frontends.v2 import json_number_arrays, json_parser
 from edge_server.frontends.v2.json_codec import decode_infer
-from edge_server.frontends.v2.json_data import tensor_from_json
-from edge_server.frontends.v2.json_numbers import ArrayText, cut_out
-from edge_server.frontends.v2.json_text import parse_json
+from edge_server.frontends.v2.json_number_arrays import ArrayText, cut_out
+from edge_server.frontends.v2.json_parser import parse_json
+from edge_server.frontends.v2.json_tensor_data import tensor_from_json
 
 
 def body(data: bytes, count: int, datatype: str = "FP32", more: bytes = b"") -> bytes:
@@ -32,7 +32,7 @@ def decoded(text: bytes, make_spec, datatype: str = "FP32") -> np.ndarray:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_numbers, "_PIECE_BYTES", 1024)
+    monkeypatch.setattr(json_number_arrays, "_PIECE_BYTES", 1024)
 
 
 def nested(values: list[object], rng: random.Random, *widths: int) -> list[object]:
@@ -153,7 +153,7 @@ def test_empty_arrays_among_the_elements_count_as_none(make_spec):
 
 
 def test_arrays_of_next_to_nothing_are_refused_by_their_number(make_spec):
-    text = b"[" + b"[]," * (json_numbers.MAX_ARRAYS + 1) + b"[0]]"
+    text = b"[" + b"[]," * (json_number_arrays.MAX_ARRAYS + 1) + b"[0]]"
     with pytest.raises(InvalidRequest, match="in a large 'data' array, more than 1048576 arrays"):
         decoded(body(text, 1), make_spec)
 
@@ -198,11 +198,11 @@ def test_a_body_of_tiny_numbers_costs_a_small_multiple_of_itself(make_spec, smal
 
 @pytest.mark.parametrize("element", [b"{}", b"[]", b'""', b'"ab"', b"0.5", b'{"a":0}'])
 def test_more_values_than_the_parser_may_be_given_are_refused_before_it_is_asked(monkeypatch, element):
-    text = b"[" + (element + b",") * json_text.MAX_VALUES + element + b"]"
-    monkeypatch.setattr(json_text, "_DECODER", None)
+    text = b"[" + (element + b",") * json_parser.MAX_VALUES + element + b"]"
+    monkeypatch.setattr(json_parser, "_DECODER", None)
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidRequest, match=f"more than {json_text.MAX_VALUES} values"):
+        with pytest.raises(InvalidRequest, match=f"more than {json_parser.MAX_VALUES} values"):
             parse_json(text)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -217,7 +217,7 @@ def test_commas_within_strings_are_no_values():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
 def test_structure_is_found_however_the_text_is_cut(monkeypatch, size):
-    monkeypatch.setattr(json_text, "_CHUNK_BYTES", size)
+    monkeypatch.setattr(json_parser, "_CHUNK_BYTES", size)
     text = json.dumps({'a"\\"': ['\\\\"[', "]\\", {"b": [[1, '"']], "c\\": {}}], "": '\\"' * 9 + "}"}).encode()
-    found = b"".join(piece.tobytes() for piece in json_text._outside_strings(text))
+    found = b"".join(piece.tobytes() for piece in json_parser._outside_strings(text))
     assert found == b"{:[,,{:[[,]],:{}}],:}"

@@ -5,8 +5,8 @@ import pytest
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled, InvalidRequest, NotFound
-from edge_server.frontends.v2.outputs import OutputPlaces, RegionRef, RequestedOutput, classify
-from edge_server.frontends.v2.regions import Pins
+from edge_server.frontends.v2.requested_outputs import OutputPlaces, RegionRef, RequestedOutput, classify
+from edge_server.memory.region_pins import RequestRegions
 
 
 def classes(values, dtype=DType.FP32, k=3, labels=(), has_batch=False):
@@ -127,7 +127,7 @@ def test_of_several_regions_none_stays_pinned_when_one_is_missing():
 
 def test_pins_are_released_once():
     regions = StubRegions(4)
-    pins = Pins(regions)
+    pins = RequestRegions(regions)
     assert not pins
     pins.pin(RegionRef("r", 0, 4))
     assert pins

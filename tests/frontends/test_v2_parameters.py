@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.message import SequenceStep
+from edge_server.core.request_response import SequenceStep
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.forwarding import forwarded
-from edge_server.frontends.v2.outputs import RegionRef, RequestedOutput
+from edge_server.frontends.v2.header_forwarding import forwarded
 from edge_server.frontends.v2.parameters import binary_data_size, region_reference, requested_output, split_parameters
-from edge_server.frontends.v2.version import parse_version
+from edge_server.frontends.v2.requested_outputs import RegionRef, RequestedOutput
+from edge_server.frontends.v2.version_text import parse_version
 
 
 def test_known_parameters_are_told_from_custom_ones():

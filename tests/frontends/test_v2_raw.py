@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.raw import raw_from_tensor, raw_size, tensor_from_raw
+from edge_server.protocol.raw_tensors import raw_from_tensor, raw_size, tensor_from_raw
 
 NUMBERS = [dtype for dtype in DType if dtype not in (DType.BYTES, DType.BOOL)]
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from edge_server.config import GrpcConfig, LogConfig
-from edge_server.core.message import Request, RequestMemo, Response, ResponseSink
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
-from edge_server.core.statistics import VersionStatistics
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.request_response import Request, RequestMemo, Response, ResponseSink
+from edge_server.core.status_reports import IndexEntry, ModelMetadata, ServerMetadata, SharedRegion, TensorMetadata
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.view import IndexEntry, ModelMetadata, ServerMetadata, SharedRegion, TensorMetadata
 from edge_server.errors import Cancelled, EdgeServerError, InvalidRequest, NotFound, UnknownModel
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.protocol import messages
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace import Traces
+from edge_server.telemetry.trace_sampling import Traces
 
 
 @dataclass

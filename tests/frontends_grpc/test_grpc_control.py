@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.frontends.grpc import methods
-from edge_server.frontends.grpc.access import CATEGORY_OF
-from edge_server.frontends.grpc.control import ControlRpcs
-from edge_server.frontends.tokens import Tokens
+from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.grpc import rpc_table
+from edge_server.frontends.grpc.control_rpcs import ControlRpcs
+from edge_server.frontends.grpc.restricted_protocols import CATEGORY_OF
 from edge_server.protocol import messages
 
 
@@ -107,7 +107,7 @@ def test_code_is_taken_from_this_machine_and_from_others_where_that_is_allowed(
     asked: list[str] = []
     request = messages.RepositoryModelLoadRequest(model_name="m")
     door.call("RepositoryModelLoad", request)
-    monkeypatch.setattr(methods, "is_this_machine", lambda address: asked.append(address) or False)
+    monkeypatch.setattr(rpc_table, "is_this_machine", lambda address: asked.append(address) or False)
     door.call("RepositoryModelLoad", request)
     open_door(allows_code_upload=True).call("RepositoryModelLoad", request)
     assert service.may_carry_code == [True, False, True]

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
-from edge_server.frontends.grpc import infer
-from edge_server.frontends.grpc.infer import (
+from edge_server.frontends.grpc import unary_inference
+from edge_server.frontends.grpc.unary_inference import (
     FINAL_KEY,
     empty_final_message,
     response_message,
     stream_error_message,
     stream_message,
 )
-from edge_server.frontends.v2.regions import RegionRef
+from edge_server.memory.region_pins import RegionRef
 from edge_server.protocol import messages
-from edge_server.protocol.raw import raw_from_tensor
+from edge_server.protocol.raw_tensors import raw_from_tensor
 
 names = st.text(max_size=12)
 values = st.one_of(
@@ -131,7 +131,7 @@ def test_a_parameter_over_64_bits_is_the_servers_fault(value: int) -> None:
 
 
 def test_a_response_longer_than_grpc_allows_is_refused_before_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infer, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(unary_inference, "MAX_MESSAGE_BYTES", 1000)
     tensor = Tensor("x", DType.UINT8, np.zeros(1001, "u1"))
     with pytest.raises(ServingFault, match="more than the 1000 bytes"):
         response_message(Response("m", 1, "", (tensor,)), {})

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
-from edge_server.frontends.grpc.infer import MOST_HEAD_BYTES, MOST_HEADS, RequestReader, outline
-from edge_server.frontends.grpc.message import InferMessage
-from edge_server.frontends.grpc.request import Plan
+from edge_server.frontends.grpc.infer_message import InferMessage
+from edge_server.frontends.grpc.infer_request import ResponsePlan
+from edge_server.frontends.grpc.unary_inference import MOST_HEAD_BYTES, MOST_HEADS, RequestReader, outline
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.protocol import messages
 
@@ -66,10 +66,10 @@ def repetitions(draw: st.DrawFn) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
-def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = None) -> tuple[Plan, Any] | str:
+def read(reader: RequestReader, data: bytes, forwarded: dict[str, str] | None = None) -> tuple[ResponsePlan, Any] | str:
     """Return what is read, or what is wrong."""
     try:
-        plan = Plan()
+        plan = ResponsePlan()
         found = reader.find(data, plan)
         return plan, reader.request(data, found, plan, forwarded or {})
     except EdgeServerError as error:
@@ -82,7 +82,7 @@ def told(tensor: Any) -> tuple[object, ...]:
     return tensor.name, tensor.dtype, array.dtype, array.shape, values, array.flags.aligned
 
 
-def is_same(one: tuple[Plan, Any] | str, other: tuple[Plan, Any] | str) -> bool:
+def is_same(one: tuple[ResponsePlan, Any] | str, other: tuple[ResponsePlan, Any] | str) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     (plan, request), (other_plan, other_request) = one, other
@@ -126,7 +126,7 @@ def plain(model: str = "m", request_id: str = "", count: int = 4) -> Any:
 
 
 def is_known(reader: RequestReader, message: Any) -> bool:
-    return not isinstance(reader.find(message.SerializeToString(), Plan()), InferMessage)
+    return not isinstance(reader.find(message.SerializeToString(), ResponsePlan()), InferMessage)
 
 
 @pytest.mark.parametrize("count", [4, 4096, 100_000])
@@ -203,7 +203,7 @@ def test_an_id_that_is_no_text_is_refused_with_a_known_head_too() -> None:
     bad = good.replace(b"\x1a\x02ab", b"\x1a\x02\xff\xfe")
     assert bad != good
     with pytest.raises(InvalidRequest, match="not a valid ModelInferRequest"):
-        reader.find(bad, Plan())
+        reader.find(bad, ResponsePlan())
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x3a", b"\x3a\x05", b"\x0a\x81", b"\x08\x01", b"\x3a\x00\x0a\x01m"])
@@ -234,7 +234,7 @@ def test_a_known_head_pins_its_regions_for_each_request(regions: SharedMemoryReg
         owner.parameters["shared_memory_byte_size"].int64_param = 16
     data = message.SerializeToString()
     for is_second in (False, True):
-        plan = Plan()
+        plan = ResponsePlan()
         found = reader.find(data, plan)
         assert isinstance(found, InferMessage) is not is_second
         request = reader.request(data, found, plan, {})

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from edge_server.config import GrpcConfig
 from edge_server.errors import InvalidRequest, Throttled
-from edge_server.frontends.grpc import over_http2
-from edge_server.frontends.grpc.call import Ending, Method, UnarySide, ending
-from edge_server.frontends.grpc.over_http2 import CallHead, Http2Transport
-from edge_server.frontends.http2.headers import HeaderBlock
+from edge_server.frontends.grpc import http2_transport
+from edge_server.frontends.grpc.call import CallStatus, RpcMethod, UnaryHandler, ending
+from edge_server.frontends.grpc.http2_transport import CallHead, Http2Transport
+from edge_server.frontends.http2.header_blocks import HeaderBlock
 from edge_server.frontends.memory_budget import MemoryBudget
 from edge_server.frontends.status import GrpcStatus
 
@@ -24,7 +24,7 @@ PATH = b"/test.Service/Method"
 FIELDS = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", PATH), (b"content-type", b"application/grpc"))
 
 
-class Side(UnarySide):
+class Side(UnaryHandler):
     """Keeps what it is given."""
 
     def __init__(self, call: Any) -> None:
@@ -42,7 +42,7 @@ class Side(UnarySide):
         self.has_left = True
 
 
-METHODS = {PATH.decode(): Method(Side, is_stream=False), "/test.Service/Stream": Method(Side, is_stream=True)}
+METHODS = {PATH.decode(): RpcMethod(Side, is_stream=False), "/test.Service/Stream": RpcMethod(Side, is_stream=True)}
 
 
 class Stream:
@@ -126,7 +126,7 @@ def test_messages_are_taken_out_of_frames_that_cut_them_anywhere(messages: list[
     transport = Http2Transport(METHODS, GrpcConfig(), 8, 4, MemoryBudget(1 << 30, 1 << 30))
     stream = Stream((*FIELDS[:2], (b":path", b"/test.Service/Stream"), FIELDS[3]))
     call = transport._on_stream(stream)  # type: ignore[arg-type]
-    transport.server.thread_id = over_http2.threading.get_ident()
+    transport.server.thread_id = http2_transport.threading.get_ident()
     side = call._side
     assert isinstance(side, Side)
     wire = framed(*messages)
@@ -182,7 +182,7 @@ def test_a_unary_call_without_exactly_one_whole_message_is_refused(transport: Ht
 
 def test_messages_on_their_way_hold_no_more_than_the_budget(transport: Http2Transport) -> None:
     transport.budget.total = 10_000
-    transport.server.thread_id = over_http2.threading.get_ident()
+    transport.server.thread_id = http2_transport.threading.get_ident()
     streams = [Stream() for _ in range(3)]
     calls = [transport._on_stream(stream) for stream in streams]  # type: ignore[arg-type]
     for call, count in zip(calls, (1000, 6000, 2000), strict=True):
@@ -214,17 +214,17 @@ def test_a_message_that_does_not_come_is_given_up(transport: Http2Transport) -> 
 def test_what_is_inflated_is_bounded_and_whole(encoding: str, compress: Any) -> None:
     data = bytes(3 << 20)
     packed = bytearray(compress(data))
-    assert bytes(over_http2._inflated(packed, encoding, len(data))) == data
+    assert bytes(http2_transport._inflated(packed, encoding, len(data))) == data
     with pytest.raises(Throttled):
-        over_http2._inflated(packed, encoding, len(data) - 1)
+        http2_transport._inflated(packed, encoding, len(data) - 1)
     with pytest.raises(InvalidRequest, match="end is missing"):
-        over_http2._inflated(packed[:-1], encoding, len(data))
+        http2_transport._inflated(packed[:-1], encoding, len(data))
     with pytest.raises(InvalidRequest, match=encoding):
-        over_http2._inflated(bytearray(b"none"), encoding, len(data))
+        http2_transport._inflated(bytearray(b"none"), encoding, len(data))
 
 
 def test_a_status_is_percent_encoded() -> None:
-    block = over_http2._encoded_ending(Ending(GrpcStatus.INTERNAL, "100% \né~"), is_alone=False)
+    block = http2_transport._encoded_ending(CallStatus(GrpcStatus.INTERNAL, "100% \né~"), is_alone=False)
     assert b"grpc-message\x11100%25 %0A%C3%A9~" in block
     long = ending(InvalidRequest("☺" * 50_000))
-    assert len(over_http2._encoded_ending(long, is_alone=True)) < 8000
+    assert len(http2_transport._encoded_ending(long, is_alone=True)) < 8000

@@ -18,7 +18,7 @@ from edge_server.config import GrpcConfig
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ServingFault
 from edge_server.frontends.grpc import server as server_module
-from edge_server.frontends.grpc.over_grpcio import channel_options
+from edge_server.frontends.grpc.grpcio_transport import channel_options
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.protocol import messages
 

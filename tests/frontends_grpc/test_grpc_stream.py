@@ -11,10 +11,10 @@ import grpc
 import numpy as np
 import pytest
 
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError
-from edge_server.frontends.grpc import stream as stream_module
+from edge_server.frontends.grpc import stream_inference as stream_module
 from edge_server.protocol import messages
 
 

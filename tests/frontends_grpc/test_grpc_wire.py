@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import BY_NAME, DType
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.grpc import message as message_module
-from edge_server.frontends.grpc.contents import FIELDS, decode_varints, tensor_from_contents
-from edge_server.frontends.grpc.message import InferMessage, MessageReader
-from edge_server.frontends.grpc.wire import split
+from edge_server.frontends.grpc import infer_message as message_module
+from edge_server.frontends.grpc.infer_message import InferMessage, MessageReader
+from edge_server.frontends.grpc.raw_fields import split
+from edge_server.frontends.grpc.typed_contents import FIELDS, decode_varints, tensor_from_contents
 from edge_server.protocol import messages
-from edge_server.protocol.wire import read_varint, varint
+from edge_server.protocol.wire_format import read_varint, varint
 
 READER = MessageReader()
 

@@ -23,8 +23,8 @@ from hyperframe.frame import (
 
 from edge_server.frontends.http2.connection import Stream
 from edge_server.frontends.http2.frames import PREFACE
-from edge_server.frontends.http2.headers import encode_headers
-from edge_server.frontends.http2.limits import Limits
+from edge_server.frontends.http2.header_blocks import encode_headers
+from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.server import Http2Server
 
 HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
@@ -93,7 +93,7 @@ class Server:
     def __init__(self, tls: ssl.SSLContext | None = None, **settings: Any) -> None:
         self.clients: list[Client] = []
         self.opened: queue.SimpleQueue[Echo] = queue.SimpleQueue()
-        self.http2 = Http2Server(self._on_stream, Limits(**{"tick_s": 0.02, **settings}), tls)
+        self.http2 = Http2Server(self._on_stream, Http2Limits(**{"tick_s": 0.02, **settings}), tls)
         self.port = self.http2.start("127.0.0.1", 0)
 
     def _on_stream(self, stream: Stream) -> Echo:

@@ -29,8 +29,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from edge_server.frontends.http2.frames import PREFACE, ErrorCode
-from edge_server.frontends.http2.headers import encode_headers
+from edge_server.frontends.http2.frames import PREFACE, Http2ErrorCode
+from edge_server.frontends.http2.header_blocks import encode_headers
 
 Serve = Callable[..., Any]
 
@@ -170,13 +170,13 @@ def test_the_loss_of_a_connection_is_told_to_each_stream_once(serve: Serve) -> N
     paths = ["/raise", "/wait", "/wait"]
     client.send(*(client.headers(number, path=path) for number, path in zip((1, 3, 5), paths, strict=True)))
     echoes = [server.next_stream() for _ in paths]
-    client.send(RstStreamFrame(5, ErrorCode.NO_ERROR))
+    client.send(RstStreamFrame(5, Http2ErrorCode.NO_ERROR))
     assert echoes[2].is_reset.wait(server.WAIT_S)
     client.close()
     for echo in echoes:
         assert echo.is_reset.wait(server.WAIT_S)
         echo.stream.respond(server.HEAD, (b"nobody",), server.TRAILERS)
-        echo.stream.reset(ErrorCode.CANCEL)
+        echo.stream.reset(Http2ErrorCode.CANCEL)
     assert [echo.events for echo in echoes] == [[("reset", 8)], [("reset", 8)], [("reset", 0)]]
     other = server.connect()
     other.check_alive()
@@ -249,14 +249,14 @@ def test_floods_end_the_connection(serve: Serve, name: str) -> None:
     server = serve(control_rate=20.0, max_ping_strikes=0)
     client = server.connect()
     client.send(*(FLOODS[name](client, 1 + 2 * number) for number in range(200)))
-    assert client.goaway_code() == ErrorCode.ENHANCE_YOUR_CALM
+    assert client.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
     server.connect().check_alive()
 
 
 def test_a_flood_of_continuation_ends_the_connection(serve: Serve) -> None:
     client = serve().connect()
     client.send(HeadersFrame(1, b""), *(ContinuationFrame(1, b"") for _ in range(50)))
-    assert client.goaway_code() == ErrorCode.ENHANCE_YOUR_CALM
+    assert client.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_window_opened_byte_by_byte_ends_the_connection(serve: Serve) -> None:
@@ -264,7 +264,7 @@ def test_a_window_opened_byte_by_byte_ends_the_connection(serve: Serve) -> None:
     client = server.connect({4: 0})
     client.send(client.headers(1), DataFrame(1, bytes(1000), flags=["END_STREAM"]))
     client.send(*(WindowUpdateFrame(1, 1) for _ in range(200)))
-    assert client.goaway_code() == ErrorCode.ENHANCE_YOUR_CALM
+    assert client.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_stream_whose_window_stays_closed_is_cancelled(serve: Serve) -> None:
@@ -273,7 +273,7 @@ def test_a_stream_whose_window_stays_closed_is_cancelled(serve: Serve) -> None:
     client.send(client.headers(1, "END_STREAM", path="/wait"))
     echo = server.next_stream()
     echo.stream.respond(server.HEAD, (b"x",), server.TRAILERS)
-    assert client.until(RstStreamFrame, 1).error_code == ErrorCode.CANCEL
+    assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.CANCEL
     assert echo.is_reset.wait(server.WAIT_S)
     client.check_alive()
 
@@ -291,13 +291,13 @@ def test_silent_connections_are_closed(serve: Serve) -> None:
     server = serve(handshake_s=0.02)
     client = server.connect(says_hello=False)
     client.send(PREFACE)
-    assert client.goaway_code() == ErrorCode.SETTINGS_TIMEOUT
+    assert client.goaway_code() == Http2ErrorCode.SETTINGS_TIMEOUT
 
 
 def test_a_client_that_stops_within_headers_is_cut(serve: Serve) -> None:
     client = serve(stall_s=0.05).connect()
     client.send(HeadersFrame(1, b"\x82"))
-    assert client.goaway_code() == ErrorCode.NO_ERROR
+    assert client.goaway_code() == Http2ErrorCode.NO_ERROR
 
 
 def test_a_client_that_does_not_answer_pings_is_cut(serve: Serve) -> None:
@@ -311,13 +311,13 @@ def test_a_client_that_does_not_answer_pings_is_cut(serve: Serve) -> None:
 def test_old_connections_end(serve: Serve) -> None:
     client = serve(max_age_s=0.02, max_age_grace_s=0.02).connect()
     assert client.until(GoAwayFrame).last_stream_id == 2**31 - 1
-    assert client.goaway_code() == ErrorCode.NO_ERROR
+    assert client.goaway_code() == Http2ErrorCode.NO_ERROR
 
 
 def test_pings_without_data_are_struck(serve: Serve) -> None:
     client = serve(max_ping_strikes=2).connect()
     client.send(*[PingFrame(0, bytes(8))] * 4)
-    assert client.goaway_code() == ErrorCode.ENHANCE_YOUR_CALM
+    assert client.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
     assert b"too_many_pings" in next(frame for frame in client.frames if isinstance(frame, GoAwayFrame)).additional_data
 
 

@@ -19,7 +19,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from edge_server.frontends.http2.frames import PREFACE, ErrorCode
+from edge_server.frontends.http2.frames import PREFACE, Http2ErrorCode
 
 Serve = Callable[..., Any]
 
@@ -52,47 +52,47 @@ def test_anything_but_the_preface_ends_the_connection_3_4(serve: Serve, data: by
 def test_the_first_frame_must_be_settings_3_4(serve: Serve, first: bytes) -> None:
     client = serve().connect(says_hello=False)
     client.send(PREFACE, first)
-    assert client.goaway_code() == ErrorCode.PROTOCOL_ERROR
+    assert client.goaway_code() == Http2ErrorCode.PROTOCOL_ERROR
 
 
 WRONG = {
-    "6.1 DATA on the connection": (raw(0, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "6.1 DATA on an idle stream": (raw(0, 0, 5, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "6.1 DATA on an even stream": (raw(0, 0, 2, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "6.1 padding longer than its frame": (raw(0, 8, 1, b"\x05xxxx"), ErrorCode.PROTOCOL_ERROR),
-    "6.1 padded DATA without payload": (raw(0, 8, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "6.2 HEADERS on the connection": (raw(1, 4, 0, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-    "5.1.1 HEADERS on an even stream": (raw(1, 4, 2, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-    "6.2 HEADERS with too much padding": (raw(1, 0xC, 3, b"\x05\x82"), ErrorCode.PROTOCOL_ERROR),
-    "6.2 padded HEADERS without payload": (raw(1, 0xC, 3), ErrorCode.PROTOCOL_ERROR),
-    "6.2 HEADERS with half a priority": (raw(1, 0x24, 3, b"\0\0\0"), ErrorCode.PROTOCOL_ERROR),
-    "6.3 PRIORITY on the connection": (raw(2, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR),
-    "6.3 PRIORITY of 4 bytes on an idle stream": (raw(2, 0, 9, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-    "6.4 RST_STREAM on the connection": (raw(3, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "6.4 RST_STREAM on an idle stream": (raw(3, 0, 7, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "6.4 RST_STREAM of 3 bytes": (raw(3, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-    "6.5 SETTINGS on a stream": (raw(4, 0, 1), ErrorCode.PROTOCOL_ERROR),
-    "6.5 SETTINGS of 5 bytes": (raw(4, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-    "6.5 SETTINGS with ACK and payload": (raw(4, 1, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
-    "6.5.2 ENABLE_PUSH of 2": (raw(4, 0, 0, struct.pack(">HI", 2, 2)), ErrorCode.PROTOCOL_ERROR),
-    "6.5.2 window of 2^31": (raw(4, 0, 0, struct.pack(">HI", 4, 1 << 31)), ErrorCode.FLOW_CONTROL_ERROR),
-    "6.5.2 frame size of 100": (raw(4, 0, 0, struct.pack(">HI", 5, 100)), ErrorCode.PROTOCOL_ERROR),
-    "6.5.2 frame size of 2^24": (raw(4, 0, 0, struct.pack(">HI", 5, 1 << 24)), ErrorCode.PROTOCOL_ERROR),
-    "6.6 PUSH_PROMISE": (raw(5, 4, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "6.7 PING on a stream": (raw(6, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "6.7 PING of 7 bytes": (raw(6, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "6.8 GOAWAY on a stream": (raw(7, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "6.8 GOAWAY of 7 bytes": (raw(7, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "6.9 WINDOW_UPDATE of 0 on the connection": (raw(8, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "6.9 WINDOW_UPDATE of 3 bytes": (raw(8, 0, 0, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-    "6.9 WINDOW_UPDATE on an idle stream": (raw(8, 0, 9, b"\0\0\0\1"), ErrorCode.PROTOCOL_ERROR),
-    "6.9.1 window of the connection too large": (raw(8, 0, 0, b"\x7f\xff\xff\xff"), ErrorCode.FLOW_CONTROL_ERROR),
-    "6.10 CONTINUATION alone": (raw(9, 4, 1, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-    "6.10 PING within a header block": (raw(1, 0, 3, b"\x82") + raw(6, 0, 0, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "6.10 DATA within a header block": (raw(1, 0, 3, b"\x82") + raw(0, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "6.10 CONTINUATION of another": (raw(1, 0, 3, b"\x82") + raw(9, 4, 1, b""), ErrorCode.PROTOCOL_ERROR),
-    "4.2 control frame of 64 KiB and more": (raw(2, 0, 1, bytes(70000)), ErrorCode.FRAME_SIZE_ERROR),
-    "4.3 headers that cannot be decoded": (raw(1, 4, 3, b"\xff\xff\xff\xff\x0f"), ErrorCode.COMPRESSION_ERROR),
+    "6.1 DATA on the connection": (raw(0, 0, 0, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.1 DATA on an idle stream": (raw(0, 0, 5, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.1 DATA on an even stream": (raw(0, 0, 2, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.1 padding longer than its frame": (raw(0, 8, 1, b"\x05xxxx"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.1 padded DATA without payload": (raw(0, 8, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.2 HEADERS on the connection": (raw(1, 4, 0, b"\x82"), Http2ErrorCode.PROTOCOL_ERROR),
+    "5.1.1 HEADERS on an even stream": (raw(1, 4, 2, b"\x82"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.2 HEADERS with too much padding": (raw(1, 0xC, 3, b"\x05\x82"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.2 padded HEADERS without payload": (raw(1, 0xC, 3), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.2 HEADERS with half a priority": (raw(1, 0x24, 3, b"\0\0\0"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.3 PRIORITY on the connection": (raw(2, 0, 0, bytes(5)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.3 PRIORITY of 4 bytes on an idle stream": (raw(2, 0, 9, bytes(4)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.4 RST_STREAM on the connection": (raw(3, 0, 0, bytes(4)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.4 RST_STREAM on an idle stream": (raw(3, 0, 7, bytes(4)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.4 RST_STREAM of 3 bytes": (raw(3, 0, 1, bytes(3)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.5 SETTINGS on a stream": (raw(4, 0, 1), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.5 SETTINGS of 5 bytes": (raw(4, 0, 0, bytes(5)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.5 SETTINGS with ACK and payload": (raw(4, 1, 0, bytes(6)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.5.2 ENABLE_PUSH of 2": (raw(4, 0, 0, struct.pack(">HI", 2, 2)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.5.2 window of 2^31": (raw(4, 0, 0, struct.pack(">HI", 4, 1 << 31)), Http2ErrorCode.FLOW_CONTROL_ERROR),
+    "6.5.2 frame size of 100": (raw(4, 0, 0, struct.pack(">HI", 5, 100)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.5.2 frame size of 2^24": (raw(4, 0, 0, struct.pack(">HI", 5, 1 << 24)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.6 PUSH_PROMISE": (raw(5, 4, 1, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.7 PING on a stream": (raw(6, 0, 1, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.7 PING of 7 bytes": (raw(6, 0, 0, bytes(7)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.8 GOAWAY on a stream": (raw(7, 0, 1, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.8 GOAWAY of 7 bytes": (raw(7, 0, 0, bytes(7)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.9 WINDOW_UPDATE of 0 on the connection": (raw(8, 0, 0, bytes(4)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.9 WINDOW_UPDATE of 3 bytes": (raw(8, 0, 0, bytes(3)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "6.9 WINDOW_UPDATE on an idle stream": (raw(8, 0, 9, b"\0\0\0\1"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.9.1 window of the connection too large": (raw(8, 0, 0, b"\x7f\xff\xff\xff"), Http2ErrorCode.FLOW_CONTROL_ERROR),
+    "6.10 CONTINUATION alone": (raw(9, 4, 1, b"\x82"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.10 PING within a header block": (raw(1, 0, 3, b"\x82") + raw(6, 0, 0, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.10 DATA within a header block": (raw(1, 0, 3, b"\x82") + raw(0, 0, 1, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.10 CONTINUATION of another": (raw(1, 0, 3, b"\x82") + raw(9, 4, 1, b""), Http2ErrorCode.PROTOCOL_ERROR),
+    "4.2 control frame of 64 KiB and more": (raw(2, 0, 1, bytes(70000)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "4.3 headers that cannot be decoded": (raw(1, 4, 3, b"\xff\xff\xff\xff\x0f"), Http2ErrorCode.COMPRESSION_ERROR),
 }
 
 
@@ -106,14 +106,14 @@ def test_violations_that_end_the_connection(serve: Serve, name: str) -> None:
     client.send(data)
     assert client.goaway_code() == code
     assert stream.is_reset.wait(server.WAIT_S)
-    assert [event for event in stream.events if event[0] == "reset"] == [("reset", ErrorCode.CANCEL)]
+    assert [event for event in stream.events if event[0] == "reset"] == [("reset", Http2ErrorCode.CANCEL)]
 
 
 STREAM_WRONG = {
-    "6.9 WINDOW_UPDATE of 0": (raw(8, 0, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "6.9.1 window too large": (raw(8, 0, 1, b"\x7f\xff\xff\xff"), ErrorCode.FLOW_CONTROL_ERROR),
-    "6.3 PRIORITY of 4 bytes": (raw(2, 0, 1, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-    "5.1 DATA after the end": (raw(0, 1, 1, b"x") + raw(0, 0, 1, b"y"), ErrorCode.STREAM_CLOSED),
+    "6.9 WINDOW_UPDATE of 0": (raw(8, 0, 1, bytes(4)), Http2ErrorCode.PROTOCOL_ERROR),
+    "6.9.1 window too large": (raw(8, 0, 1, b"\x7f\xff\xff\xff"), Http2ErrorCode.FLOW_CONTROL_ERROR),
+    "6.3 PRIORITY of 4 bytes": (raw(2, 0, 1, bytes(4)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "5.1 DATA after the end": (raw(0, 1, 1, b"x") + raw(0, 0, 1, b"y"), Http2ErrorCode.STREAM_CLOSED),
 }
 
 
@@ -135,7 +135,7 @@ def test_headers_after_the_end_end_the_stream_5_1(serve: Serve) -> None:
     server = serve()
     client = server.connect()
     client.send(client.headers(1, "END_STREAM", path="/wait"), client.headers(1, "END_STREAM"))
-    assert client.until(RstStreamFrame, 1).error_code == ErrorCode.STREAM_CLOSED
+    assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.STREAM_CLOSED
     client.check_alive()
 
 
@@ -144,14 +144,14 @@ def test_headers_on_a_closed_stream_end_the_connection_5_1(serve: Serve) -> None
     client.send(client.headers(1), DataFrame(1, b"a", flags=["END_STREAM"]))
     assert client.response(1) == b"a"
     client.send(client.headers(1))
-    assert client.goaway_code() == ErrorCode.STREAM_CLOSED
+    assert client.goaway_code() == Http2ErrorCode.STREAM_CLOSED
 
 
 def test_frames_on_their_way_to_a_stream_that_was_reset_are_ignored_5_1(serve: Serve) -> None:
     server = serve()
     client = server.connect()
     client.send(client.headers(1, path="/wait"))
-    server.next_stream().stream.reset(ErrorCode.CANCEL)
+    server.next_stream().stream.reset(Http2ErrorCode.CANCEL)
     client.until(RstStreamFrame, 1)
     # The table of the decoder must follow trailers that nobody takes.
     trailers = client.headers(1, "END_STREAM", fields=[("x-new", "in the table")])
@@ -171,9 +171,9 @@ def test_more_streams_than_allowed_are_refused_5_1_2(serve: Serve) -> None:
     server = serve(max_streams=2)
     client = server.connect()
     client.send(*(client.headers(number, path="/wait") for number in (1, 3, 5)), DataFrame(5, b"x" * 300))
-    assert client.until(RstStreamFrame).error_code == ErrorCode.REFUSED_STREAM
+    assert client.until(RstStreamFrame).error_code == Http2ErrorCode.REFUSED_STREAM
     assert client.frames[-1].stream_id == 5
-    client.send(RstStreamFrame(1, ErrorCode.CANCEL), client.headers(7), DataFrame(7, b"z", flags=["END_STREAM"]))
+    client.send(RstStreamFrame(1, Http2ErrorCode.CANCEL), client.headers(7), DataFrame(7, b"z", flags=["END_STREAM"]))
     assert client.response(7) == b"z"
 
 
@@ -278,7 +278,7 @@ def test_more_than_the_window_ends_the_connection_6_9_1(serve: Serve) -> None:
     stream = server.next_stream()
     stream.stream.granted = 5
     client.send(DataFrame(1, b"123456"))
-    assert client.goaway_code() == ErrorCode.FLOW_CONTROL_ERROR
+    assert client.goaway_code() == Http2ErrorCode.FLOW_CONTROL_ERROR
 
 
 HEADERS_WRONG = {
@@ -302,7 +302,7 @@ def test_malformed_requests_end_the_stream(serve: Serve, name: str) -> None:
     server = serve()
     client = server.connect()
     client.send(client.headers(1, "END_STREAM", fields=[*server.REQUEST[:4], *HEADERS_WRONG[name]]))
-    assert client.until(RstStreamFrame, 1).error_code == ErrorCode.PROTOCOL_ERROR
+    assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.PROTOCOL_ERROR
     client.send(client.headers(3), DataFrame(3, b"abc", flags=["END_STREAM"]))
     assert client.response(3) == b"abc"
 
@@ -312,7 +312,7 @@ def test_requests_without_a_pseudo_header_end_the_stream_8_3_1(serve: Serve, lef
     server = serve()
     client = server.connect()
     client.send(client.headers(1, fields=[field for field in server.REQUEST if field[0] != left_out]))
-    assert client.until(RstStreamFrame, 1).error_code == ErrorCode.PROTOCOL_ERROR
+    assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(("length", "data", "is_right"), [(3, b"abc", True), (4, b"abc", False), (2, b"abc", False)])
@@ -324,7 +324,7 @@ def test_content_length_is_checked_8_1_1(serve: Serve, length: int, data: bytes,
     if is_right:
         assert client.response(1) == data
     else:
-        assert client.until(RstStreamFrame, 1).error_code == ErrorCode.PROTOCOL_ERROR
+        assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.PROTOCOL_ERROR
 
 
 def test_trailers_end_a_request_8_1(serve: Serve) -> None:
@@ -337,7 +337,7 @@ def test_trailers_end_a_request_8_1(serve: Serve) -> None:
 def test_malformed_trailers_end_the_stream_8_1(serve: Serve, flags: tuple[str, ...], field: tuple[str, str]) -> None:
     client = serve().connect()
     client.send(client.headers(1), client.headers(1, *flags, fields=[field]))
-    assert client.until(RstStreamFrame, 1).error_code == ErrorCode.PROTOCOL_ERROR
+    assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.PROTOCOL_ERROR
     client.check_alive()
 
 
@@ -347,6 +347,6 @@ def test_an_answer_before_the_end_closes_the_stream_8_1(serve: Serve) -> None:
     client.send(client.headers(1, path="/wait"))
     server.next_stream().stream.respond(server.HEAD, (b"early",), server.TRAILERS)
     assert client.response(1) == b"early"
-    assert client.until(RstStreamFrame, 1).error_code == ErrorCode.NO_ERROR
+    assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.NO_ERROR
     client.send(DataFrame(1, b"late"), DataFrame(1, b"", flags=["END_STREAM"]))
     client.check_alive()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, Heat, Slowdown
-from edge_server.governor.sensors.box import BoxSensors
-from edge_server.governor.sensors.files import Files, read_once
+from edge_server.governor.readings import BoxReading, CriticalTemperature, ThrottleReason
+from edge_server.governor.sensors.machine import BoxSensors
+from edge_server.governor.sensors.sysfs import SysfsFiles, read_once
 
 BOARDS = ("orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7", "x86_box")
 
@@ -110,7 +110,7 @@ def test_energy_that_only_root_may_read_is_left_out_and_told(board: Any) -> None
             raise PermissionError(13, "Permission denied", str(path))
         return read_once(path)
 
-    reading = BoxSensors(files=Files(box.root, read=as_user), nvml=NoNvml()).read(0.0)
+    reading = BoxSensors(files=SysfsFiles(box.root, read=as_user), nvml=NoNvml()).read(0.0)
     assert reading.power_mw is None
     assert "may not be read by this user" in reading.missing["power_mw"]
     assert {rail.name for rail in reading.rails if rail.is_counted} == set()
@@ -127,7 +127,7 @@ def test_throttling_of_a_processor_is_counted_by_package_and_over_its_cores(boar
         box.write(f"/sys/devices/system/cpu/cpu{number}/thermal_throttle/package_throttle_count", 14)
     reading = sensor.read(0.5)
     assert {item.name: item.per_s for item in reading.throttles} == {"package-0": 4.0, "cores": 0.0}
-    assert Slowdown.THERMAL in reading.slowed_by
+    assert ThrottleReason.THERMAL in reading.slowed_by
 
 
 def test_the_graphics_of_an_intel_processor(board: Any) -> None:
@@ -145,13 +145,13 @@ def test_an_amd_processor_goes_by_its_die_and_not_by_the_value_for_its_fan(box: 
         "temp2_label": "Tdie", "temp2_input": 62_500, "temp3_label": "Tccd1", "temp3_input": 60_000,
     }.items():  # fmt: skip
         box.write(f"{monitor}/{name}", content)
-    assert sensors(box).read(0.0).heat == Heat("package-0", 62.5, None, None, None)
+    assert sensors(box).read(0.0).heat == CriticalTemperature("package-0", 62.5, None, None, None)
 
 
 def test_the_kernels_own_zone_stands_in_for_a_driver_that_is_not_loaded(board: Any) -> None:
     box = board("x86_box")
     box.remove("/sys/class/hwmon/hwmon2")
-    assert sensors(box).read(0.0).heat == Heat("package-0", 56.0, None, None, None)
+    assert sensors(box).read(0.0).heat == CriticalTemperature("package-0", 56.0, None, None, None)
 
 
 def test_a_board_of_another_maker_is_read_by_its_zones(box: Any) -> None:
@@ -164,4 +164,4 @@ def test_a_board_of_another_maker_is_read_by_its_zones(box: Any) -> None:
         box.write(f"{zone}/{name}", content)
     reading = sensors(box).read(0.0)
     assert reading.board == "Raspberry Pi 5 Model B Rev 1.0"
-    assert reading.heat == Heat("cpu", 61.2, pytest.approx(23.8), 85.0, 110.0)
+    assert reading.heat == CriticalTemperature("cpu", 61.2, pytest.approx(23.8), 85.0, 110.0)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, Heat, PowerMode, Slowdown
-from edge_server.governor.sensors.box import BoxSensors, read_box
+from edge_server.governor.readings import BoxReading, CriticalTemperature, PowerMode, ThrottleReason
 from edge_server.governor.sensors.jetson import jetpack
+from edge_server.governor.sensors.machine import BoxSensors, read_box
 
 
 class NoNvml:
@@ -93,11 +93,11 @@ def test_who_the_box_says_it_is(name: str, board: Any) -> None:
 
 
 HEAT = {
-    "orin_nano_jp6": Heat("tj", 51.812, pytest.approx(47.188), 99.0, 104.5),
-    "orin_nx_jp5": Heat("tj", 44.218, pytest.approx(54.782), 99.0, 104.5),
-    "agx_orin_jp6": Heat("tj", 99.125, -0.125, 99.0, 104.5),
-    "thor_jp7": Heat("tj", 43.75, 64.75, 108.5, 114.5),
-    "x86_box": Heat("package-0", 56.0, 44.0, 100.0, None),
+    "orin_nano_jp6": CriticalTemperature("tj", 51.812, pytest.approx(47.188), 99.0, 104.5),
+    "orin_nx_jp5": CriticalTemperature("tj", 44.218, pytest.approx(54.782), 99.0, 104.5),
+    "agx_orin_jp6": CriticalTemperature("tj", 99.125, -0.125, 99.0, 104.5),
+    "thor_jp7": CriticalTemperature("tj", 43.75, 64.75, 108.5, 114.5),
+    "x86_box": CriticalTemperature("package-0", 56.0, 44.0, 100.0, None),
 }
 
 
@@ -246,14 +246,14 @@ def test_the_gpu_of_a_module(name: str, board: Any) -> None:
 def test_a_box_at_rest_is_not_slowed_down(name: str, board: Any) -> None:
     reading = sensors(board(name)).read(100.0)
     # The one in the NUC is held back by its package's power limit, and says so.
-    assert reading.slowed_by == ({Slowdown.POWER_CAP} if name == "x86_box" else set())
+    assert reading.slowed_by == ({ThrottleReason.POWER_CAP} if name == "x86_box" else set())
 
 
 def test_a_throttle_alert_is_heat_and_a_hot_surface_is_not(board: Any) -> None:
     box = board("agx_orin_jp6")
     sensor = sensors(box)
     reading = sensor.read(100.0)
-    assert reading.slowed_by == {Slowdown.THERMAL}
+    assert reading.slowed_by == {ThrottleReason.THERMAL}
     assert {item.name: item.state for item in reading.coolers if item.state} == {
         "gpu-throttle-alert": 1, "devfreq-gpu": 3,
     }  # fmt: skip
@@ -272,9 +272,9 @@ def test_over_current_is_told_as_a_rate(board: Any) -> None:
     box.write("/sys/class/hwmon/hwmon2/oc3_event_cnt", 4711 + 15)
     second = sensor.read(100.5)
     assert {item.name: item.per_s for item in second.over_current} == {"oc1": 0.0, "oc2": 0.0, "oc3": 30.0}
-    assert second.slowed_by == {Slowdown.OVER_CURRENT}
+    assert second.slowed_by == {ThrottleReason.OVER_CURRENT}
     box.write("/sys/class/hwmon/hwmon2/oc1_event_cnt", 1)
-    assert sensor.read(101.0).slowed_by == {Slowdown.UNDER_VOLTAGE}
+    assert sensor.read(101.0).slowed_by == {ThrottleReason.UNDER_VOLTAGE}
 
 
 def test_a_burst_of_over_current_is_told_apart_from_a_minute_of_it(board: Any) -> None:

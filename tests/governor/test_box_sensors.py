@@ -9,10 +9,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from edge_server.governor.observe import slowed_by
-from edge_server.governor.policy import Cause
+from edge_server.governor.control_policy import Cause
+from edge_server.governor.policy_inputs import slowed_by
 from edge_server.governor.readings import BoxReading, Gpu
-from edge_server.governor.sensors.box import BoxSensors, read_box
+from edge_server.governor.sensors.machine import BoxSensors, read_box
 from edge_server.governor.sensors.nvml import OPEN_AGAIN_S
 
 MakeBoard = Callable[[str], Any]

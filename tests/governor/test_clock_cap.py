@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from edge_server.governor.clock_cap import ClockRule, GrantedClockCap
-from edge_server.governor.policy import Decision, Level
+from edge_server.governor.control_policy import PolicyDecision, ThermalLevel
 from edge_server.governor.sensors.devfreq_cap import DevfreqCap
 
-SHORT = Decision(Level.HOT, share=0.3)
+SHORT = PolicyDecision(ThermalLevel.HOT, share=0.3)
 
 
 def test_the_clock_goes_down_by_notches_and_never_below_its_floor() -> None:
@@ -26,8 +26,8 @@ def test_the_clock_comes_back_slowly_and_whole() -> None:
     rule = ClockRule()
     for second in range(100):
         rule.step(SHORT, float(second))
-    assert [rule.step(Decision(), 100.0 + second) for second in range(59)][-1] == 0.5
-    assert [rule.step(Decision(), 159.0 + second) for second in range(400)][-1] == 1.0
+    assert [rule.step(PolicyDecision(), 100.0 + second) for second in range(59)][-1] == 0.5
+    assert [rule.step(PolicyDecision(), 159.0 + second) for second in range(400)][-1] == 1.0
 
 
 def test_a_lost_sensor_is_no_reason_to_touch_the_clock() -> None:

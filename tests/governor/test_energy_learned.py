@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.governor.energy import LONGEST_GAP_S, EnergyLearner, Work, measured_j
+from edge_server.governor.energy_model import LONGEST_GAP_S, EnergyLearner, ModelWorkload, measured_j
 from edge_server.governor.readings import BoxReading, EnergyCounter, Rail
 
 Key = tuple[str, int]
@@ -18,7 +18,7 @@ Key = tuple[str, int]
 works = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from([1, 4, 8])),
     st.builds(
-        Work,
+        ModelWorkload,
         st.floats(-1, 4) | st.sampled_from([math.nan, math.inf]),
         st.integers(-3, 10_000),
     ),
@@ -35,7 +35,7 @@ works = st.dictionaries(
     )
 )
 def test_what_is_put_down_to_models_is_never_more_than_was_measured(
-    intervals: list[tuple[float | None, float, Mapping[Key, Work]]],
+    intervals: list[tuple[float | None, float, Mapping[Key, ModelWorkload]]],
 ) -> None:
     learner = EnergyLearner()
     given_j = measured_so_far_j = 0.0
@@ -62,13 +62,13 @@ class Truth:
         self.idle_w, self.watts, self.inference_s = idle_w, watts, inference_s
         self._random = random.Random(seed)
 
-    def interval(self, only: Key | None = None, noise: float = 0.0) -> tuple[float, dict[Key, Work]]:
+    def interval(self, only: Key | None = None, noise: float = 0.0) -> tuple[float, dict[Key, ModelWorkload]]:
         """Return the energy of one second, and what was done in it."""
         work = {}
         for key in self.watts:
             if only in (None, key):
                 count = self._random.randrange(0, 40)
-                work[key] = Work(count * self.inference_s[key], count)
+                work[key] = ModelWorkload(count * self.inference_s[key], count)
         above_w = sum(self.watts[key] * item.busy_s for key, item in work.items())
         return (self.idle_w + above_w) * (1 + self._random.gauss(0, noise)), work
 
@@ -126,7 +126,7 @@ def test_what_an_inference_costs_now_replaces_what_it_cost_long_ago() -> None:
     learner.learn(0.0, 60.0, {})
     for joules, seconds in ((1.0, 600), (3.0, 600)):
         for _ in range(seconds):
-            learner.learn(joules * 10, 1.0, {("m", 1): Work(0.5, 10)})
+            learner.learn(joules * 10, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
     cost = learner.cost("m", 1)
     assert cost is not None
     assert cost.joules == pytest.approx(3.0, rel=0.01)
@@ -139,34 +139,34 @@ def test_idle_power_is_put_down_to_nobody() -> None:
     for _ in range(10):
         assert learner.learn(5.0, 1.0, {}) == {}
     assert learner.idle_w == 5.0
-    assert learner.learn(12.0, 1.0, {("m", 1): Work(0.5, 50)}) == {("m", 1): 7.0}
+    assert learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 50)}) == {("m", 1): 7.0}
 
 
 def test_a_busy_box_that_draws_less_than_the_idle_one_did_corrects_the_idle_power() -> None:
     learner = EnergyLearner()
     learner.learn(9.0, 1.0, {})
     for _ in range(60):
-        assert learner.learn(6.0, 1.0, {("m", 1): Work(0.5, 5)}) == {("m", 1): 0.0}
+        assert learner.learn(6.0, 1.0, {("m", 1): ModelWorkload(0.5, 5)}) == {("m", 1): 0.0}
     assert learner.idle_w == pytest.approx(6.0, abs=0.01)
 
 
 def test_one_reading_of_no_power_does_not_make_the_idle_power_nothing() -> None:
     learner = EnergyLearner()
     learner.learn(9.0, 1.0, {})
-    learner.learn(0.0, 0.5, {("m", 1): Work(0.2, 5)})
+    learner.learn(0.0, 0.5, {("m", 1): ModelWorkload(0.2, 5)})
     assert learner.idle_w == pytest.approx(9.0, rel=0.1)
 
 
 def test_what_was_learned_before_the_idle_power_was_known_is_learned_again() -> None:
     learner = EnergyLearner()
     for _ in range(20):
-        learner.learn(12.0, 1.0, {("m", 1): Work(0.5, 10)})
+        learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
     before = learner.cost("m", 1)
     assert before is not None
     assert before.joules == pytest.approx(1.2)
     learner.learn(5.0, 1.0, {})
     for _ in range(20):
-        learner.learn(12.0, 1.0, {("m", 1): Work(0.5, 10)})
+        learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
     after = learner.cost("m", 1)
     assert after is not None
     assert after.joules == pytest.approx(0.7)
@@ -182,7 +182,7 @@ def test_runs_longer_than_an_interval_get_the_energy_of_all_of_it(run_s: float, 
     for _ in range(100):
         steps = int(run_s / interval_s)
         for step in range(steps):
-            work = {("slow", 1): Work(run_s, 1)} if step == steps - 1 else {}
+            work = {("slow", 1): ModelWorkload(run_s, 1)} if step == steps - 1 else {}
             learner.learn(25.0 * interval_s, interval_s, work)
         for _ in range(steps):
             learner.learn(5.0 * interval_s, interval_s, {})
@@ -197,9 +197,9 @@ def test_nothing_is_learned_from_energy_that_cannot_be(energy_j: float | None) -
     learner = EnergyLearner()
     learner.learn(5.0, 1.0, {})
     for _ in range(10):
-        learner.learn(12.0, 1.0, {("m", 1): Work(0.5, 10)})
+        learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
     before = learner.cost("m", 1)
-    assert learner.learn(energy_j, 1e-3, {("m", 1): Work(0.5, 10)}) == {}
+    assert learner.learn(energy_j, 1e-3, {("m", 1): ModelWorkload(0.5, 10)}) == {}
     after = learner.cost("m", 1)
     assert before is not None
     assert after is not None
@@ -211,7 +211,7 @@ def test_nothing_is_learned_from_energy_that_cannot_be(energy_j: float | None) -
 def test_nothing_is_put_down_to_work_that_cannot_be(busy_s: float) -> None:
     learner = EnergyLearner()
     learner.learn(5.0, 1.0, {})
-    assert learner.learn(12.0, 1.0, {("m", 1): Work(busy_s, 10)}) == {}
+    assert learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(busy_s, 10)}) == {}
     assert learner.costs() == {}
 
 
@@ -219,9 +219,9 @@ def test_a_year_of_intervals_overflows_nothing() -> None:
     learner = EnergyLearner(half_life_s=60.0)
     learner.learn(5.0, 1.0, {})
     for _ in range(2000):
-        learner.learn(12.0 * 600, 600.0, {("m", 1): Work(300.0, 6000)})
+        learner.learn(12.0 * 600, 600.0, {("m", 1): ModelWorkload(300.0, 6000)})
     learner.learn(None, 1e12, {})
-    learner.learn(12.0, 1.0, {("m", 1): Work(0.5, 10)})
+    learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
     cost = learner.cost("m", 1)
     assert cost is not None
     assert cost.joules == pytest.approx(0.7)
@@ -229,7 +229,7 @@ def test_a_year_of_intervals_overflows_nothing() -> None:
 
 def test_confidence_is_small_after_one_interval() -> None:
     learner = EnergyLearner()
-    learner.learn(5.0, 1.0, {("m", 1): Work(0.5, 5)})
+    learner.learn(5.0, 1.0, {("m", 1): ModelWorkload(0.5, 5)})
     cost = learner.cost("m", 1)
     assert cost is not None
     assert cost.confidence == pytest.approx(1 / 6)
@@ -238,7 +238,7 @@ def test_confidence_is_small_after_one_interval() -> None:
 def test_nothing_is_known_of_what_never_ran_or_was_forgotten() -> None:
     learner = EnergyLearner()
     assert learner.cost("m", 1) is None
-    learner.learn(5.0, 1.0, {("m", 1): Work(0.5, 5), ("n", 1): Work(0.5, 5)})
+    learner.learn(5.0, 1.0, {("m", 1): ModelWorkload(0.5, 5), ("n", 1): ModelWorkload(0.5, 5)})
     learner.forget("m")
     assert learner.cost("m", 1) is None
     assert set(learner.costs()) == {("n", 1)}
@@ -263,11 +263,11 @@ def test_models_that_always_run_together_share_by_the_time_that_they_were_busy()
     learner = EnergyLearner()
     learner.learn(0.0, 60.0, {})
     for _ in range(100):
-        shares = learner.learn(12.0, 1.0, {("a", 1): Work(0.5, 10), ("b", 1): Work(0.25, 5)})
+        shares = learner.learn(12.0, 1.0, {("a", 1): ModelWorkload(0.5, 10), ("b", 1): ModelWorkload(0.25, 5)})
     assert shares == {("a", 1): pytest.approx(8.0, rel=1e-3), ("b", 1): pytest.approx(4.0, rel=1e-3)}
 
 
-def _with_second(measured: tuple[float, dict[Key, Work]]) -> tuple[float, float, dict[Key, Work]]:
+def _with_second(measured: tuple[float, dict[Key, ModelWorkload]]) -> tuple[float, float, dict[Key, ModelWorkload]]:
     return measured[0], 1.0, measured[1]
 
 

@@ -7,15 +7,15 @@ from collections import Counter
 
 import pytest
 
-from edge_server.core.message import Request
-from edge_server.core.model import ModelSpec
+from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import PriorityClass, priority_class
+from edge_server.core.request_response import Request
 from edge_server.errors import BadModelConfig, ErrorCode, Throttled
-from edge_server.governor.gate import GovernorGate
-from edge_server.governor.policy import Cause, Decision, Level
+from edge_server.governor.admission_control import GovernorGate
+from edge_server.governor.control_policy import Cause, PolicyDecision, ThermalLevel
 
 CONTROL, NORMAL, BULK = PriorityClass
-HOT = Decision(Level.HOT, 0.3, heat_share=0.3, limited_by="heat", detail="96 °C, to be kept at 95 °C")
+HOT = PolicyDecision(ThermalLevel.HOT, 0.3, heat_share=0.3, limited_by="heat", detail="96 °C, to be kept at 95 °C")
 
 
 class Clock:
@@ -111,7 +111,9 @@ def test_a_plain_number_can_be_settled_too() -> None:
 
 def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
     gate = GovernorGate(clock=Clock())
-    gate.apply(Decision(Level.WARM, sheds_bulk=True, causes=frozenset({Cause.MEMORY}), detail="tasks wait"), 1.0)
+    gate.apply(
+        PolicyDecision(ThermalLevel.WARM, sheds_bulk=True, causes=frozenset({Cause.MEMORY}), detail="tasks wait"), 1.0
+    )
     assert not gate.is_open
     assert gate.refuse_frame(3) == "the box is WARM: tasks wait"
     assert gate.refuse_frame(2) is None
@@ -122,7 +124,7 @@ def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
 
 def test_when_critical_nothing_but_control_goes_on() -> None:
     gate = GovernorGate(clock=Clock())
-    gate.apply(Decision(Level.CRITICAL, 0.9, limited_by="heat", sheds_bulk=True, only_control=True), 1.0)
+    gate.apply(PolicyDecision(ThermalLevel.CRITICAL, 0.9, limited_by="heat", sheds_bulk=True, only_control=True), 1.0)
     assert gate.refuse_frame(2) is not None
     assert gate.refuse_frame(1) is None
     assert gate.shed() == {(NORMAL, "critical"): 1}
@@ -132,7 +134,7 @@ def test_when_critical_nothing_but_control_goes_on() -> None:
 def test_refusals_are_counted_under_what_holds_the_share_down(word: str) -> None:
     gate = GovernorGate(clock=Clock())
     causes = frozenset({Cause.OVER_CURRENT, Cause.POWER_MODE})
-    gate.apply(Decision(Level.WARM, 0.3, limited_by=word, causes=causes), 1.0)
+    gate.apply(PolicyDecision(ThermalLevel.WARM, 0.3, limited_by=word, causes=causes), 1.0)
     _exhaust(gate)
     assert gate.shed() == {(NORMAL, word): 1}
 
@@ -141,8 +143,8 @@ def test_a_box_that_is_well_again_opens_the_gate() -> None:
     gate = GovernorGate(clock=Clock())
     gate.apply(HOT, 1.0)
     assert (gate.is_open, gate.share, gate.state().detail) == (False, 0.3, HOT.detail)
-    gate.apply(Decision(), 1.0)
-    assert (gate.is_open, gate.share, gate.decision) == (True, 1.0, Decision())
+    gate.apply(PolicyDecision(), 1.0)
+    assert (gate.is_open, gate.share, gate.decision) == (True, 1.0, PolicyDecision())
 
 
 @pytest.mark.sample
@@ -151,7 +153,7 @@ def test_a_box_that_is_well_again_opens_the_gate() -> None:
 def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priority: int) -> None:
     clock = Clock()
     gate = GovernorGate(0.0, clock, seed=1)
-    gate.apply(Decision(Level.HOT, share, limited_by="heat"), 1.0)
+    gate.apply(PolicyDecision(ThermalLevel.HOT, share, limited_by="heat"), 1.0)
     taken: Counter[int] = Counter()
     for _ in range(3600):
         for stream in range(4):

@@ -11,13 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.governor.control_policy import (
+    Cause,
+    ControlPolicy,
+    PolicyConstants,
+    PolicyDecision,
+    PolicyInput,
+    ThermalLevel,
+)
 from edge_server.governor.controllers import MIN_SHARE
-from edge_server.governor.plant import Plant, PlantConstants
-from edge_server.governor.policy import Cause, Decision, Law, Level, Observation, Tuning
+from edge_server.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
 
 PERIOD_S = 0.5
 TRIP_C, CRITICAL_C = 99.0, 104.5
-SET_POINT_C = TRIP_C - Tuning().below_trip_c
+SET_POINT_C = TRIP_C - PolicyConstants().below_trip_c
 
 When = Callable[[float], float]
 
@@ -45,7 +52,7 @@ class World:
 class Course:
     """What happened, a point every half second."""
 
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[PolicyDecision] = field(default_factory=list)
     chip_c: list[float] = field(default_factory=list)
     is_throttled: list[bool] = field(default_factory=list)
     power_w: list[float] = field(default_factory=list)
@@ -60,10 +67,10 @@ class Course:
         return max(sum(changes[at : at + size]) for at in range(len(changes)))
 
 
-def live(world: World, law: Law, *, knows_power: bool = False) -> Course:
+def live(world: World, law: ControlPolicy, *, knows_power: bool = False) -> Course:
     """Let the law govern the plant."""
     rnd = random.Random(world.seed)
-    plant = Plant(ambient_c=world.ambient_c(0.0))
+    plant = ThermalModel(ambient_c=world.ambient_c(0.0))
     course = Course()
     for index in range(round(world.duration_s / PERIOD_S)):
         now_s = index * PERIOD_S
@@ -72,7 +79,7 @@ def live(world: World, law: Law, *, knows_power: bool = False) -> Course:
         sensed_c = None if is_silent else plant.chip_c + world.offset_c + rnd.gauss(0, world.noise_c)
         power_w = plant.power_w * (1 + rnd.gauss(0, 0.03)) if knows_power else None
         slowed_by = frozenset({Cause.THERMAL}) if plant.is_throttled else frozenset[Cause]()
-        seen = Observation(sensed_c, TRIP_C, CRITICAL_C, power_w=power_w, slowed_by=slowed_by)
+        seen = PolicyInput(sensed_c, TRIP_C, CRITICAL_C, power_w=power_w, slowed_by=slowed_by)
         decision = law.step(seen, now_s)
         course.decisions.append(decision)
         course.chip_c.append(plant.chip_c)
@@ -91,14 +98,14 @@ def _heat_wave(now_s: float) -> float:
     return 55.0 if 1200.0 <= now_s < 2400.0 else 5.0
 
 
-def _hold(decision: Decision) -> None:
+def _hold(decision: PolicyDecision) -> None:
     """Check what has to be true of every decision."""
     numbers = (decision.share, decision.heat_share, decision.power_share)
     assert all(math.isfinite(number) and MIN_SHARE <= number <= 1.0 for number in numbers)
     for value in (decision.temperature_c, decision.predicted_c, decision.set_point_c, decision.power_set_point_w):
         assert value is None or math.isfinite(value)
     assert (decision.limited_by == "") == (decision.share >= 1.0)
-    assert decision.level > Level.NORMAL or decision.share >= 1.0
+    assert decision.level > ThermalLevel.NORMAL or decision.share >= 1.0
     assert decision.detail or decision.share >= 1.0
 
 
@@ -119,7 +126,7 @@ WORLDS = {
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_the_temperature_stays_near_the_set_point_and_the_box_never_throttles(world: World) -> None:
-    course = live(world, Law())
+    course = live(world, ControlPolicy())
     settled = course.after(120)
     assert max(settled.chip_c) <= SET_POINT_C + 2.5
     assert not any(settled.is_throttled)
@@ -130,31 +137,36 @@ def test_the_temperature_stays_near_the_set_point_and_the_box_never_throttles(wo
 
 @pytest.mark.parametrize("ambient_c", [45.0, 50.0, 55.0])
 def test_what_the_box_can_bear_is_used(ambient_c: float) -> None:
-    course = live(World(always(ambient_c)), Law()).after(1800)
+    course = live(World(always(ambient_c)), ControlPolicy()).after(1800)
     assert sum(course.chip_c) / len(course.chip_c) == pytest.approx(SET_POINT_C, abs=0.5)
 
 
 def test_a_sensor_that_reads_two_degrees_too_few_still_keeps_the_box_from_throttling() -> None:
-    course = live(World(always(50.0), offset_c=-2.0), Law()).after(120)
+    course = live(World(always(50.0), offset_c=-2.0), ControlPolicy()).after(120)
     assert not any(course.is_throttled)
     assert max(course.chip_c) <= SET_POINT_C + 2.0 + 2.5
 
 
 def test_a_sensor_that_reads_far_too_few_is_found_out_by_the_boxs_own_throttling() -> None:
-    course = live(World(always(50.0), offset_c=-6.0), Law()).after(120)
+    course = live(World(always(50.0), offset_c=-6.0), ControlPolicy()).after(120)
     assert sum(course.is_throttled) / len(course.is_throttled) < 0.05
     set_points = [decision.set_point_c for decision in course.decisions]
     assert min(item for item in set_points if item is not None) < SET_POINT_C - 1.0
 
 
 def test_a_cool_box_is_not_held_back() -> None:
-    course = live(World(always(25.0)), Law())
-    assert all(decision == replace(Decision(), temperature_c=decision.temperature_c, predicted_c=decision.predicted_c,
-               set_point_c=SET_POINT_C) for decision in course.after(0, 300).decisions)  # fmt: skip
+    course = live(World(always(25.0)), ControlPolicy())
+    for decision in course.after(0, 300).decisions:
+        assert decision == replace(
+            PolicyDecision(),
+            temperature_c=decision.temperature_c,
+            predicted_c=decision.predicted_c,
+            set_point_c=SET_POINT_C,
+        )
 
 
 def test_the_share_rises_without_a_step_back_once_the_heat_is_gone() -> None:
-    course = live(World(_heat_wave, noise_c=0.0, missing=0.0), Law())
+    course = live(World(_heat_wave, noise_c=0.0, missing=0.0), ControlPolicy())
     recovery = [decision.share for decision in course.after(2405).decisions]
     assert recovery[0] < 0.7
     assert recovery == sorted(recovery)
@@ -162,7 +174,7 @@ def test_the_share_rises_without_a_step_back_once_the_heat_is_gone() -> None:
 
 
 def test_with_noise_too_the_way_back_up_has_no_dent_worth_the_name() -> None:
-    shares = [decision.share for decision in live(World(_heat_wave), Law()).after(2405).decisions]
+    shares = [decision.share for decision in live(World(_heat_wave), ControlPolicy()).after(2405).decisions]
     highest = 0.0
     for share in shares:
         assert share >= highest - 0.05
@@ -172,7 +184,7 @@ def test_with_noise_too_the_way_back_up_has_no_dent_worth_the_name() -> None:
 
 @pytest.mark.parametrize("budget_w", [8.0, 12.0, 15.0, 20.0])
 def test_the_mean_of_power_is_the_budget(budget_w: float) -> None:
-    law = Law(Tuning(power_limit_w=budget_w))
+    law = ControlPolicy(PolicyConstants(power_limit_w=budget_w))
     course = live(World(always(20.0), duration_s=1200.0), law, knows_power=True)
     assert sum(course.power_w[:1200]) / 1200 == pytest.approx(budget_w, rel=0.01)
     assert sum(course.power_w[1200:]) / 1200 == pytest.approx(budget_w, rel=0.01)
@@ -181,14 +193,14 @@ def test_the_mean_of_power_is_the_budget(budget_w: float) -> None:
 
 
 def test_a_short_burst_above_the_power_budget_is_allowed_and_paid_back() -> None:
-    law = Law(Tuning(power_limit_w=12.0))
+    law = ControlPolicy(PolicyConstants(power_limit_w=12.0))
     now_s = 0.0
 
     def hold(power_w: float, for_s: float) -> list[float]:
         nonlocal now_s
         shares = []
         for _ in range(round(for_s / PERIOD_S)):
-            shares.append(law.step(Observation(50.0, TRIP_C, power_w=power_w), now_s).share)
+            shares.append(law.step(PolicyInput(50.0, TRIP_C, power_w=power_w), now_s).share)
             now_s += PERIOD_S
         return shares
 
@@ -201,16 +213,18 @@ def test_a_short_burst_above_the_power_budget_is_allowed_and_paid_back() -> None
 
 
 def test_the_limit_that_the_box_enforces_is_kept_with_some_distance() -> None:
-    decision = Law().step(Observation(50.0, power_w=10.0, power_limit_w=20.0), 0.0)
+    decision = ControlPolicy().step(PolicyInput(50.0, power_w=10.0, power_limit_w=20.0), 0.0)
     assert decision.power_set_point_w == pytest.approx(19.0)
-    decision = Law(Tuning(power_limit_w=15.0)).step(Observation(50.0, power_w=10.0, power_limit_w=20.0), 0.0)
+    decision = ControlPolicy(PolicyConstants(power_limit_w=15.0)).step(
+        PolicyInput(50.0, power_w=10.0, power_limit_w=20.0), 0.0
+    )
     assert decision.power_set_point_w == pytest.approx(15.0)
 
 
 def test_without_any_limit_power_steers_nothing() -> None:
-    law = Law()
+    law = ControlPolicy()
     for index in range(100):
-        decision = law.step(Observation(50.0, TRIP_C, power_w=1000.0), index * PERIOD_S)
+        decision = law.step(PolicyInput(50.0, TRIP_C, power_w=1000.0), index * PERIOD_S)
     assert (decision.share, decision.power_set_point_w) == (1.0, None)
 
 
@@ -220,7 +234,7 @@ NASTY = st.one_of(
     st.floats(-100.0, 200.0),
 )
 OBSERVATIONS = st.builds(
-    Observation,
+    PolicyInput,
     temperature_c=NASTY,
     trip_c=NASTY,
     critical_c=NASTY,
@@ -237,10 +251,10 @@ DELAYS_S = st.one_of(st.just(0.5), st.floats(0.0, 3.0), st.sampled_from([0.0, 1e
 
 @given(steps=st.lists(st.tuples(OBSERVATIONS, DELAYS_S), max_size=40), budget_w=st.sampled_from([0.0, 12.0]))
 def test_whatever_is_read_the_share_is_a_share_and_moves_no_faster_than_it_may(
-    steps: list[tuple[Observation, float]], budget_w: float
+    steps: list[tuple[PolicyInput, float]], budget_w: float
 ) -> None:
-    tuning = Tuning(power_limit_w=budget_w)
-    law = Law(tuning)
+    tuning = PolicyConstants(power_limit_w=budget_w)
+    law = ControlPolicy(tuning)
     now_s, share = 1000.0, 1.0
     for seen, delay_s in steps:
         now_s += delay_s
@@ -253,43 +267,43 @@ def test_whatever_is_read_the_share_is_a_share_and_moves_no_faster_than_it_may(
 
 
 @given(seen=OBSERVATIONS)
-def test_after_any_single_nonsense_a_cool_box_is_free_again_within_a_minute(seen: Observation) -> None:
-    law = Law()
+def test_after_any_single_nonsense_a_cool_box_is_free_again_within_a_minute(seen: PolicyInput) -> None:
+    law = ControlPolicy()
     for index in range(20):
-        law.step(Observation(50.0, TRIP_C, CRITICAL_C), index * PERIOD_S)
+        law.step(PolicyInput(50.0, TRIP_C, CRITICAL_C), index * PERIOD_S)
     law.step(replace(seen, trip_c=TRIP_C, critical_c=CRITICAL_C, margin_c=None, power_limit_w=None), 10.0)
     for index in range(1, 121):
-        decision = law.step(Observation(50.0, TRIP_C, CRITICAL_C, power_w=5.0), 10.0 + index * PERIOD_S)
-    assert (decision.share, decision.level, decision.detail) == (1.0, Level.NORMAL, "")
+        decision = law.step(PolicyInput(50.0, TRIP_C, CRITICAL_C, power_w=5.0), 10.0 + index * PERIOD_S)
+    assert (decision.share, decision.level, decision.detail) == (1.0, ThermalLevel.NORMAL, "")
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("wrong_c", [-256.0, 0.0, 20.0, 150.0, math.nan, math.inf, -math.inf])
 def test_a_single_wrong_reading_changes_nothing(wrong_c: float) -> None:
-    law = Law()
+    law = ControlPolicy()
     for index in range(60):
         temperature_c = wrong_c if index == 30 else 80.0
-        decision = law.step(Observation(temperature_c, TRIP_C, CRITICAL_C), index * PERIOD_S)
-        assert (decision.share, decision.level) == (1.0, Level.NORMAL)
+        decision = law.step(PolicyInput(temperature_c, TRIP_C, CRITICAL_C), index * PERIOD_S)
+        assert (decision.share, decision.level) == (1.0, ThermalLevel.NORMAL)
         assert decision.temperature_c == pytest.approx(80.0)
 
 
 def test_a_box_that_goes_on_at_minus_256_has_lost_its_sensor() -> None:
-    law = Law()
-    law.step(Observation(60.0, TRIP_C), 0.0)
+    law = ControlPolicy()
+    law.step(PolicyInput(60.0, TRIP_C), 0.0)
     for index in range(1, 11):
-        decision = law.step(Observation(-256.0, TRIP_C), index * PERIOD_S)
+        decision = law.step(PolicyInput(-256.0, TRIP_C), index * PERIOD_S)
     assert decision.lost == {"temperature"}
 
 
 def test_frost_is_a_temperature_like_any_other() -> None:
-    law = Law()
+    law = ControlPolicy()
     for index in range(20):
-        decision = law.step(Observation(-20.0, TRIP_C), index * PERIOD_S)
+        decision = law.step(PolicyInput(-20.0, TRIP_C), index * PERIOD_S)
     assert (decision.share, decision.lost) == (1.0, frozenset())
     assert decision.temperature_c == pytest.approx(-20.0)
 
 
 def test_the_plants_constants_fit_the_ones_used_here() -> None:
-    constants = PlantConstants()
+    constants = ThermalModelConstants()
     assert (constants.trip_c, constants.critical_c) == (TRIP_C, CRITICAL_C)

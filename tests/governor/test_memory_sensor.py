@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edge_server.governor.readings import BoxReading, MemoryState
-from edge_server.governor.sensors.files import Files
 from edge_server.governor.sensors.memory import MemorySensor
+from edge_server.governor.sensors.sysfs import SysfsFiles
 
 MEMINFO, PRESSURE = "/proc/meminfo", "/proc/pressure/memory"
 
@@ -22,7 +22,7 @@ KNOWN = {
 
 
 def read(board: Any, **options: Any) -> BoxReading:
-    return MemorySensor(Files(board.root, **options)).read(7.0)
+    return MemorySensor(SysfsFiles(board.root, **options)).read(7.0)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -83,7 +83,7 @@ def test_garbage_is_no_memory(text: str, make_board: Any) -> None:
 
 def test_what_changes_is_seen_at_the_next_look(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
-    sensor = MemorySensor(Files(board.root))
+    sensor = MemorySensor(SysfsFiles(board.root))
     assert sensor.read(0.0).memory == KNOWN["orin_nano_jp6"]
     board.write(MEMINFO, "MemTotal: 8 kB\nMemAvailable: 4 kB")
     board.remove(PRESSURE)

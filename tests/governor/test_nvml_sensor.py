@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from edge_server.governor.readings import BoxReading, Gpu, Slowdown, Trips
+from edge_server.governor.readings import BoxReading, Gpu, ThrottleReason, TripPoints
 from edge_server.governor.sensors.nvml import MISMATCH_AGAIN_S, OPEN_AGAIN_S, NvmlSensor
 from edge_server.governor.sensors.nvml_cap import NvmlCap
 
@@ -71,7 +71,7 @@ def test_everything_that_a_card_tells_is_in_the_reading(nvidia: Any, sensor: Nvm
     assert gpu.violations_ns == {"power": 0, "thermal": 2_500}
     assert gpu.missing == {}
     zone, rail = reading.zones[0], reading.rails[0]
-    assert (zone.name, zone.temperature_c, zone.trips) == ("gpu0", 71.0, Trips(90.0, 93.0, 98.0))
+    assert (zone.name, zone.temperature_c, zone.trips) == ("gpu0", 71.0, TripPoints(90.0, 93.0, 98.0))
     assert (rail.name, rail.power_mw, rail.is_counted, rail.limit_mw) == ("gpu0", 61_500, True, 70_000)
     assert [fan.duty for fan in reading.fans] == [0.3]
     assert reading.missing == {}
@@ -361,23 +361,23 @@ def test_zeros_that_a_jetsons_driver_makes_up_are_not_believed(nvidia: Any, sens
     ("bits", "words", "causes"),
     [
         (0x1 | 0x2 | 0x10 | 0x100, set(), set()),
-        (0x4, {"sw_power_cap"}, {Slowdown.POWER_CAP}),
-        (0x20, {"sw_thermal_slowdown"}, {Slowdown.THERMAL}),
-        (0x48, {"hw_slowdown", "hw_thermal_slowdown"}, {Slowdown.THERMAL}),
-        (0x88, {"hw_slowdown", "hw_power_brake_slowdown"}, {Slowdown.POWER_BRAKE}),
+        (0x4, {"sw_power_cap"}, {ThrottleReason.POWER_CAP}),
+        (0x20, {"sw_thermal_slowdown"}, {ThrottleReason.THERMAL}),
+        (0x48, {"hw_slowdown", "hw_thermal_slowdown"}, {ThrottleReason.THERMAL}),
+        (0x88, {"hw_slowdown", "hw_power_brake_slowdown"}, {ThrottleReason.POWER_BRAKE}),
     ],
 )
 def test_why_a_clock_is_held_back_is_told_in_words(
-    nvidia: Any, sensor: NvmlSensor, bits: int, words: set[str], causes: set[Slowdown]
+    nvidia: Any, sensor: NvmlSensor, bits: int, words: set[str], causes: set[ThrottleReason]
 ) -> None:
     nvidia.add_gpu(reasons=bits)
     gpu = only_gpu(sensor.read(1.0))
     assert (gpu.reasons, gpu.slowed_by) == (words, causes)
 
 
-@pytest.mark.parametrize(("celsius", "cause"), [(60, Slowdown.POWER_BRAKE), (87, Slowdown.THERMAL)])
+@pytest.mark.parametrize(("celsius", "cause"), [(60, ThrottleReason.POWER_BRAKE), (87, ThrottleReason.THERMAL)])
 def test_a_slowdown_without_a_cause_is_put_down_to_heat_only_near_the_limit(
-    nvidia: Any, sensor: NvmlSensor, celsius: int, cause: Slowdown
+    nvidia: Any, sensor: NvmlSensor, celsius: int, cause: ThrottleReason
 ) -> None:
     nvidia.add_gpu(reasons=0x8, temperature0=celsius)
     assert only_gpu(sensor.read(1.0)).slowed_by == {cause}

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.observe import Observer, slowed_by
-from edge_server.governor.policy import Cause
+from edge_server.governor.control_policy import Cause
+from edge_server.governor.policy_inputs import PolicyInputReader, slowed_by
 from edge_server.governor.readings import (
     BoxReading,
     Clock,
-    Cooler,
+    CoolingDevice,
+    CriticalTemperature,
     EventCounter,
     Gpu,
-    Heat,
     MemoryState,
     PowerMode,
-    Slowdown,
-    Trips,
+    ThrottleReason,
+    TripPoints,
     Zone,
 )
-from edge_server.governor.sensors.box import BoxSensors, heat
+from edge_server.governor.sensors.machine import BoxSensors, heat
 
 BOARDS = {
     "orin_nano_jp6": (99.0, 104.5, 25.0, {Cause.POWER_MODE}),
@@ -54,7 +54,7 @@ def test_a_jetson_is_steered_by_its_junction_and_by_the_limits_read_from_it(
 ) -> None:
     trip_c, critical_c, watts, causes = BOARDS[name]
     reading = look(make_board(name))
-    observer = Observer()
+    observer = PolicyInputReader()
     seen = observer.observe(reading)
     assert observer.steers_by == "tj"
     assert reading.heat is not None
@@ -68,7 +68,7 @@ def test_a_jetson_is_steered_by_its_junction_and_by_the_limits_read_from_it(
 
 def test_a_processor_package_steers_a_box_without_a_gpu(make_board: Callable[[str], Any], boards: Any) -> None:
     name = next(name for name in boards.NAMES if name.startswith("x86"))
-    observer = Observer()
+    observer = PolicyInputReader()
     seen = observer.observe(look(make_board(name)))
     assert observer.steers_by.startswith("package")
     assert seen.temperature_c is not None
@@ -80,17 +80,17 @@ def of_zones(*zones: Zone, **more: Any) -> BoxReading:
 
 
 def zone(name: str, temperature_c: float, passive_c: float) -> Zone:
-    return Zone(name, temperature_c, Trips(passive_c, None, passive_c + 10))
+    return Zone(name, temperature_c, TripPoints(passive_c, None, passive_c + 10))
 
 
 def test_of_a_processor_and_cards_the_one_nearest_to_its_slow_down_steers() -> None:
-    observer = Observer()
+    observer = PolicyInputReader()
     seen = observer.observe(of_zones(zone("package-0", 70, 100), zone("gpu0", 60, 83), zone("gpu1", 75, 83)))
     assert (observer.steers_by, seen.temperature_c, seen.trip_c, seen.critical_c) == ("gpu1", 75, 83, 93)
 
 
 def test_a_temperature_goes_on_steering_until_another_is_clearly_nearer_to_its_trip() -> None:
-    observer = Observer()
+    observer = PolicyInputReader()
     observer.observe(of_zones(zone("package-0", 90, 100), zone("gpu0", 70, 83)))
     assert observer.steers_by == "package-0"
     seen = observer.observe(of_zones(zone("package-0", 90, 100), zone("gpu0", 75, 83)))
@@ -100,18 +100,18 @@ def test_a_temperature_goes_on_steering_until_another_is_clearly_nearer_to_its_t
 
 
 def test_a_margin_stands_in_for_a_temperature_that_is_not_told() -> None:
-    seen = Observer().observe(BoxReading(0.0, heat=Heat("gpu0", None, 12.0, None, None)))
+    seen = PolicyInputReader().observe(BoxReading(0.0, heat=CriticalTemperature("gpu0", None, 12.0, None, None)))
     assert (seen.temperature_c, seen.margin_c) == (None, 12.0)
     assert seen.expects == {"temperature"}
 
 
 def test_a_margin_is_in_the_trip_where_there_is_a_temperature() -> None:
-    seen = Observer().observe(BoxReading(0.0, heat=Heat("gpu0", 70.0, 12.0, 82.0, None)))
+    seen = PolicyInputReader().observe(BoxReading(0.0, heat=CriticalTemperature("gpu0", 70.0, 12.0, 82.0, None)))
     assert (seen.temperature_c, seen.trip_c, seen.margin_c) == (70.0, 82.0, None)
 
 
 def test_what_spoke_once_is_expected_and_what_never_spoke_is_not() -> None:
-    observer = Observer()
+    observer = PolicyInputReader()
     assert observer.observe(BoxReading(0.0)).expects == frozenset()
     assert observer.observe(BoxReading(1.0, power_mw=9000)).expects == {"power"}
     seen = observer.observe(BoxReading(2.0, silent=frozenset({"rail VDD_IN"})))
@@ -119,18 +119,21 @@ def test_what_spoke_once_is_expected_and_what_never_spoke_is_not() -> None:
 
 
 def test_waiting_for_memory_is_handed_on() -> None:
-    assert Observer().observe(BoxReading(0.0, memory=MemoryState(some_percent=47.5))).memory_pressure_percent == 47.5
+    assert (
+        PolicyInputReader().observe(BoxReading(0.0, memory=MemoryState(some_percent=47.5))).memory_pressure_percent
+        == 47.5
+    )
 
 
-def alarm(name: str, slowdown: Slowdown, per_s: float, sustained_per_s: float | None = None) -> BoxReading:
+def alarm(name: str, slowdown: ThrottleReason, per_s: float, sustained_per_s: float | None = None) -> BoxReading:
     return BoxReading(0.0, over_current=(EventCounter(name, slowdown, 10, per_s, sustained_per_s),))
 
 
 def throttle(name: str, per_s: float) -> EventCounter:
-    return EventCounter(name, Slowdown.THERMAL, 5, per_s)
+    return EventCounter(name, ThrottleReason.THERMAL, 5, per_s)
 
 
-def cooled(*coolers: Cooler) -> BoxReading:
+def cooled(*coolers: CoolingDevice) -> BoxReading:
     return BoxReading(0.0, coolers=coolers)
 
 
@@ -143,28 +146,28 @@ GPU_CLOCK = Clock("gpu", 300_000_000, 300_000_000, 1_020_000_000, 1_020_000_000)
 
 CAUSES: dict[str, tuple[BoxReading, set[Cause]]] = {
     "nothing": (BoxReading(0.0), set()),
-    "an alert of the firmware": (cooled(Cooler("gpu-throttle-alert", 1, 3, True)), {Cause.THERMAL}),
+    "an alert of the firmware": (cooled(CoolingDevice("gpu-throttle-alert", 1, 3, True)), {Cause.THERMAL}),
     "coolers follow alerts, which count alone": (
-        cooled(Cooler("gpu-throttle-alert", 0, 3, True), Cooler("devfreq-gpu", 18, 169, False)),
+        cooled(CoolingDevice("gpu-throttle-alert", 0, 3, True), CoolingDevice("devfreq-gpu", 18, 169, False)),
         set(),
     ),
-    "coolers count where there are no alerts": (cooled(Cooler("devfreq-gpu", 18, 169, False)), {Cause.THERMAL}),
-    "a card that is too hot": (card(slowed_by=frozenset({Slowdown.THERMAL})), {Cause.THERMAL}),
-    "a card at its power limit": (card(slowed_by=frozenset({Slowdown.POWER_CAP})), {Cause.POWER_CAP}),
-    "a power supply that brakes": (card(slowed_by=frozenset({Slowdown.POWER_BRAKE})), {Cause.POWER_BRAKE}),
+    "coolers count where there are no alerts": (cooled(CoolingDevice("devfreq-gpu", 18, 169, False)), {Cause.THERMAL}),
+    "a card that is too hot": (card(slowed_by=frozenset({ThrottleReason.THERMAL})), {Cause.THERMAL}),
+    "a card at its power limit": (card(slowed_by=frozenset({ThrottleReason.POWER_CAP})), {Cause.POWER_CAP}),
+    "a power supply that brakes": (card(slowed_by=frozenset({ThrottleReason.POWER_BRAKE})), {Cause.POWER_BRAKE}),
     "what NVML makes up for a Jetson": (
-        replace(card(is_integrated=True, slowed_by=frozenset({Slowdown.THERMAL})), soc="tegra234"),
+        replace(card(is_integrated=True, slowed_by=frozenset({ThrottleReason.THERMAL})), soc="tegra234"),
         set(),
     ),
     "a GPU built in with another processor": (
-        card(is_integrated=True, slowed_by=frozenset({Slowdown.THERMAL})),
+        card(is_integrated=True, slowed_by=frozenset({ThrottleReason.THERMAL})),
         {Cause.THERMAL},
     ),
-    "supply voltage": (alarm("oc1", Slowdown.UNDER_VOLTAGE, 0.5), {Cause.UNDER_VOLTAGE}),
-    "average power": (alarm("oc2", Slowdown.OVER_CURRENT, 2.0), {Cause.POWER_CAP}),
-    "bursts of current for a moment": (alarm("oc3", Slowdown.OVER_CURRENT, 500.0), set()),
-    "bursts of current, as some boards have them": (alarm("oc3", Slowdown.OVER_CURRENT, 19.0, 20.0), set()),
-    "bursts of current for a minute": (alarm("oc3", Slowdown.OVER_CURRENT, 30.0, 20.5), {Cause.OVER_CURRENT}),
+    "supply voltage": (alarm("oc1", ThrottleReason.UNDER_VOLTAGE, 0.5), {Cause.UNDER_VOLTAGE}),
+    "average power": (alarm("oc2", ThrottleReason.OVER_CURRENT, 2.0), {Cause.POWER_CAP}),
+    "bursts of current for a moment": (alarm("oc3", ThrottleReason.OVER_CURRENT, 500.0), set()),
+    "bursts of current, as some boards have them": (alarm("oc3", ThrottleReason.OVER_CURRENT, 19.0, 20.0), set()),
+    "bursts of current for a minute": (alarm("oc3", ThrottleReason.OVER_CURRENT, 30.0, 20.5), {Cause.OVER_CURRENT}),
     "a package that throttled": (BoxReading(0.0, throttles=(throttle("package-0", 2.0),)), {Cause.THERMAL}),
     "a core in turbo": (BoxReading(0.0, throttles=(throttle("package-0", 0.0), throttle("cores", 9.0))), set()),
     "cores where no package is counted": (BoxReading(0.0, throttles=(throttle("cores", 9.0),)), {Cause.THERMAL}),

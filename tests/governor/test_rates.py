@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.priority import PriorityClass
-from edge_server.governor.rates import MAX_WAIT_S, Charge, WorkMeter
+from edge_server.governor.rate_allocator import MAX_WAIT_S, RateAllocator, TimeCharge
 
 CONTROL, NORMAL, BULK = PriorityClass
 
 
-def _granted(share: float, *, capacity: float = 1.0, floor: float = 0.2) -> WorkMeter:
-    meter = WorkMeter(floor)
+def _granted(share: float, *, capacity: float = 1.0, floor: float = 0.2) -> RateAllocator:
+    meter = RateAllocator(floor)
     meter.grant(share, capacity, 0.0)
     return meter
 
 
 def _demand(
-    meter: WorkMeter, per_s: dict[PriorityClass, float], cost_s: float, seconds: float, *, error: float = 0.0
+    meter: RateAllocator, per_s: dict[PriorityClass, float], cost_s: float, seconds: float, *, error: float = 0.0
 ) -> dict[PriorityClass, float]:
     """Ask for work at random moments; return the seconds worked for each class. `error`: by how much work takes longer
     than was thought, as a part of it."""
@@ -192,6 +192,6 @@ def test_time_that_goes_back_gives_nothing() -> None:
 
 
 def test_a_charge_is_a_number_of_seconds() -> None:
-    charge = Charge(0.25, 0.1, is_of_floor=True)
+    charge = TimeCharge(0.25, 0.1, is_of_floor=True)
     assert (charge, charge.of_store_s, charge.is_of_floor) == (0.25, 0.1, True)
     assert charge + 0.25 == 0.5

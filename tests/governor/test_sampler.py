@@ -11,24 +11,34 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.model import ModelFile
-from edge_server.core.statistics import BatchStatistics, Duration, VersionStatistics
-from edge_server.governor.gate import GovernorGate
-from edge_server.governor.loading import CoolRoom
-from edge_server.governor.lookout import Lookout
-from edge_server.governor.plant import Plant
-from edge_server.governor.policy import Cause, Decision, Law, Level
-from edge_server.governor.readings import BoxReading, EnergyCounter, Heat, MemoryState, Rail, Trips, Zone
-from edge_server.governor.sampler import Sampler, ServerSide
-from edge_server.governor.standins import Chosen, StandIns
-from edge_server.governor.work import Capacity, ModelWork, WorkDone, WorkWatch
+from edge_server.core.model_spec import ModelFile
+from edge_server.core.model_statistics import BatchStatistics, Duration, VersionStatistics
+from edge_server.governor.admission_control import GovernorGate
+from edge_server.governor.control_policy import Cause, ControlPolicy, PolicyDecision, ThermalLevel
+from edge_server.governor.load_throttle import CoolRoom
+from edge_server.governor.readings import (
+    BoxReading,
+    CriticalTemperature,
+    EnergyCounter,
+    MemoryState,
+    Rail,
+    TripPoints,
+    Zone,
+)
+from edge_server.governor.sampler import GovernorLoop, ServerCallbacks
+from edge_server.governor.sensor_thread import SensorThread
+from edge_server.governor.simulation.thermal_model import ThermalModel
+from edge_server.governor.variant_selector import Chosen, VariantSelector
+from edge_server.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity, ModelWork
 
 STEP_S = 0.5
 
 
 def reading(at_s: float, temperature_c: float | None = 60.0, power_w: float | None = 10.0, **more: Any) -> BoxReading:
-    zone = Zone("tj", temperature_c, Trips(99.0, None, 104.5))
-    heat = None if temperature_c is None else Heat("tj", temperature_c, 99.0 - temperature_c, 99.0, 104.5)
+    zone = Zone("tj", temperature_c, TripPoints(99.0, None, 104.5))
+    heat = (
+        None if temperature_c is None else CriticalTemperature("tj", temperature_c, 99.0 - temperature_c, 99.0, 104.5)
+    )
     power_mw = None if power_w is None else round(power_w * 1000)
     rails = (Rail("VDD_IN", power_mw, True),)
     return BoxReading(at_s, zones=(zone,), heat=heat, rails=rails, power_mw=power_mw, **more)
@@ -51,7 +61,7 @@ class Box:
 
     def __post_init__(self) -> None:
         self.gate = GovernorGate(clock=lambda: self.now_s)
-        side = ServerSide(
+        side = ServerCallbacks(
             statistics=lambda: [version.copy() for version in self.versions],
             refused_frames=lambda: dict(self.refused),
             pairs=lambda: self.pairs,
@@ -59,7 +69,7 @@ class Box:
             look_again=self._look_again,
             announce=lambda kind, /, **fields: self.events.append((kind, fields)),
         )
-        self.sampler = Sampler(self, Law(), self.gate, side, interval_s=STEP_S, clock=lambda: self.now_s)
+        self.sampler = GovernorLoop(self, ControlPolicy(), self.gate, side, interval_s=STEP_S, clock=lambda: self.now_s)
 
     def look(self) -> BoxReading:
         return reading(self.now_s, self.temperature_c, self.power_w, **self.more)
@@ -67,7 +77,7 @@ class Box:
     def close(self) -> None:
         pass
 
-    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> Decision:
+    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> PolicyDecision:
         decision = self.gate.decision
         for _ in range(round(seconds / STEP_S)):
             self.now_s += STEP_S
@@ -97,14 +107,14 @@ def work(name: str, executions: int, seconds: float, size: int = 1, refused: int
 
 def test_a_cool_box_holds_nothing_back_and_says_nothing(box: Box) -> None:
     decision = box.run(10)
-    assert (decision.level, decision.share, box.gate.is_open) == (Level.NORMAL, 1.0, True)
+    assert (decision.level, decision.share, box.gate.is_open) == (ThermalLevel.NORMAL, 1.0, True)
     assert (box.events, box.looks_again) == ([], 0)
 
 
 def test_a_hot_box_sheds_and_what_changed_is_told_once(box: Box) -> None:
     box.run(5)
     box.temperature_c = 98.0
-    assert box.run(5).level is Level.HOT
+    assert box.run(5).level is ThermalLevel.HOT
     assert not box.gate.is_open
     states = [fields["level"] for kind, fields in box.events if kind == "governor.state"]
     assert states[-1] == "HOT"
@@ -160,7 +170,7 @@ def test_pressure_on_memory_shuts_out_bulk_work_alone(box: Box) -> None:
 def test_a_plant_in_the_loop_stays_below_its_trip() -> None:
     """The plant heats by what the gate grants; nobody else drives it."""
     box = Box()
-    plant = Plant(ambient_c=50.0)
+    plant = ThermalModel(ambient_c=50.0)
 
     def heat() -> None:
         plant.step(box.gate.share, STEP_S)
@@ -178,7 +188,7 @@ def test_a_plant_in_the_loop_stays_below_its_trip() -> None:
 
 
 def test_work_is_what_the_counts_grew_by() -> None:
-    watch = WorkWatch()
+    watch = CompletedWorkMeter()
     assert watch.feel([work("a", 10, 1.0)], {"a": 5}).models == {}
     done = watch.feel([work("a", 14, 1.5, refused=3)], {"a": 7})
     assert done.models["a"] == ModelWork(pytest.approx(0.5), 4, 5)
@@ -186,13 +196,13 @@ def test_work_is_what_the_counts_grew_by() -> None:
 
 
 def test_a_reload_begins_its_counts_anew() -> None:
-    watch = WorkWatch()
+    watch = CompletedWorkMeter()
     watch.feel([work("a", 100, 10.0, size=4)], {})
     assert watch.feel([work("a", 2, 0.25, size=4)], {}).models["a"] == ModelWork(0.25, 8, 0)
 
 
 def test_capacity_is_the_busiest_of_late_and_not_forgotten_while_work_is_held_back() -> None:
-    capacity = Capacity()
+    capacity = ComputeCapacity()
     assert capacity.feel(0.0, 0.5, is_held_back=False) == 1.0
     for _ in range(60):
         most = capacity.feel(2.0, 0.5, is_held_back=False)
@@ -267,9 +277,9 @@ def test_the_heavier_model_comes_back_once_there_is_room_for_it(box: Box) -> Non
 
 
 def test_a_variant_that_serves_no_more_stands_in_no_more() -> None:
-    stand_ins = StandIns()
-    hot = Decision(Level.HOT, share=0.2, set_point_c=95.0, predicted_c=97.0)
-    busy = WorkDone(models={"heavy": ModelWork(0.1, 2, 10)})
+    stand_ins = VariantSelector()
+    hot = PolicyDecision(ThermalLevel.HOT, share=0.2, set_point_c=95.0, predicted_c=97.0)
+    busy = CompletedWork(models={"heavy": ModelWork(0.1, 2, 10)})
     for index in range(40):
         stand_ins.step({"heavy": "light"}, busy, hot, 1.0, STEP_S, index * STEP_S)
     assert stand_ins.in_force == {"heavy": "light"}
@@ -308,7 +318,7 @@ def sensors() -> Iterator[Switch]:
 
 
 def test_a_sensor_that_raises_tells_nothing_and_ends_nothing(sensors: Switch) -> None:
-    lookout = Lookout(sensors)
+    lookout = SensorThread(sensors)
     sensors.error = RuntimeError("the driver is gone")
     assert "the driver is gone" in lookout.look().missing["sensors"]
     sensors.error = None
@@ -318,7 +328,7 @@ def test_a_sensor_that_raises_tells_nothing_and_ends_nothing(sensors: Switch) ->
 
 
 def test_a_sensor_that_hangs_is_not_waited_for(sensors: Switch) -> None:
-    lookout = Lookout(sensors, patience_s=0.05)
+    lookout = SensorThread(sensors, patience_s=0.05)
     assert lookout.look().heat is not None
     sensors.may_answer.clear()
     for _ in range(3):
@@ -348,7 +358,9 @@ def test_the_loop_goes_on_after_whatever_fails_and_ends_when_told(sensors: Switc
         return []
 
     gate = GovernorGate()
-    sampler = Sampler(Lookout(sensors), Law(), gate, ServerSide(statistics=statistics), interval_s=0.01)
+    sampler = GovernorLoop(
+        SensorThread(sensors), ControlPolicy(), gate, ServerCallbacks(statistics=statistics), interval_s=0.01
+    )
     sampler.start()
     assert wait_until(lambda: sampler.latest.decision.temperature_c is not None)
     sampler.close()
@@ -363,30 +375,30 @@ FILE = ModelFile(Path("m/1/model.onnx"), Path("m"), 1)
 
 
 def test_a_load_waits_until_the_box_has_cooled() -> None:
-    decisions = iter([Decision(Level.HOT, may_load=False)] * 2 + [Decision()] * 10)
+    decisions = iter([PolicyDecision(ThermalLevel.HOT, may_load=False)] * 2 + [PolicyDecision()] * 10)
     room = CoolRoom(lambda: next(decisions), 60.0)
     assert room.after(lambda file, count: None)(FILE, 1) is None
 
 
 def test_a_load_that_waited_long_enough_goes_on() -> None:
     times = iter(range(0, 1000, 30))
-    room = CoolRoom(lambda: Decision(Level.HOT, may_load=False), 60.0, clock=lambda: float(next(times)))
+    room = CoolRoom(lambda: PolicyDecision(ThermalLevel.HOT, may_load=False), 60.0, clock=lambda: float(next(times)))
     assert room.after(lambda file, count: None)(FILE, 1) is None
 
 
 def test_a_box_that_is_about_to_switch_itself_off_loads_nothing() -> None:
-    room = CoolRoom(lambda: Decision(Level.CRITICAL, may_load=False, detail="102 °C"), 60.0)
+    room = CoolRoom(lambda: PolicyDecision(ThermalLevel.CRITICAL, may_load=False, detail="102 °C"), 60.0)
     assert room.after(lambda file, count: None)(FILE, 1) == "the box is CRITICAL: 102 °C"
 
 
 def test_nobody_waits_for_a_cool_box_once_the_server_stops() -> None:
-    room = CoolRoom(lambda: Decision(Level.HOT, may_load=False), 600.0)
+    room = CoolRoom(lambda: PolicyDecision(ThermalLevel.HOT, may_load=False), 600.0)
     room.end()
     assert room.after(lambda file, count: None)(FILE, 1) == "the server stops"
 
 
 def test_memory_is_asked_for_before_the_wait_and_after_it() -> None:
-    decisions = iter([Decision(Level.HOT, may_load=False), Decision()])
+    decisions = iter([PolicyDecision(ThermalLevel.HOT, may_load=False), PolicyDecision()])
     answers = iter([None, "memory is short"])
     room = CoolRoom(lambda: next(decisions), 60.0)
     assert room.after(lambda file, count: next(answers))(FILE, 1) == "memory is short"

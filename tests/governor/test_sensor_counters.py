@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.governor.sensors.counters import EnergyMeter, EventRate, Smooth
-from edge_server.governor.sensors.files import FIND_AGAIN_S, Absent, Files, Found
+from edge_server.governor.sensors.counter_rates import EnergyMeter, EventRate, Smooth
+from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, FoundPaths, MissingReason, SysfsFiles
 
 
 def test_a_rate_needs_two_readings_and_a_minute_to_be_sustained() -> None:
@@ -90,7 +90,7 @@ def test_places_are_looked_for_at_once_while_there_are_none_and_now_and_then_aft
         looks.append(1)
         return list(there)
 
-    found = Found(find)
+    found = FoundPaths(find)
     assert found.items(0.0) == []
     assert found.items(0.1) == []
     there.append("late driver")
@@ -109,14 +109,14 @@ def test_why_a_file_has_no_value(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     descriptor = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
-    files = Files(tmp_path)
-    assert files.number("/none") == Absent("/none is not there")
-    assert files.number("/text/below") == Absent("/text/below is not there")
+    files = SysfsFiles(tmp_path)
+    assert files.number("/none") == MissingReason("/none is not there")
+    assert files.number("/text/below") == MissingReason("/text/below is not there")
     text = files.number("/text")
-    assert isinstance(text, Absent)
+    assert isinstance(text, MissingReason)
     assert text.reason.endswith("given '1 2'")
-    assert files.number("/folder") == Absent("/folder: Is a directory")
-    assert files.number("/pipe") == Absent("/pipe: switched off for now (the kernel says to try again)", True)
+    assert files.number("/folder") == MissingReason("/folder: Is a directory")
+    assert files.number("/pipe") == MissingReason("/pipe: switched off for now (the kernel says to try again)", True)
     os.close(descriptor)
 
 
@@ -124,11 +124,11 @@ def test_a_file_that_this_user_may_not_read_is_told_as_that(tmp_path: Path) -> N
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    assert Files(tmp_path, read=refuse).number("/x") == Absent("/x may not be read by this user")
+    assert SysfsFiles(tmp_path, read=refuse).number("/x") == MissingReason("/x may not be read by this user")
 
 
 def test_names_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 1):
         (tmp_path / f"zone{number}").mkdir()
-    assert Files(tmp_path).names("/", r"zone\d+") == ["zone1", "zone2", "zone10"]
-    assert Files(tmp_path).names("/none") == []
+    assert SysfsFiles(tmp_path).names("/", r"zone\d+") == ["zone1", "zone2", "zone10"]
+    assert SysfsFiles(tmp_path).names("/none") == []

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from edge_server.core.priority import PriorityClass
 from edge_server.errors import InvalidRequest
-from edge_server.governor.plant import Plant, PlantConstants
-from edge_server.governor.policy import Level, Tuning
-from edge_server.governor.replay import COLUMNS, Sample, read_trace, replay
-from edge_server.governor.simulate import SCENARIOS, Outcome, Scenario, Strategy, simulate
+from edge_server.governor.control_policy import PolicyConstants, ThermalLevel
+from edge_server.governor.simulation.replay import COLUMNS, RecordedReading, read_trace, replay
+from edge_server.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
+from edge_server.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
 
 CONTROL, NORMAL, BULK = PriorityClass
 
@@ -25,8 +25,8 @@ def _short(name: str, seconds: float = 900.0) -> Scenario:
 
 
 def test_the_plant_settles_where_its_resistances_say() -> None:
-    constants = PlantConstants(trip_c=400.0, critical_c=500.0, leakage_w_at_50=1e-6)
-    plant = Plant(constants, ambient_c=20.0)
+    constants = ThermalModelConstants(trip_c=400.0, critical_c=500.0, leakage_w_at_50=1e-6)
+    plant = ThermalModel(constants, ambient_c=20.0)
     for _ in range(40_000):
         plant.step(1.0, 0.1)
     assert plant.power_w == pytest.approx(22.0, abs=0.01)
@@ -35,7 +35,7 @@ def test_the_plant_settles_where_its_resistances_say() -> None:
 
 
 def test_the_plant_throttles_above_its_trip_and_recovers_below() -> None:
-    plant = Plant(ambient_c=60.0)
+    plant = ThermalModel(ambient_c=60.0)
     for _ in range(9000):
         plant.step(1.0, 0.1)
     assert plant.is_throttled
@@ -47,7 +47,7 @@ def test_the_plant_throttles_above_its_trip_and_recovers_below() -> None:
 
 
 def test_a_long_step_is_taken_in_short_ones() -> None:
-    once, often = Plant(ambient_c=40.0), Plant(ambient_c=40.0)
+    once, often = ThermalModel(ambient_c=40.0), ThermalModel(ambient_c=40.0)
     once.step(0.7, 5.0)
     for _ in range(50):
         often.step(0.7, 0.1)
@@ -70,7 +70,7 @@ def test_a_long_step_is_taken_in_short_ones() -> None:
     ),
 )
 def test_no_box_that_can_be_described_runs_out_of_numbers(busy: float, constants: dict[str, float]) -> None:
-    plant = Plant(PlantConstants(**constants), ambient_c=55.0)  # type: ignore[arg-type]
+    plant = ThermalModel(ThermalModelConstants(**constants), ambient_c=55.0)  # type: ignore[arg-type]
     for _ in range(300):
         plant.step(busy, 0.1)
     assert math.isfinite(plant.chip_c)
@@ -91,7 +91,7 @@ def test_no_box_that_can_be_described_runs_out_of_numbers(busy: float, constants
 )
 def test_a_box_that_cannot_be_is_refused(constants: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        PlantConstants(**constants)  # type: ignore[arg-type]
+        ThermalModelConstants(**constants)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -124,7 +124,7 @@ def test_a_lighter_variant_serves_more_than_rates_alone_and_is_switched_rarely()
 
 
 def test_what_the_governor_is_compared_with_throttles_or_cuts_every_class() -> None:
-    def run(strategy: Strategy) -> Outcome:
+    def run(strategy: Strategy) -> SimulationResult:
         return simulate(_short("ambient-55"), strategy)
 
     kernel, deadlines, bang_bang = map(run, (Strategy.KERNEL_ONLY, Strategy.KERNEL_AND_DEADLINES, Strategy.BANG_BANG))
@@ -145,7 +145,11 @@ def test_the_governor_is_not_claimed_to_do_more_work_than_lowered_clocks() -> No
 
 def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
     lines = ["time_s, temperature_c,note,power_w\n", "0,60.5,start,10\n", "0.5,,,nan\n", "1.0, 61 ,x,\n"]
-    assert read_trace(lines, "trace.csv") == [Sample(0.0, 60.5, 10.0), Sample(0.5), Sample(1.0, 61.0)]
+    assert read_trace(lines, "trace.csv") == [
+        RecordedReading(0.0, 60.5, 10.0),
+        RecordedReading(0.5),
+        RecordedReading(1.0, 61.0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,12 +171,12 @@ def test_a_trace_that_cannot_be_read_is_refused_with_the_place(text: str, words:
 
 
 def test_a_replay_says_when_the_law_would_have_stepped_in() -> None:
-    samples = [Sample(1000.0 + second, 60.0 + second * 0.1, None, 99.0) for second in range(400)]
-    samples += [Sample(1400.0 + second, None) for second in range(60)]
-    samples += [Sample(1460.0 + second, 60.0, None, 99.0) for second in range(120)]
-    replayed = replay(samples, Tuning())
+    samples = [RecordedReading(1000.0 + second, 60.0 + second * 0.1, None, 99.0) for second in range(400)]
+    samples += [RecordedReading(1400.0 + second, None) for second in range(60)]
+    samples += [RecordedReading(1460.0 + second, 60.0, None, 99.0) for second in range(120)]
+    replayed = replay(samples, PolicyConstants())
     levels = [item.level for item in replayed.stretches]
-    assert levels == [Level.NORMAL, Level.WARM, Level.HOT, Level.WARM, Level.NORMAL]
+    assert levels == [ThermalLevel.NORMAL, ThermalLevel.WARM, ThermalLevel.HOT, ThermalLevel.WARM, ThermalLevel.NORMAL]
     assert replayed.stretches[0].from_s == 0.0
     assert all(now.from_s == then.to_s for then, now in itertools.pairwise(replayed.stretches))
     assert replayed.stretches[2].least_share < 1.0
@@ -182,4 +186,4 @@ def test_a_replay_says_when_the_law_would_have_stepped_in() -> None:
 
 
 def test_the_columns_of_a_trace_are_the_fields_of_a_sample() -> None:
-    assert tuple(item.name for item in dataclasses.fields(Sample)) == COLUMNS
+    assert tuple(item.name for item in dataclasses.fields(RecordedReading)) == COLUMNS

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, Trips
-from edge_server.governor.sensors.files import FIND_AGAIN_S, Files
+from edge_server.governor.readings import BoxReading, TripPoints
+from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
 from edge_server.governor.sensors.tegra import TegraSensor
 
 JETSONS = ["orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7"]
@@ -82,7 +82,7 @@ def broken(board: Any, path: str, way: str) -> None:
 @pytest.mark.parametrize("way", ["removed", "a folder", "switched off", "garbage", "empty"])
 def test_a_file_that_fails_takes_nothing_with_it_but_its_own(name: str, way: str, make_board: Any) -> None:
     board = make_board(name)
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     now_s = 100.0
     known = metrics(sensor.read(now_s))
     for path in board.files:
@@ -106,7 +106,7 @@ def test_a_box_on_which_every_file_fails_tells_nothing_and_says_why(
 ) -> None:
     board = make_board(name)
     faults = boards.Faults(board)
-    sensor = TegraSensor(Files(board.root, read=faults))
+    sensor = TegraSensor(SysfsFiles(board.root, read=faults))
     known = values(sensor.read(100.0))
     faults.errors = dict.fromkeys(board.files, code)
     reading = sensor.read(101.0)
@@ -121,11 +121,11 @@ def test_a_box_on_which_every_file_fails_tells_nothing_and_says_why(
 @pytest.mark.parametrize("name", JETSONS)
 def test_drivers_that_come_up_after_the_server_are_found(name: str, make_board: Any) -> None:
     board = make_board(name)
-    known = values(TegraSensor(Files(board.root)).read(0.0))
+    known = values(TegraSensor(SysfsFiles(board.root)).read(0.0))
     late = [path for path in board.files if path.startswith(("/sys/", "/var/"))]
     for path in late:
         board.remove(path)
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     assert sensor.read(100.0).zones == ()
     for path in late:
         board.restore(path)
@@ -138,11 +138,11 @@ def test_drivers_that_come_up_after_the_server_are_found(name: str, make_board: 
 @pytest.mark.parametrize("seed", range(6))
 def test_new_numbers_between_two_readings_change_nothing(name: str, seed: int, make_board: Any) -> None:
     board = make_board(name)
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     known = values(sensor.read(100.0))
     board.shuffle(seed)
     assert values(sensor.read(100.5)) == known
-    assert values(TegraSensor(Files(board.root)).read(0.0)) == known
+    assert values(TegraSensor(SysfsFiles(board.root)).read(0.0)) == known
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_new_numbers_between_two_readings_change_nothing(name: str, seed: int, m
 )
 def test_who_the_box_is_is_asked_until_it_is_known(path: str, after_s: float, make_board: Any) -> None:
     board = make_board("thor_jp7")
-    known = values(TegraSensor(Files(board.root)).read(0.0))
+    known = values(TegraSensor(SysfsFiles(board.root)).read(0.0))
     board.remove(path)
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     assert values(sensor.read(100.0)) != known
     board.restore(path)
     assert values(sensor.read(100.0 + after_s)) == known
@@ -164,7 +164,7 @@ def test_the_junction_is_asked_again_once_and_a_sensor_that_is_switched_off_is_n
 ) -> None:
     board = make_board("orin_nano_jp6")
     faults = boards.Faults(board)
-    sensor = TegraSensor(Files(board.root, read=faults))
+    sensor = TegraSensor(SysfsFiles(board.root, read=faults))
     junction, processor = (f"{board.zone(kind)}/temp" for kind in ("tj-thermal", "cpu-thermal"))
     faults.once = {junction: errno.EAGAIN, processor: errno.EAGAIN}
     zones = {zone.name: zone for zone in sensor.read(100.0).zones}
@@ -180,7 +180,7 @@ def test_the_junction_is_asked_again_once_and_a_sensor_that_is_switched_off_is_n
 def test_temperatures_are_read_twice_a_second_at_most(make_board: Any, boards: Any) -> None:
     board = make_board("agx_orin_jp6")
     faults = boards.Faults(board)
-    sensor = TegraSensor(Files(board.root, read=faults))
+    sensor = TegraSensor(SysfsFiles(board.root, read=faults))
     readings = [sensor.read(100.0 + step / 20) for step in range(200)]
     junction = f"{board.zone('tj-thermal')}/temp"
     assert 18 <= faults.reads[junction] <= 23
@@ -200,7 +200,7 @@ def test_what_can_be_no_temperature_is_none_and_says_so(text: str, make_board: A
     board = make_board("thor_jp7")
     path = f"{board.zone('tj-thermal')}/temp"
     board.write(path, text)
-    zone = TegraSensor(Files(board.root)).read(100.0).zones[0]
+    zone = TegraSensor(SysfsFiles(board.root)).read(100.0).zones[0]
     assert (zone.name, zone.temperature_c) == ("tj", None)
     assert zone.problem.startswith(path)
     assert zone.trips.critical_c == 114.5
@@ -210,15 +210,15 @@ def test_what_can_be_no_temperature_is_none_and_says_so(text: str, make_board: A
 def test_frost_and_great_heat_are_temperatures(text: str, at_c: float, make_board: Any) -> None:
     board = make_board("thor_jp7")
     board.write(f"{board.zone('tj-thermal')}/temp", text)
-    assert TegraSensor(Files(board.root)).read(100.0).zones[0].temperature_c == at_c
+    assert TegraSensor(SysfsFiles(board.root)).read(100.0).zones[0].temperature_c == at_c
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "-274000", "2147483647", "none", "9" * 400])
 def test_a_trip_that_is_not_set_is_no_trip(text: str, make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     board.write(f"{board.zone('cpu-thermal')}/trip_point_0_temp", text)
-    zone = next(item for item in TegraSensor(Files(board.root)).read(100.0).zones if item.name == "cpu")
-    assert zone.trips == Trips(None, None, 104.5)
+    zone = next(item for item in TegraSensor(SysfsFiles(board.root)).read(100.0).zones if item.name == "cpu")
+    assert zone.trips == TripPoints(None, None, 104.5)
 
 
 def test_the_lowest_of_several_trips_of_a_kind_holds(make_board: Any) -> None:
@@ -227,8 +227,8 @@ def test_the_lowest_of_several_trips_of_a_kind_holds(make_board: Any) -> None:
     for number, at_mc in ((10, 97_000), (11, 98_000)):
         board.write(f"{folder}/trip_point_{number}_type", "passive")
         board.write(f"{folder}/trip_point_{number}_temp", at_mc)
-    zone = next(item for item in TegraSensor(Files(board.root)).read(100.0).zones if item.name == "cpu")
-    assert zone.trips == Trips(97.0, None, 104.5)
+    zone = next(item for item in TegraSensor(SysfsFiles(board.root)).read(100.0).zones if item.name == "cpu")
+    assert zone.trips == TripPoints(97.0, None, 104.5)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_the_load_of_the_gpu_is_found_at_each_of_its_places(path: str, make_boar
     for known in [known for known in board.files if known.endswith("/load")]:
         board.remove(known)
     board.write(path, 375)
-    (gpu,) = TegraSensor(Files(board.root)).read(100.0).gpus
+    (gpu,) = TegraSensor(SysfsFiles(board.root)).read(100.0).gpus
     assert gpu.utilization == 0.375
     assert gpu.sources["utilization"] == f"sysfs:{path}"
 
@@ -255,14 +255,14 @@ def test_the_load_of_the_gpu_is_found_at_each_of_its_places(path: str, make_boar
 def test_a_load_is_a_share(text: str, share: float | None, make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     board.write("/sys/devices/platform/gpu.0/load", text)
-    (gpu,) = TegraSensor(Files(board.root)).read(100.0).gpus
+    (gpu,) = TegraSensor(SysfsFiles(board.root)).read(100.0).gpus
     assert gpu.utilization == share
     assert ("utilization" in gpu.missing) == (share is None)
 
 
 def test_a_load_file_that_moves_is_followed(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     assert sensor.read(100.0).gpus[0].utilization == 0.13
     board.remove("/sys/devices/platform/gpu.0/load")
     board.write("/sys/class/devfreq/17000000.gpu/device/load", 130)
@@ -279,13 +279,13 @@ def test_sums_shunts_and_unconnected_channels_are_no_rails(make_board: Any) -> N
     }.items():  # fmt: skip
         board.write(f"{folder}/{name}", content)
     board.write(f"{folder}/in3_label", "NC")
-    rails = TegraSensor(Files(board.root)).read(100.0).rails
+    rails = TegraSensor(SysfsFiles(board.root)).read(100.0).rails
     assert [rail.name for rail in rails] == ["VDD_IN", "VDD_CPU_GPU_CV"]
 
 
 def test_a_rail_whose_current_cannot_be_read_is_unknown_and_stays_counted(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     sensor.read(100.0)
     board.block(f"{board.monitor('ina3221')}/curr1_input")
     rail = sensor.read(101.0).rails[0]
@@ -295,7 +295,7 @@ def test_a_rail_whose_current_cannot_be_read_is_unknown_and_stays_counted(make_b
 
 def test_counters_of_a_driver_that_was_loaded_again_begin_anew(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     path = f"{board.monitor('soctherm_oc')}/oc3_event_cnt"
     rates = []
     for second, count in enumerate((4711, 4721, 3, 5)):
@@ -308,12 +308,12 @@ def test_on_a_box_that_is_no_jetson_it_tells_only_the_boards_name(make_board: Ca
     board = make_board("")
     board.write("/proc/device-tree/model", "Raspberry Pi 5 Model B Rev 1.0\0")
     board.write("/proc/device-tree/compatible", "raspberrypi,5-model-b\0brcm,bcm2712\0")
-    assert TegraSensor(Files(board.root)).read(1.0) == BoxReading(1.0, board="Raspberry Pi 5 Model B Rev 1.0")
+    assert TegraSensor(SysfsFiles(board.root)).read(1.0) == BoxReading(1.0, board="Raspberry Pi 5 Model B Rev 1.0")
 
 
 def test_the_limit_of_the_gpus_clock_is_told_with_it(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
-    sensor = TegraSensor(Files(board.root))
+    sensor = TegraSensor(SysfsFiles(board.root))
     assert sensor.read(100.0).gpus[0].clock_cap_hz == 918_000_000
     board.write("/sys/class/devfreq/17000000.gpu/max_freq", 510_000_000)
     (gpu,) = sensor.read(100.1).gpus

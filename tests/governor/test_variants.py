@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.governor.variants import VariantRule, VariantTuning
+from edge_server.governor.variant_policy import VariantRule, VariantTuning
 
 
 def _run(rule: VariantRule, looks: list[tuple[float, float, float | None]], period_s: float = 1.0) -> list[float]:

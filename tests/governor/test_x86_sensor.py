@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, Gpu, Slowdown, Trips
-from edge_server.governor.sensors.files import FIND_AGAIN_S, Files
+from edge_server.governor.readings import BoxReading, Gpu, ThrottleReason, TripPoints
+from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
 from edge_server.governor.sensors.x86 import X86Sensor
 
 PACKAGE = "/sys/class/powercap/intel-rapl:0"
@@ -23,7 +23,7 @@ def board(make_board: Any) -> Any:
 
 @pytest.fixture
 def sensor(board: Any) -> X86Sensor:
-    return X86Sensor(Files(board.root))
+    return X86Sensor(SysfsFiles(board.root))
 
 
 def watts(reading: BoxReading) -> dict[str, float | None]:
@@ -74,7 +74,7 @@ def test_energy_goes_on_where_the_counter_wraps(board: Any, sensor: X86Sensor) -
 def test_energy_that_only_root_may_read_is_told_as_that_and_counts_for_nothing(board: Any, boards: Any) -> None:
     faults = boards.Faults(board)
     faults.errors = {path: errno.EACCES for path in board.files if path.endswith("/energy_uj")}
-    reading = X86Sensor(Files(board.root, read=faults)).read(100.0)
+    reading = X86Sensor(SysfsFiles(board.root, read=faults)).read(100.0)
     assert reading.energy == ()
     for rail in reading.rails:
         assert (rail.power_mw, rail.is_counted) == (None, False)
@@ -98,13 +98,13 @@ def test_the_limit_of_the_long_run_is_known_by_its_name(first: str, limit_mw: in
     second = {"long_term": "short_term", "short_term": "long_term"}[first]
     board.write(f"{PACKAGE}/constraint_0_name", first)
     board.write(f"{PACKAGE}/constraint_1_name", second)
-    assert X86Sensor(Files(board.root)).read(1.0).rails[0].limit_mw == limit_mw
+    assert X86Sensor(SysfsFiles(board.root)).read(1.0).rails[0].limit_mw == limit_mw
 
 
 @pytest.mark.parametrize("text", ["0", "unlimited", ""])
 def test_a_limit_that_is_none_is_none(text: str, board: Any) -> None:
     board.write(f"{PACKAGE}/constraint_0_power_limit_uw", text)
-    assert X86Sensor(Files(board.root)).read(1.0).rails[0].limit_mw is None
+    assert X86Sensor(SysfsFiles(board.root)).read(1.0).rails[0].limit_mw is None
 
 
 def test_throttling_is_told_as_rates_of_the_package_and_of_all_cores(board: Any, sensor: X86Sensor) -> None:
@@ -115,8 +115,8 @@ def test_throttling_is_told_as_rates_of_the_package_and_of_all_cores(board: Any,
     board.write(f"{CPU}/cpu2/thermal_throttle/core_throttle_count", 6)
     reading = sensor.read(102.0)
     assert {item.name: item.per_s for item in reading.throttles} == {"package-0": 5.0, "cores": 2.0}
-    assert Slowdown.THERMAL in reading.slowed_by
-    assert Slowdown.THERMAL not in sensor.read(103.0).slowed_by
+    assert ThrottleReason.THERMAL in reading.slowed_by
+    assert ThrottleReason.THERMAL not in sensor.read(103.0).slowed_by
 
 
 def test_a_processor_that_goes_offline_is_no_throttling(board: Any, sensor: X86Sensor) -> None:
@@ -134,10 +134,10 @@ def test_each_package_has_its_own_temperature_and_trips(board: Any) -> None:
         "temp1_crit": 98000, "temp2_label": "Core 0", "temp2_input": 62000,
     }.items():  # fmt: skip
         board.write(f"{folder}/{name}", content)
-    found = X86Sensor(Files(board.root)).read(1.0).zones
+    found = X86Sensor(SysfsFiles(board.root)).read(1.0).zones
     assert [(zone.name, zone.temperature_c, zone.trips) for zone in found] == [
-        ("package-0", 56.0, Trips(100.0, 80.0)),
-        ("package-1", 61.0, Trips(98.0, 82.0)),
+        ("package-0", 56.0, TripPoints(100.0, 80.0)),
+        ("package-1", 61.0, TripPoints(98.0, 82.0)),
     ]
 
 
@@ -153,9 +153,9 @@ def test_a_processor_of_the_other_maker(files: dict[str, Any], at_c: float, make
     board = make_board("")
     for name, content in {"name": "k10temp", "temp1_max": 70000, **files}.items():
         board.write(f"/sys/class/hwmon/hwmon4/{name}", content)
-    reading = X86Sensor(Files(board.root)).read(1.0)
+    reading = X86Sensor(SysfsFiles(board.root)).read(1.0)
     assert zones(reading) == {"package-0": at_c}
-    assert reading.zones[0].trips == Trips()
+    assert reading.zones[0].trips == TripPoints()
 
 
 def test_the_kernels_own_zone_stands_in_for_a_driver_that_is_not_there_or_fails(board: Any, sensor: X86Sensor) -> None:
@@ -164,12 +164,12 @@ def test_the_kernels_own_zone_stands_in_for_a_driver_that_is_not_there_or_fails(
     assert zones(sensor.read(100.0)) == {"package-0": 56.0}
     board.block(f"{folder}/temp1_input")
     failing = sensor.read(101.0).zones[0]
-    assert (failing.name, failing.temperature_c, failing.trips) == ("package-0", 57.0, Trips(100.0, 80.0))
+    assert (failing.name, failing.temperature_c, failing.trips) == ("package-0", 57.0, TripPoints(100.0, 80.0))
     board.restore(f"{folder}/temp1_input")
     assert zones(sensor.read(102.0)) == {"package-0": 56.0}
     board.remove(folder)
     absent = sensor.read(103.0).zones[0]
-    assert (absent.name, absent.temperature_c, absent.trips) == ("package-0", 57.0, Trips())
+    assert (absent.name, absent.temperature_c, absent.trips) == ("package-0", 57.0, TripPoints())
 
 
 def test_a_board_of_another_maker_has_its_zones_by_their_first_word(make_board: Any) -> None:
@@ -180,20 +180,20 @@ def test_a_board_of_another_maker_has_its_zones_by_their_first_word(make_board: 
         board.write(f"{folder}/temp", at_mc)
     board.write("/sys/class/thermal/thermal_zone0/trip_point_0_type", "passive")
     board.write("/sys/class/thermal/thermal_zone0/trip_point_0_temp", 80000)
-    reading = X86Sensor(Files(board.root)).read(1.0)
+    reading = X86Sensor(SysfsFiles(board.root)).read(1.0)
     assert zones(reading) == {"cpu": 61.0, "soc": 58.0}
-    assert reading.zones[0].trips == Trips(80.0)
+    assert reading.zones[0].trips == TripPoints(80.0)
 
 
 def test_why_the_built_in_graphics_are_held_back(board: Any, sensor: X86Sensor) -> None:
     folder = "/sys/class/drm/card0/gt/gt0"
     (gpu,) = sensor.read(1.0).gpus
     assert (gpu.clock_hz, gpu.highest_clock_hz, gpu.is_integrated) == (650_000_000, 1_300_000_000, True)
-    assert (gpu.reasons, gpu.slowed_by) == ({"pl1"}, {Slowdown.POWER_CAP})
+    assert (gpu.reasons, gpu.slowed_by) == ({"pl1"}, {ThrottleReason.POWER_CAP})
     board.write(f"{folder}/throttle_reason_pl1", 0)
     board.write(f"{folder}/throttle_reason_thermal", 1)
     (gpu,) = sensor.read(2.0).gpus
-    assert (gpu.reasons, gpu.slowed_by) == ({"thermal"}, {Slowdown.THERMAL})
+    assert (gpu.reasons, gpu.slowed_by) == ({"thermal"}, {ThrottleReason.THERMAL})
 
 
 def _card(board: Any, driver: str) -> None:
@@ -213,7 +213,7 @@ def test_a_card_has_power_of_its_own(driver: str, board: Any, sensor: X86Sensor)
     _card(board, driver)
     gpu: Gpu = sensor.read(100.0).gpus[1]
     assert (gpu.key, gpu.is_integrated, gpu.clock_hz) == ("card1", False, 900_000_000)
-    assert gpu.slowed_by == {Slowdown.THERMAL}
+    assert gpu.slowed_by == {ThrottleReason.THERMAL}
     board.write("/sys/class/drm/card1/device/hwmon/hwmon5/energy1_input", 31_000_000)
     rail = sensor.read(101.0).rails[-1]
     assert (rail.name, rail.power_mw, rail.limit_mw, rail.is_counted) == ("card1", 30_000, 75_000, True)
@@ -250,7 +250,7 @@ def test_a_file_that_fails_takes_nothing_with_it_but_its_own(way: str, board: An
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV])
 def test_a_box_on_which_every_file_fails_tells_nothing_and_comes_back(code: int, board: Any, boards: Any) -> None:
     faults = boards.Faults(board)
-    sensor = X86Sensor(Files(board.root, read=faults))
+    sensor = X86Sensor(SysfsFiles(board.root, read=faults))
     known = values(sensor.read(100.0))
     faults.errors = dict.fromkeys(board.files, code)
     reading = sensor.read(101.0)
@@ -269,7 +269,7 @@ def test_new_numbers_between_two_readings_change_nothing(seed: int, board: Any, 
 
 
 def test_drivers_that_come_up_after_the_server_are_found(board: Any, sensor: X86Sensor) -> None:
-    known = values(X86Sensor(Files(board.root)).read(0.0))
+    known = values(X86Sensor(SysfsFiles(board.root)).read(0.0))
     for path in board.files:
         board.remove(path)
     empty = sensor.read(100.0)

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 THREAD = """
 import ctypes, threading
-from edge_server.memory.allocator import keep_big_blocks, read_resident_bytes, trim, trim_own_end
+from edge_server.memory.malloc_settings import keep_big_blocks, read_resident_bytes, trim, trim_own_end
 library = ctypes.CDLL(None)
 library.malloc.argtypes, library.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
 library.free.argtypes, library.free.restype = (ctypes.c_void_p,), None

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends import cuda_device
-from edge_server.backends.tensorrt import cuda
+from edge_server.backends import cuda_devices
+from edge_server.backends.tensorrt import cuda_driver
 from edge_server.errors import AlreadyExists, InvalidRequest, NotFound, ServingFault, Unsupported
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.memory.shared_memory import SharedMemoryRegistry
@@ -52,7 +52,7 @@ def library(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def regions(library: Any) -> Iterator[SharedMemoryRegistry]:
-    made = SharedMemoryRegistry(True, CudaMemoryRegistry(True, cuda_device.missing(), cuda_device.CudaDevices))
+    made = SharedMemoryRegistry(True, CudaMemoryRegistry(True, cuda_devices.missing(), cuda_devices.CudaDevices))
     yield made
     made.cuda.close()
     assert library.fake_cuda_open_count() == 0, "an allocation of a client stayed mapped"
@@ -171,8 +171,8 @@ def test_an_integrated_gpu_is_refused_with_the_way_that_works(
 
 
 def test_without_a_driver_or_without_leave_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "LIBRARY", "libcuda_that_is_not_there.so.1")
-    absent = CudaMemoryRegistry(True, cuda_device.missing(), lambda: pytest.fail("the driver was asked"))
+    monkeypatch.setattr(cuda_driver, "LIBRARY", "libcuda_that_is_not_there.so.1")
+    absent = CudaMemoryRegistry(True, cuda_devices.missing(), lambda: pytest.fail("the driver was asked"))
     assert not absent.is_usable
     with pytest.raises(Unsupported, match="there is no NVIDIA driver"):
         absent.register("r", bytes(64), 0, 16)
@@ -216,7 +216,7 @@ def test_many_threads_register_pin_and_unregister_without_a_leak(gpu: Any, regio
 
 def test_who_a_gpu_is_and_how_much_of_it_is_free(gpu: Any, library: Any) -> None:
     gpu.tell(used=3 << 20, total=10 << 20)
-    devices = cuda_device.CudaDevices()
+    devices = cuda_devices.CudaDevices()
     assert devices.memory(0) == (7 << 20, 10 << 20)
     assert devices.uuid(0) == "GPU-10101010-1010-1010-1010-101010101010"
     with pytest.raises(OSError, match="no GPU 4"):

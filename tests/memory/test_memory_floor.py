@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.core.model import ModelFile
-from edge_server.memory.pressure import MemoryFloor, MemoryReading, estimate_bytes, read_memory, weight_bytes
+from edge_server.core.model_spec import ModelFile
+from edge_server.memory.available_memory import MemoryFloor, MemoryReading, estimate_bytes, read_memory, weight_bytes
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.utils.shared_memory as client
 
-from edge_server.core.view import SharedRegion
+from edge_server.core.status_reports import SharedRegion
 from edge_server.errors import AlreadyExists, ErrorCode, InvalidRequest, NotFound, Throttled, Unsupported
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 

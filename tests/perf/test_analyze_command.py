@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from edge_server.cli import analyze
-from edge_server.cli.streaming.screen import Screen
+from edge_server.cli.streaming.terminal import Screen
 from edge_server.errors import InvalidRequest
-from edge_server.perf import trials
-from edge_server.perf.candidates import Candidate
-from edge_server.perf.facts import Unreachable
-from edge_server.perf.search import Limits, Outcome, Search
-from edge_server.perf.trials import ModelFolder
-from edge_server.perf.windows import Answer, Point, Window
 from edge_server.repository.pbtxt import new_config, read_file
+from edge_server.tuning.load import server_trials
+from edge_server.tuning.load.client_interface import Unreachable
+from edge_server.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome
+from edge_server.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
+from edge_server.tuning.load.server_candidates import ServerCandidate
+from edge_server.tuning.load.server_trials import ModelFolder
 
 COMMAND = Path(sys.executable).parent / "edge-server"
 BRIEF = ("--measurement-interval=100", "--measurement-request-count=10", "--max-trials=3")
@@ -120,20 +120,20 @@ def test_what_does_not_load_is_refused_with_its_reason_and_what_cannot_run_here_
 
 def test_the_estimate_counts_the_rounds_that_are_still_to_come() -> None:
     now = [100.0]
-    search = Search(lambda candidate, number: Outcome(candidate), Limits())
+    search = Search(lambda candidate, number: TrialOutcome(candidate), SearchLimits())
     progress = analyze._Progress(Screen(io.StringIO()), search, clock=lambda: now[0])
     search.in_round = 8
-    progress(Candidate(), 0)
+    progress(ServerCandidate(), 0)
     assert progress.share() == 0
     now[0] += 20
-    progress(Candidate(instances=2), 0)
+    progress(ServerCandidate(instances=2), 0)
     # One of 8 trials of 20 s has ended; 7 are left, then 4 of 40 s, then 3 of 80 s.
     assert progress.share() == pytest.approx(20 / (20 + 7 * 20 + 4 * 40 + 3 * 80))
     now[0] += 280
     search.in_round = 3
-    progress(Candidate(), 2)
+    progress(ServerCandidate(), 2)
     now[0] += 40
-    progress(Candidate(instances=2), 2)
+    progress(ServerCandidate(instances=2), 2)
     assert progress.share() == pytest.approx(340 / (340 + 2 * 40))
 
 
@@ -186,9 +186,9 @@ def test_a_report_that_cannot_be_written_costs_no_recommendation(
 
 
 def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> None:
-    point = Point.of("concurrency", 1, 1, Window(1.0, [Answer(0.0, 0.1)]), is_steady=True)
-    search = Search(lambda candidate, number: Outcome(candidate, [point], math.inf), Limits())
-    search.run([Candidate()])
+    point = MeasuredPoint.of("concurrency", 1, 1, MeasurementWindow(1.0, [Answer(0.0, 0.1)]), is_steady=True)
+    search = Search(lambda candidate, number: TrialOutcome(candidate, [point], math.inf), SearchLimits())
+    search.run([ServerCandidate()])
     options = argparse.Namespace(
         objective="throughput", latency_limit_ms=None, memory_limit_mb=None, power_limit_watts=None,
         difference_limit=0.01, json=tmp_path / "report.json", svg=None,
@@ -203,14 +203,20 @@ def test_a_difference_without_bounds_is_null_in_the_report(tmp_path: Path) -> No
 
 
 def test_the_bars_are_drawn_by_length_whatever_round_a_configuration_came_to(tmp_path: Path) -> None:
-    rates = {Candidate(instances=number): rate for number, rate in enumerate((30, 90, 10, 70, 50, 20, 80, 40, 60))}
+    rates = {
+        ServerCandidate(instances=number): rate for number, rate in enumerate((30, 90, 10, 70, 50, 20, 80, 40, 60))
+    }
 
-    def trial(candidate: Candidate, number: int) -> Outcome:
+    def trial(candidate: ServerCandidate, number: int) -> TrialOutcome:
         # A later round measures less than the one before promised.
         answers = [Answer(0.0, 0.01)] * (rates[candidate] // (number + 1))
-        return Outcome(candidate, [Point.of("concurrency", 1, 1, Window(1.0, answers), is_steady=True)], round=number)
+        return TrialOutcome(
+            candidate,
+            [MeasuredPoint.of("concurrency", 1, 1, MeasurementWindow(1.0, answers), is_steady=True)],
+            round=number,
+        )
 
-    search = Search(trial, Limits())
+    search = Search(trial, SearchLimits())
     best = search.run(list(rates))
     options = argparse.Namespace(objective="throughput")
     picture = analyze._picture(options, ModelFolder(tmp_path, new_config()), search, best)
@@ -251,13 +257,13 @@ def test_a_server_that_died_is_not_waited_for_as_long_as_what_it_started_lives(t
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     (tmp_path / "log").touch()
     with pytest.raises(Unreachable, match="did not start"):
-        trials._wait_until_ready(trials.PrivateServer(process, tmp_path / "log"), 0.1)
+        server_trials._wait_until_ready(server_trials.PrivateServer(process, tmp_path / "log"), 0.1)
     assert not (tmp_path / "survived").exists()
 
 
 def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
     process = left_by_a_server(tmp_path, "exec sleep 3000")
-    trials._end(process)
+    server_trials._end(process)
     assert process.stdout is not None
     with process.stdout as lines:
         assert lines.read() == ""

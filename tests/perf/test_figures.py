@@ -16,16 +16,25 @@ from hypothesis import strategies as st
 
 from edge_server.cli.perf_options import levels, read_intervals, shape
 from edge_server.errors import InvalidRequest
-from edge_server.perf.chart import Bar, draw_bars
-from edge_server.perf.facts import ServerCounts
-from edge_server.perf.load import constant, poisson
-from edge_server.perf.report import draw, to_json
-from edge_server.perf.windows import Answer, Point, Split, Window, are_steady, doubts, joined, percentile
+from edge_server.tuning.load.client_interface import ServerCounts
+from edge_server.tuning.load.load_generator import constant, poisson
+from edge_server.tuning.load.measurement_windows import (
+    Answer,
+    MeasuredPoint,
+    MeasurementWindow,
+    ServerTimeSplit,
+    are_steady,
+    doubts,
+    joined,
+    percentile,
+)
+from edge_server.tuning.load.report import draw, to_json
+from edge_server.tuning.load.svg_charts import Bar, draw_bars
 
 
-def window(rate: int, latency_s: float, **more: object) -> Window:
+def window(rate: int, latency_s: float, **more: object) -> MeasurementWindow:
     answers = [Answer(0.0, latency_s) for _ in range(rate)]
-    return Window(1.0, answers, **more)  # type: ignore[arg-type]
+    return MeasurementWindow(1.0, answers, **more)  # type: ignore[arg-type]
 
 
 def test_three_windows_within_a_tenth_are_steady() -> None:
@@ -40,7 +49,7 @@ def test_only_the_last_windows_count() -> None:
 
 
 def test_windows_without_a_good_answer_are_not_steady() -> None:
-    failed = Window(1.0, [Answer(0.0, 0.1, "UNAVAILABLE")])
+    failed = MeasurementWindow(1.0, [Answer(0.0, 0.1, "UNAVAILABLE")])
     assert not are_steady([failed, failed, failed], 0.1)
 
 
@@ -55,11 +64,11 @@ def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[float],
 def test_the_split_is_the_difference_of_sums_over_the_requests() -> None:
     before = ServerCounts(10, 1, 40, 5, 1000, 100, 10, 500, 20)
     after = ServerCounts(30, 1, 120, 15, 201_000, 40_100, 2_010, 100_500, 1_020)
-    split = Split.of(after - before)
+    split = ServerTimeSplit.of(after - before)
     assert split is not None
     assert (split.requests, split.inferences, split.executions) == (20, 80, 10)
     assert (split.request_us, split.queue_us, split.input_us, split.infer_us, split.output_us) == (10, 2, 0.1, 5, 0.05)
-    assert Split.of(ServerCounts()) is None
+    assert ServerTimeSplit.of(ServerCounts()) is None
 
 
 def test_windows_join_into_one_of_all_their_answers() -> None:
@@ -74,22 +83,22 @@ def test_windows_join_into_one_of_all_their_answers() -> None:
 
 def test_failures_are_told_by_reason_and_do_not_count_as_throughput() -> None:
     answers = [Answer(0.0, 0.01), Answer(0.0, 0.0, "HTTP 429"), Answer(0.0, 0.0, "HTTP 429")]
-    point = Point.of("concurrency", 1, 2, Window(1.0, answers), is_steady=True)
+    point = MeasuredPoint.of("concurrency", 1, 2, MeasurementWindow(1.0, answers), is_steady=True)
     assert point.failures == {"HTTP 429": 2}
     assert point.throughput == 2.0
 
 
 def test_a_busy_client_says_that_it_is_the_bottleneck() -> None:
-    busy = Point.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.95), is_steady=True)
+    busy = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.95), is_steady=True)
     assert any("bottleneck" in text for text in doubts(busy, 8))
-    idle = Point.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.05, server_cpu=0.5), is_steady=True)
+    idle = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.05, server_cpu=0.5), is_steady=True)
     assert doubts(idle, 8) == []
-    shared = Point.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.6, server_cpu=1.4), is_steady=True)
+    shared = MeasuredPoint.of("concurrency", 1, 1, window(10, 0.1, client_cpu=0.6, server_cpu=1.4), is_steady=True)
     assert any("share 2 busy cores" in text for text in doubts(shared, 2))
 
 
 def test_figures_that_are_not_there_are_null_and_the_picture_leaves_them_out() -> None:
-    nothing = Point.of("concurrency", 1, 1, Window(1.0, [Answer(0.0, 0.1, "X")]), is_steady=False)
+    nothing = MeasuredPoint.of("concurrency", 1, 1, MeasurementWindow(1.0, [Answer(0.0, 0.1, "X")]), is_steady=False)
     document = to_json(nothing, 2)
     assert json.loads(json.dumps(document, allow_nan=False))["latency_ms"]["p50"] is None
     assert "nan" not in draw("<&>", [nothing])
@@ -112,7 +121,7 @@ def assert_nothing_is_clipped(picture: str) -> None:
 def test_the_picture_of_a_measurement_is_not_clipped(count: int) -> None:
     counts = ServerCounts(10, 0, 10, 10, 1000, 100, 10, 500, 20)
     measured = window(100, 0.01, server=counts, server_cpu=0.5)
-    points = [Point.of("concurrency", at, 1, measured, is_steady=True) for at in range(1, count + 1)]
+    points = [MeasuredPoint.of("concurrency", at, 1, measured, is_steady=True) for at in range(1, count + 1)]
     picture = draw("a_model_with_a_name_that_is_wider_than_the_picture" * 2, points)
     assert picture.count("<polyline") == 1 + 4 + 4 + 2
     assert_nothing_is_clipped(picture)

@@ -14,19 +14,26 @@ import grpc
 import numpy as np
 import pytest
 
-from edge_server.client.connection import Endpoint
+from edge_server.client.endpoint import ServerEndpoint
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.perf.facts import ModelFacts, Refusal, Request, SendFailed, ServerCounts, TensorFacts
-from edge_server.perf.grpc_wire import GrpcSenders, StreamSender
-from edge_server.perf.http_wire import HttpWriter
-from edge_server.perf.inputs import InputWish, make_inputs
-from edge_server.perf.measure import Measurement, Patience, Probes
-from edge_server.perf.session import Session
-from edge_server.perf.shared import in_shared_memory
-from edge_server.perf.usage import Usage, usage_of
-from edge_server.perf.windows import Answer, Point, Window, doubts
 from edge_server.protocol import messages
+from edge_server.tuning.load.client_interface import (
+    MeasuredRequest,
+    ModelFacts,
+    RequestRefused,
+    SendFailed,
+    ServerCounts,
+    TensorFacts,
+)
+from edge_server.tuning.load.grpc_client import GrpcSenders, StreamSender
+from edge_server.tuning.load.http_client import HttpWriter
+from edge_server.tuning.load.input_data import InputChoice, make_inputs
+from edge_server.tuning.load.measurement import Measurement, MeasurementTimes, ServerProbes
+from edge_server.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow, doubts
+from edge_server.tuning.load.process_usage import Usage, usage_of
+from edge_server.tuning.load.session import LoadSession
+from edge_server.tuning.load.shared_memory import in_shared_memory
 
 
 class Answering:
@@ -39,9 +46,9 @@ class Answering:
         return {}
 
 
-def measured(counts: Iterator[ServerCounts], usage: Iterator[Usage]) -> Point:
-    probes = Probes(lambda: next(counts), lambda: next(usage))
-    return Measurement(Answering(), probes, Patience(0.01, 1, 0.1, 1)).run("concurrency", 1, 1)
+def measured(counts: Iterator[ServerCounts], usage: Iterator[Usage]) -> MeasuredPoint:
+    probes = ServerProbes(lambda: next(counts), lambda: next(usage))
+    return Measurement(Answering(), probes, MeasurementTimes(0.01, 1, 0.1, 1)).run("concurrency", 1, 1)
 
 
 def test_a_model_loaded_anew_within_a_window_has_no_split_and_no_negative_durations() -> None:
@@ -68,16 +75,16 @@ def test_power_is_that_of_the_windows_whose_figures_are_told() -> None:
 
     seen: list[float] = []
     measurement = Measurement(
-        Slowing(), Probes(power_w=lambda: 1.0 if len(seen) > 1 else 1000.0), Patience(0.01, 1, 0.1, 5),
+        Slowing(), ServerProbes(power_w=lambda: 1.0 if len(seen) > 1 else 1000.0), MeasurementTimes(0.01, 1, 0.1, 5),
         lambda windows: seen.append(0.0),
     )  # fmt: skip
     assert measurement.run("concurrency", 1, 1).power_w == 1.0
 
 
 def test_what_a_stall_kept_from_being_sent_is_told_beside_latencies_that_do_not_have_it() -> None:
-    def sent(lag_s: float) -> Point:
+    def sent(lag_s: float) -> MeasuredPoint:
         answers = [Answer(0.0, 0.001, lag_s=lag_s if number > 94 else 0.0) for number in range(100)]
-        return Point.of("request_rate", 1000, 1, Window(1.0, answers), is_steady=True)
+        return MeasuredPoint.of("request_rate", 1000, 1, MeasurementWindow(1.0, answers), is_steady=True)
 
     assert any("80.0 ms or more after it was due" in text for text in doubts(sent(0.08), 4))
     assert doubts(sent(0.004), 4) == []
@@ -95,7 +102,7 @@ def test_a_file_of_arrays_that_came_broken_is_told_in_words(tmp_path: Path, is_c
         content[60:140] = bytes(80)
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match="cannot be understood"):
-        make_inputs(facts(), InputWish(files=(("", path),)))
+        make_inputs(facts(), InputChoice(files=(("", path),)))
 
 
 def test_what_a_child_has_used_is_not_lost_when_it_ends() -> None:
@@ -180,7 +187,7 @@ def test_what_follows_an_error_of_a_decoupled_request_is_no_answer_to_the_next_o
     final: bytes = message.SerializeToString()
     # The end of the failed request comes behind its error; the stream begun after it answers with an error again.
     channel = Channel([failed, final], [failed])
-    sender = StreamSender(Endpoint("127.0.0.1:1", None), channel, 1.0, is_decoupled=True)
+    sender = StreamSender(ServerEndpoint("127.0.0.1:1", None), channel, 1.0, is_decoupled=True)
     for _ in range(2):
         with pytest.raises(SendFailed, match="no"):
             sender.send(b"")
@@ -227,7 +234,7 @@ def test_a_stream_that_never_answers_fails_its_request_in_time_and_is_begun_anew
 
 def test_an_address_of_ip_version_6_stands_in_brackets() -> None:
     tensors = (Tensor("INPUT0", DType.INT8, np.zeros(2, np.int8)),)
-    request = HttpWriter("http://[::1]:8000", ())(Request(facts(), tensors, {}))
+    request = HttpWriter("http://[::1]:8000", ())(MeasuredRequest(facts(), tensors, {}))
     assert b"\r\nHost: [::1]:8000\r\n" in request
 
 
@@ -236,22 +243,22 @@ def test_numbers_that_a_type_does_not_hold_are_refused_and_not_wrapped(tmp_path:
     path = tmp_path / "data.json"
     path.write_text(f'{{"data": [{{"INPUT0": {values}}}]}}')
     with pytest.raises(InvalidRequest, match="'INPUT0'"):
-        make_inputs(facts(), InputWish(files=(("", path),)))
+        make_inputs(facts(), InputChoice(files=(("", path),)))
     path.write_text('{"data": [{"INPUT0": [-128, 127]}]}')
-    assert make_inputs(facts(), InputWish(files=(("", path),)))[0][0].array.tolist() == [-128, 127]
+    assert make_inputs(facts(), InputChoice(files=(("", path),)))[0][0].array.tolist() == [-128, 127]
 
 
 def test_levels_that_were_measured_are_told_when_a_later_one_cannot_be(
     measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Session.at_concurrency
+    real = LoadSession.at_concurrency
 
-    def at_concurrency(self: Session, concurrency: int) -> Point:
+    def at_concurrency(self: LoadSession, concurrency: int) -> MeasuredPoint:
         if concurrency > 1:
-            raise Refusal("the model is gone")
+            raise RequestRefused("the model is gone")
         return real(self, concurrency)
 
-    monkeypatch.setattr(Session, "at_concurrency", at_concurrency)
+    monkeypatch.setattr(LoadSession, "at_concurrency", at_concurrency)
     done = measure("slow", "--concurrency=1,2")
     assert done.code == 2
     assert "the model is gone" in done.errors

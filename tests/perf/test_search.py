@@ -8,27 +8,27 @@ import numpy as np
 import pytest
 
 from edge_server.core.tensor import DType, Tensor
-from edge_server.perf.candidates import Candidate, Space, apply, default_space, why_no_bf16
-from edge_server.perf.search import Limits, Outcome, Search, judge
-from edge_server.perf.trials import as_numbers, largest_difference
-from edge_server.perf.windows import Answer, Point, Window
 from edge_server.repository.pbtxt import parse_text
+from edge_server.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome, judge
+from edge_server.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
+from edge_server.tuning.load.server_candidates import SearchSpace, ServerCandidate, apply, default_space, why_no_bf16
+from edge_server.tuning.load.server_trials import as_numbers, largest_difference
 
 
 def point(
     rate: float, p99_ms: float, *, level: int = 1, memory_mb: float = 100.0, power_w: float | None = None
-) -> Point:
+) -> MeasuredPoint:
     answers = [Answer(0.0, p99_ms / 1000)] * 100
-    window = Window(100 / rate, answers, server_bytes=memory_mb * 1e6)
-    return Point.of("concurrency", level, 1, window, is_steady=True, power_w=power_w)
+    window = MeasurementWindow(100 / rate, answers, server_bytes=memory_mb * 1e6)
+    return MeasuredPoint.of("concurrency", level, 1, window, is_steady=True, power_w=power_w)
 
 
-def outcome(candidate: Candidate, *points: Point, **more: float | str) -> Outcome:
-    return Outcome(candidate, points, **more)  # type: ignore[arg-type]
+def outcome(candidate: ServerCandidate, *points: MeasuredPoint, **more: float | str) -> TrialOutcome:
+    return TrialOutcome(candidate, points, **more)  # type: ignore[arg-type]
 
 
 def test_the_configuration_as_it_is_comes_first_and_threads_do_not_pile_up() -> None:
-    found = Space(("onnxruntime", "openvino"), (), (1, 4), (1, 4), (1, 8)).candidates(cores=4)
+    found = SearchSpace(("onnxruntime", "openvino"), (), (1, 4), (1, 4), (1, 8)).candidates(cores=4)
     assert found[0].is_default
     assert len(found) == len(set(found)) == 1 + 2 * 3 * 2
     assert all(item.instances * item.threads <= 8 for item in found)
@@ -39,8 +39,8 @@ def test_both_runtimes_are_tried_for_onnx_only_and_threads_where_a_runtime_takes
     assert set(onnx.backends) == {"onnxruntime", "openvino"}
     assert onnx.precisions == ("f32", "bf16")
     assert onnx.batches == (1, 8)
-    assert default_space("openvino", "model.xml", 0, 4, tries_bf16=False) == Space((), (), [1, 4], [1, 4], ())
-    assert default_space("python", "", 1, 4, tries_bf16=True) == Space((), (), [1, 4], (), ())
+    assert default_space("openvino", "model.xml", 0, 4, tries_bf16=False) == SearchSpace((), (), [1, 4], [1, 4], ())
+    assert default_space("python", "", 1, 4, tries_bf16=True) == SearchSpace((), (), [1, 4], (), ())
 
 
 def test_onnx_runtime_is_not_asked_for_bf16_where_it_has_none() -> None:
@@ -49,7 +49,7 @@ def test_onnx_runtime_is_not_asked_for_bf16_where_it_has_none() -> None:
 
 
 def test_a_runtime_that_takes_no_number_of_threads_is_tried_without_one() -> None:
-    found = Space(("onnxruntime", "tensorrt"), (), (1, 2), (1, 4), ()).candidates(cores=4)
+    found = SearchSpace(("onnxruntime", "tensorrt"), (), (1, 2), (1, 4), ()).candidates(cores=4)
     config = parse_text(b'backend: "onnxruntime"', "m")
     assert all(apply(item, config, "onnxruntime").backend == (item.backend or "onnxruntime") for item in found)
     assert [(item.instances, item.threads) for item in found if item.backend == "tensorrt"] == [(1, 0), (2, 0)]
@@ -64,98 +64,100 @@ def test_a_candidate_changes_what_it_names_and_nothing_else() -> None:
         parameters { key: "kept" value { string_value: "yes" } }""",
         "m",
     )
-    same = apply(Candidate(), config, "onnxruntime")
+    same = apply(ServerCandidate(), config, "onnxruntime")
     assert same == config
-    changed = apply(Candidate("openvino", "bf16", 2, 3, 2), config, "onnxruntime")
+    changed = apply(ServerCandidate("openvino", "bf16", 2, 3, 2), config, "onnxruntime")
     assert (changed.platform, changed.backend, changed.max_batch_size) == ("", "openvino", 2)
     assert list(changed.dynamic_batching.preferred_batch_size) == [2]
     assert [(group.name, group.count) for group in changed.instance_group] == [("mine", 2)]
     texts = {key: value.string_value for key, value in changed.parameters.items()}
     assert texts == {"kept": "yes", "precision": "bf16", "INFERENCE_NUM_THREADS": "6"}
-    off = apply(Candidate(batch=1), config, "onnxruntime")
+    off = apply(ServerCandidate(batch=1), config, "onnxruntime")
     assert not off.HasField("dynamic_batching")
     assert off.max_batch_size == 4
     assert config.instance_group[0].count == 3
 
 
 def test_the_best_point_within_the_limit_counts() -> None:
-    item = outcome(Candidate(), point(10, 5, level=1), point(40, 20, level=4), point(50, 80, level=16))
-    assert judge(item, Limits(latency_ms=30), "throughput").score == pytest.approx(40)
-    assert judge(item, Limits(), "throughput").score == pytest.approx(50)
-    assert judge(item, Limits(), "latency").score == pytest.approx(-5)
+    item = outcome(ServerCandidate(), point(10, 5, level=1), point(40, 20, level=4), point(50, 80, level=16))
+    assert judge(item, SearchLimits(latency_ms=30), "throughput").score == pytest.approx(40)
+    assert judge(item, SearchLimits(), "throughput").score == pytest.approx(50)
+    assert judge(item, SearchLimits(), "latency").score == pytest.approx(-5)
 
 
 @pytest.mark.parametrize(
     ("limits", "word"),
     [
-        (Limits(latency_ms=1), "p99"),
-        (Limits(memory_mb=50), "memory"),
-        (Limits(power_w=3), "power"),
-        (Limits(difference=0.001), "difference"),
+        (SearchLimits(latency_ms=1), "p99"),
+        (SearchLimits(memory_mb=50), "memory"),
+        (SearchLimits(power_w=3), "power"),
+        (SearchLimits(difference=0.001), "difference"),
     ],
 )
-def test_what_breaks_a_limit_is_refused_with_the_limit(limits: Limits, word: str) -> None:
-    judged = judge(outcome(Candidate(), point(10, 5, power_w=9.0), difference=0.1), limits, "throughput")
+def test_what_breaks_a_limit_is_refused_with_the_limit(limits: SearchLimits, word: str) -> None:
+    judged = judge(outcome(ServerCandidate(), point(10, 5, power_w=9.0), difference=0.1), limits, "throughput")
     assert not judged.is_allowed
     assert word in judged.broken[0]
 
 
 def test_power_that_is_not_measured_breaks_no_limit() -> None:
-    assert judge(outcome(Candidate(), point(10, 5)), Limits(power_w=3), "throughput").is_allowed
+    assert judge(outcome(ServerCandidate(), point(10, 5)), SearchLimits(power_w=3), "throughput").is_allowed
 
 
 def test_a_difference_that_is_no_number_is_refused() -> None:
-    judged = judge(outcome(Candidate(), point(10, 5), difference=math.nan), Limits(difference=0.01), "throughput")
+    judged = judge(
+        outcome(ServerCandidate(), point(10, 5), difference=math.nan), SearchLimits(difference=0.01), "throughput"
+    )
     assert not judged.is_allowed
 
 
 class Box:
     """Candidates of a known throughput, and how often each was tried."""
 
-    def __init__(self, rates: dict[Candidate, float]) -> None:
+    def __init__(self, rates: dict[ServerCandidate, float]) -> None:
         self.rates = rates
-        self.tried: dict[Candidate, int] = {}
+        self.tried: dict[ServerCandidate, int] = {}
 
-    def __call__(self, candidate: Candidate, round_number: int) -> Outcome:
+    def __call__(self, candidate: ServerCandidate, round_number: int) -> TrialOutcome:
         self.tried[candidate] = self.tried.get(candidate, 0) + 1
         rate = self.rates[candidate]
         if not rate:
-            return Outcome(candidate, problem="does not load", round=round_number)
+            return TrialOutcome(candidate, problem="does not load", round=round_number)
         return outcome(candidate, point(rate, 1000 / rate), round=round_number)
 
 
 def test_halving_finds_the_best_and_tries_the_worst_only_once() -> None:
-    candidates = [Candidate(), *(Candidate(instances=count) for count in range(1, 20))]
+    candidates = [ServerCandidate(), *(ServerCandidate(instances=count) for count in range(1, 20))]
     box = Box({item: 10.0 + 5 * item.instances for item in candidates})
-    best = Search(box, Limits()).run(candidates)
+    best = Search(box, SearchLimits()).run(candidates)
     assert best is not None
-    assert best.outcome.candidate == Candidate(instances=19)
-    assert box.tried[Candidate(instances=2)] == 1
-    assert box.tried[Candidate(instances=19)] == box.tried[Candidate()] == max(box.tried.values())
+    assert best.outcome.candidate == ServerCandidate(instances=19)
+    assert box.tried[ServerCandidate(instances=2)] == 1
+    assert box.tried[ServerCandidate(instances=19)] == box.tried[ServerCandidate()] == max(box.tried.values())
     assert sum(box.tried.values()) < 2.5 * len(candidates)
 
 
 def test_what_is_hardly_better_is_not_worth_a_change() -> None:
-    box = Box({Candidate(): 100.0, Candidate(instances=2): 103.0})
-    best = Search(box, Limits()).run(list(box.rates))
+    box = Box({ServerCandidate(): 100.0, ServerCandidate(instances=2): 103.0})
+    best = Search(box, SearchLimits()).run(list(box.rates))
     assert best is not None
     assert best.outcome.candidate.is_default
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_what_is_better_wins_by_either_objective(objective: str) -> None:
-    box = Box({Candidate(): 100.0, Candidate(instances=2): 200.0, Candidate(instances=3): 0.0})
-    search = Search(box, Limits(), objective)
+    box = Box({ServerCandidate(): 100.0, ServerCandidate(instances=2): 200.0, ServerCandidate(instances=3): 0.0})
+    search = Search(box, SearchLimits(), objective)
     best = search.run(list(box.rates))
     assert best is not None
     assert best.outcome.candidate.instances == 2
-    assert search.latest[Candidate(instances=3)].broken == ("does not load",)
+    assert search.latest[ServerCandidate(instances=3)].broken == ("does not load",)
 
 
 def test_no_configuration_wins_where_none_keeps_the_limits() -> None:
-    box = Box({Candidate(): 1.0, Candidate(instances=2): 2.0})
-    assert Search(box, Limits(latency_ms=1)).run(list(box.rates)) is None
-    assert Search(Box({Candidate(): 0.0}), Limits()).run([Candidate()]) is None
+    box = Box({ServerCandidate(): 1.0, ServerCandidate(instances=2): 2.0})
+    assert Search(box, SearchLimits(latency_ms=1)).run(list(box.rates)) is None
+    assert Search(Box({ServerCandidate(): 0.0}), SearchLimits()).run([ServerCandidate()]) is None
 
 
 def test_differences_are_parts_of_the_largest_value() -> None:

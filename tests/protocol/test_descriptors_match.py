@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
-from edge_server.protocol import compile as protocol_compile
+from edge_server.protocol import compile_descriptors as protocol_compile
 
 pytestmark = pytest.mark.full
 

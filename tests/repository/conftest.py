@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import edge_server.backends as backends
-from edge_server.backends.base import Backend, ModelFile, OpenJob, RequestSession, Session, Signature
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession, Session
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class DescribedBackend(Backend):
     """Reports the signature that it was told; refuses files whose content is b"corrupt"."""
 
-    def __init__(self, name: str, default_filename: str, signature: Signature | None) -> None:
+    def __init__(self, name: str, default_filename: str, signature: ModelSignature | None) -> None:
         self.name = name
         self.default_filename = default_filename
         self.signature = signature
         self.inspected: list[tuple[ModelFile, Mapping[str, str]]] = []
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         self.inspected.append((file, dict(parameters)))
         if file.path.is_file() and file.path.read_bytes() == b"corrupt":
             raise LoadError(f"{self.name} cannot parse '{file.path.name}'")
@@ -42,8 +42,8 @@ def _signature(
     outputs: Mapping[str, tuple[DType, tuple[int, ...]]],
     *,
     is_batchable: bool = True,
-) -> Signature:
-    return Signature(
+) -> ModelSignature:
+    return ModelSignature(
         tuple(InputSpec(name, dtype, dims) for name, (dtype, dims) in inputs.items()),
         tuple(OutputSpec(name, dtype, dims) for name, (dtype, dims) in outputs.items()),
         is_batchable,
@@ -51,7 +51,7 @@ def _signature(
 
 
 @pytest.fixture
-def signature() -> Callable[..., Signature]:
+def signature() -> Callable[..., ModelSignature]:
     """Make a signature of {name: (dtype, dims)} for inputs and outputs."""
     return _signature
 
@@ -60,9 +60,9 @@ def signature() -> Callable[..., Signature]:
 def described(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DescribedBackend]:
     """Put a described backend in the place of the one of that name."""
 
-    def install(name: str, default_filename: str, signature: Signature | None = None) -> DescribedBackend:
+    def install(name: str, default_filename: str, signature: ModelSignature | None = None) -> DescribedBackend:
         backend = DescribedBackend(name, default_filename, signature)
-        monkeypatch.setitem(backends._MODULES, name, "edge_server.backends.stub")
+        monkeypatch.setitem(backends._MODULES, name, "edge_server.backends.builtin_models")
         monkeypatch.setitem(backends._made, name, backend)
         return backend
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BadModelConfig, ChangedWhileLoading
 from edge_server.repository import scan
+from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.source import RepositorySource
 
 CONFIG = """
 backend: "identity" version_policy { all { } }
@@ -30,7 +30,7 @@ def source(root: Path, described: Any) -> RepositorySource:
 
 
 @pytest.fixture
-def followed(source: RepositorySource) -> Callable[[], ModelWish]:
+def followed(source: RepositorySource) -> Callable[[], DesiredModel]:
     """The wish for `m` as whoever follows the disk states it."""
     return lambda: source.wishes_for(source.scanner.look().models)["m"]
 

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edge_server.backends.base import Signature
-from edge_server.core.lifecycle import Resolved
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.base import ModelSignature
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
+from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
@@ -137,7 +137,7 @@ def test_a_stated_output_list_is_a_selection_and_missing_inputs_are_added(
 
 def test_an_optional_input_may_be_left_out_or_is_marked(add_model: Any, described: Any, resolved: Any) -> None:
     inputs = (InputSpec("a", DType.FP32, (2,)), InputSpec("b", DType.FP32, (2,), is_optional=True))
-    described("onnxruntime", "model.onnx", Signature(inputs, (OutputSpec("y", DType.FP32, (2,)),), False))
+    described("onnxruntime", "model.onnx", ModelSignature(inputs, (OutputSpec("y", DType.FP32, (2,)),), False))
     add_model("m", 'backend: "onnxruntime"', {"1/model.onnx": b"x"})
     assert [item.is_optional for item in resolved().spec.inputs] == [False, True]
 

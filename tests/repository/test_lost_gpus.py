@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.repository.normalise import KIND_CPU, KIND_GPU, Devices, normalise
+from edge_server.repository.config_defaults import KIND_CPU, KIND_GPU, Devices, normalise
 from edge_server.repository.pbtxt import parse_json
 
 

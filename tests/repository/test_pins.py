@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from edge_server.errors import ServingFault
-from edge_server.repository.pins import FILE_NAME, Pins
+from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.source import RepositorySource
+from edge_server.repository.version_pins import FILE_NAME, VersionPins
 
 ALL = 'backend: "identity" version_policy { all { } }'
 CONFIG_JSON = '{"backend": "identity", "version_policy": {"all": {}}}'
@@ -27,7 +27,7 @@ CONFIG_JSON = '{"backend": "identity", "version_policy": {"all": {}}}'
 
 @pytest.fixture
 def source(root: Path, tmp_path: Path) -> Any:
-    made = RepositorySource(Scanner([root]), ResolveOptions(), None, Pins(tmp_path / "state"))
+    made = RepositorySource(Scanner([root]), ResolveOptions(), None, VersionPins(tmp_path / "state"))
     yield made
     made.close()
 
@@ -117,20 +117,20 @@ def test_the_versions_on_disk_are_told_without_regard_to_the_policy(source: Any,
 
 
 def test_pins_are_kept_and_read_again(tmp_path: Path) -> None:
-    first = Pins(tmp_path)
+    first = VersionPins(tmp_path)
     first.put("a", 3)
     first.put("b", 2**63 - 1)
     first.put("a", None)
-    assert Pins(tmp_path).all() == {"b": 2**63 - 1}
+    assert VersionPins(tmp_path).all() == {"b": 2**63 - 1}
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
     assert first.is_durable
-    assert not Pins().is_durable
+    assert not VersionPins().is_durable
 
 
 def test_what_a_killed_server_left_of_a_pin_is_deleted_at_the_next_start(tmp_path: Path) -> None:
     killed = (
         "import os, pathlib, signal, sys\n"
-        "from edge_server.repository.pins import Pins\n"
+        "from edge_server.repository.version_pins import Pins\n"
         "pins = Pins(pathlib.Path(sys.argv[1]))\n"
         "pins.put('m', 1)\n"
         "os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -139,15 +139,15 @@ def test_what_a_killed_server_left_of_a_pin_is_deleted_at_the_next_start(tmp_pat
     assert subprocess.run([sys.executable, "-c", killed, str(tmp_path)]).returncode == -signal.SIGKILL
     (tmp_path / "another.json").touch()
     assert len(list(tmp_path.iterdir())) == 3
-    assert Pins(tmp_path).all() == {"m": 1}
+    assert VersionPins(tmp_path).all() == {"m": 1}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another.json", FILE_NAME]
 
 
 def test_pins_from_many_threads_are_all_kept(tmp_path: Path) -> None:
-    pins = Pins(tmp_path)
+    pins = VersionPins(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: pins.put(f"m{number}", number), range(40)))
-    assert Pins(tmp_path).all() == {f"m{number}": number for number in range(40)}
+    assert VersionPins(tmp_path).all() == {f"m{number}": number for number in range(40)}
 
 
 @pytest.mark.sample(5)
@@ -162,7 +162,7 @@ def test_a_damaged_file_counts_as_none_with_a_warning(
 ) -> None:
     (tmp_path / FILE_NAME).write_text(text, encoding="latin-1")
     with caplog.at_level(logging.WARNING):
-        pins = Pins(tmp_path)
+        pins = VersionPins(tmp_path)
     assert pins.all() == {}
     assert "cannot be read" in caplog.text
     pins.put("m", 1)
@@ -170,7 +170,7 @@ def test_a_damaged_file_counts_as_none_with_a_warning(
 
 
 def test_a_pin_that_cannot_be_kept_is_not_put(tmp_path: Path) -> None:
-    pins = Pins(tmp_path)
+    pins = VersionPins(tmp_path)
     pins.put("m", 1)
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / FILE_NAME).mkdir()
@@ -183,7 +183,7 @@ def test_a_pin_that_cannot_be_kept_is_not_put(tmp_path: Path) -> None:
 def test_a_state_directory_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ServingFault, match="state directory"):
-        Pins(tmp_path / "file")
+        VersionPins(tmp_path / "file")
 
 
 def test_a_pin_is_put_where_the_folder_itself_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +195,6 @@ def test_a_pin_is_put_where_the_folder_itself_cannot_be_synced(tmp_path: Path, m
         return plain(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refuse)
-    pins = Pins(tmp_path)
+    pins = VersionPins(tmp_path)
     assert pins.put("m", 3) is None
-    assert pins.all() == Pins(tmp_path).all() == {"m": 3}, "what a restart finds is what holds"
+    assert pins.all() == VersionPins(tmp_path).all() == {"m": 3}, "what a restart finds is what holds"

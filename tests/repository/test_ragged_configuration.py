@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.backends.base import Signature
-from edge_server.core.composition import BatchInput, BatchInputKind, BatchOutput
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.backends.base import ModelSignature
+from edge_server.core.composition_spec import BatchInput, BatchInputKind, BatchOutput
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.repository import autocomplete
@@ -81,8 +81,8 @@ def test_a_tensor_of_the_batch_that_cannot_be_made_or_cut_is_refused(
         assert word in refused.value.message
 
 
-def in_file(*inputs: InputSpec) -> Signature:
-    return Signature(inputs, (OutputSpec("y", DType.FP32, (-1,)),), True)
+def in_file(*inputs: InputSpec) -> ModelSignature:
+    return ModelSignature(inputs, (OutputSpec("y", DType.FP32, (-1,)),), True)
 
 
 X = InputSpec("x", DType.FP32, (-1,))
@@ -139,7 +139,7 @@ def test_the_file_is_compared_with_what_is_known_of_the_batch_once(monkeypatch: 
     for name in ("flat_inputs", "cut_outputs", "state_outputs"):
         monkeypatch.setattr(autocomplete, name, counted(name))
     config = new_config()
-    signature = Signature(
+    signature = ModelSignature(
         tuple(InputSpec(f"i{number}", DType.FP32, (1,)) for number in range(50)),
         tuple(OutputSpec(f"o{number}", DType.FP32, (1,)) for number in range(50)),
         False,

@@ -9,8 +9,8 @@ import pytest
 from edge_server.config import parse_serve
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.repository.remote.address import is_remote, parse_address
-from edge_server.repository.remote.plan import UnitKey, plan
-from edge_server.repository.remote.store import Listing, RemoteFile, Store
+from edge_server.repository.remote.fetch_plan import UnitKey, plan
+from edge_server.repository.remote.object_store import ObjectListing, ObjectStore, RemoteFile
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_a_store_whose_library_is_missing_names_the_pip_line(monkeypatch: pytest
 
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ServingFault, match="pip install gcsfs"):
-        Store(parse_address("gs://bucket/a"))
+        ObjectStore(parse_address("gs://bucket/a"))
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ServingFault, match=r"pip install 'edge-server\[remote\]'"):
-        Store(parse_address("s3://bucket/a"))
+        ObjectStore(parse_address("s3://bucket/a"))
 
 
 def test_the_variable_of_repositories_may_hold_addresses() -> None:
@@ -102,7 +102,9 @@ def test_a_listing_is_sorted_into_versions_and_models_own_files() -> None:
         ".git/1/x",
         "n/2/y.part",
     ]
-    found = plan(Listing(tuple(RemoteFile(name, 1, "s") for name in names), frozenset({"e/1", "e", "e/x", "z/1/deep"})))
+    found = plan(
+        ObjectListing(tuple(RemoteFile(name, 1, "s") for name in names), frozenset({"e/1", "e", "e/x", "z/1/deep"}))
+    )
     assert {key: sorted(files) for key, files in found.units.items()} == {
         UnitKey("m", 1): ["a", "sub/b"],
         UnitKey("m", None): ["01/odd", "config.pbtxt", "configs/x.pbtxt"],
@@ -112,7 +114,7 @@ def test_a_listing_is_sorted_into_versions_and_models_own_files() -> None:
 
 
 def test_a_file_that_is_also_a_folder_is_passed_over() -> None:
-    found = plan(Listing((RemoteFile("m/1/a", 1, ""), RemoteFile("m/1/a/b", 1, ""))))
+    found = plan(ObjectListing((RemoteFile("m/1/a", 1, ""), RemoteFile("m/1/a/b", 1, ""))))
     assert list(found.units[UnitKey("m", 1)]) == ["a/b"]
 
 
@@ -123,6 +125,6 @@ def test_a_file_that_is_also_a_folder_is_passed_over() -> None:
      "m/1/\x00", "m/3", "m /1/x", "m/1/" + "x" * 300, "m/1/" + "d/" * 600 + "x"],
 )  # fmt: skip
 def test_a_name_that_could_leave_the_copy_is_passed_over_with_a_warning(name: str) -> None:
-    found = plan(Listing((RemoteFile(name, 1, ""), RemoteFile("m/1/good", 1, ""))))
+    found = plan(ObjectListing((RemoteFile(name, 1, ""), RemoteFile("m/1/good", 1, ""))))
     assert found.units == {UnitKey("m", 1): {"good": RemoteFile("m/1/good", 1, "")}}
     assert len(found.warnings) == 1

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from edge_server.errors import ServingFault
-from edge_server.repository.remote import cache as cache_module
-from edge_server.repository.remote import mirror as mirror_module
+from edge_server.repository.remote import local_copy as cache_module
+from edge_server.repository.remote import sync as mirror_module
 from edge_server.repository.remote.address import parse_address
-from edge_server.repository.remote.cache import Cache, CacheFault, exchange
-from edge_server.repository.remote.mirror import Mirror
-from edge_server.repository.remote.mirrors import Mirrors
-from edge_server.repository.remote.store import RemoteUnavailable, Store
+from edge_server.repository.remote.local_copy import Cache, LocalDiskFault, exchange
+from edge_server.repository.remote.object_store import ObjectStore, RemoteUnavailable
+from edge_server.repository.remote.repository_list import Mirrors
+from edge_server.repository.remote.sync import Mirror
 from edge_server.repository.scan import Scanner
 
 pytestmark = pytest.mark.full
@@ -42,7 +42,7 @@ def mirror_of(tmp_path: Path) -> Iterator[Callable[..., Mirror]]:
     def make(url: str) -> Mirror:
         for earlier in made:
             earlier.close()
-        made.append(Mirror(Store(parse_address(url)), Cache(tmp_path / "cache"), url, interval_s=0.05))
+        made.append(Mirror(ObjectStore(parse_address(url)), Cache(tmp_path / "cache"), url, interval_s=0.05))
         return made[-1]
 
     yield make
@@ -243,7 +243,7 @@ def test_a_full_disk_leaves_the_copy_as_it_is_and_frees_what_was_begun(
     bucket.put("m/2/model.onnx", os.urandom(MIB))
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: usage(1, 1, cache_module.RESERVE_BYTES + 1000))
-    with pytest.raises(CacheFault, match="1048576 bytes"):
+    with pytest.raises(LocalDiskFault, match="1048576 bytes"):
         mirror.sync()
     assert tree(mirror.root) == files
     assert not list((mirror.root.parent / "staging").glob("*.part"))
@@ -258,9 +258,9 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
         import resource
         from pathlib import Path
         from edge_server.repository.remote.address import parse_address
-        from edge_server.repository.remote.cache import Cache, CacheFault
-        from edge_server.repository.remote.mirror import Mirror
-        from edge_server.repository.remote.store import Store
+        from edge_server.repository.remote.local_copy import Cache, CacheFault
+        from edge_server.repository.remote.sync import Mirror
+        from edge_server.repository.remote.object_store import Store
         url = "file://{tmp_path}/store"
         mirror = Mirror(Store(parse_address(url)), Cache(Path("{tmp_path}/cache")), url, 0.05)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
@@ -279,7 +279,7 @@ def test_two_processes_do_not_write_one_copy(bucket: Any, mirror_of: Any, tmp_pa
     fill(bucket)
     first = mirror_of(bucket.url)
     first.sync()
-    second = Mirror(Store(parse_address(bucket.url)), Cache(tmp_path / "cache"), bucket.url, 0.05)
+    second = Mirror(ObjectStore(parse_address(bucket.url)), Cache(tmp_path / "cache"), bucket.url, 0.05)
     bucket.put("m/5/model.onnx", b"five")
     assert second.sync()
     assert not (second.root / "m/5").exists()

@@ -11,10 +11,10 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
+from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.source import RepositorySource
 
 MODELS = ("apple", "pear", "a.b-c_1")
 VERSIONS = (1, 2, 3, 10, 2**63 - 1)
@@ -175,7 +175,7 @@ class FolderMachine(RuleBasedStateMachine):
                 assert wish.reason == ""
                 self.check_fingerprints(found[0], wish)
 
-    def check_fingerprints(self, folder: Folder, wish: ModelWish) -> None:
+    def check_fingerprints(self, folder: Folder, wish: DesiredModel) -> None:
         """Each state of a version's files has one fingerprint, which no other state has."""
         for version, of_version in wish.versions.items():
             state = (wish.name, frozenset(folder.files.items()), version, folder.versions[version])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.model import (
+from edge_server.core.model_spec import (
     Accelerator,
     InstanceGroup,
     InstanceKind,

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.model import VersionPolicy
+from edge_server.core.model_spec import VersionPolicy
 from edge_server.errors import BadModelConfig, ServingFault
 from edge_server.repository import pbtxt, scan
-from edge_server.repository.fingerprint import MAX_FILES
+from edge_server.repository.file_fingerprint import MAX_FILES
 from edge_server.repository.scan import (
-    ModelOnDisk,
+    ModelDirectory,
     Scanner,
     is_model_name,
     parse_version,
@@ -26,7 +26,7 @@ from edge_server.repository.scan import (
 )
 
 
-def _only(root: Path, config_name: str = "") -> ModelOnDisk:
+def _only(root: Path, config_name: str = "") -> ModelDirectory:
     (model,) = Scanner([root], config_name).scan().models.values()
     return model
 
@@ -248,7 +248,7 @@ def test_a_link_to_a_vast_directory_is_the_models_problem(
     root: Path, add_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_FILES >= 10_000
-    monkeypatch.setattr("edge_server.repository.fingerprint.MAX_FILES", 10)
+    monkeypatch.setattr("edge_server.repository.file_fingerprint.MAX_FILES", 10)
     add_model("m", "", {f"1/{number}": b"" for number in range(20)})
     assert "more than 10 files" in _only(root).problem
 

@@ -10,10 +10,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.model import VersionPolicy
-from edge_server.repository.fingerprint import Trace
-from edge_server.repository.scan import ModelOnDisk, VersionOnDisk, with_versions
-from edge_server.repository.settle import NOTHING, UPLOAD_PATIENCE_S, Look, Root, Settled, changes, settle
+from edge_server.core.model_spec import VersionPolicy
+from edge_server.repository.file_fingerprint import Fingerprint
+from edge_server.repository.scan import ModelDirectory, VersionOnDisk, with_versions
+from edge_server.repository.upload_detection import (
+    NOTHING,
+    UPLOAD_PATIENCE_S,
+    FolderState,
+    RepositoryRoot,
+    UploadState,
+    changes,
+    settle,
+)
 
 ROOT = Path("/models")
 SETTLE_S = 0.5
@@ -21,32 +29,34 @@ WALL_NS = 1_800_000_000_000_000_000
 ALL = VersionPolicy(latest=None)
 
 
-def model(name: str, config: str, versions: dict[int, str], **trace: Any) -> ModelOnDisk:
+def model(name: str, config: str, versions: dict[int, str], **trace: Any) -> ModelDirectory:
     """A model whose parts are told by words; each version's trace says the same of it."""
-    found = ModelOnDisk(name, ROOT / name, fingerprint=config, policy=ALL, trace=Trace(config, config, **trace))
+    found = ModelDirectory(
+        name, ROOT / name, fingerprint=config, policy=ALL, trace=Fingerprint(config, config, **trace)
+    )
     return with_versions(found, [version(number, word) for number, word in versions.items()])
 
 
 def version(number: int, word: str, **trace: Any) -> VersionOnDisk:
-    return VersionOnDisk(number, word, Trace(word, word, **trace))
+    return VersionOnDisk(number, word, Fingerprint(word, word, **trace))
 
 
-PLAIN = Root(SETTLE_S, tells_ages=False)
+PLAIN = RepositoryRoot(SETTLE_S, tells_ages=False)
 
 
-def look(at_s: float, *models: ModelOnDisk, root: Root = PLAIN, **more: Any) -> Look:
+def look(at_s: float, *models: ModelDirectory, root: RepositoryRoot = PLAIN, **more: Any) -> FolderState:
     wall_ns = WALL_NS + round(at_s * 1e9)
-    return Look(at_s, wall_ns, {found.name: found for found in models}, {ROOT: root}, **more)
+    return FolderState(at_s, wall_ns, {found.name: found for found in models}, {ROOT: root}, **more)
 
 
-def looks(*several: Look) -> Settled:
+def looks(*several: FolderState) -> UploadState:
     settled = NOTHING
     for one in several:
         settled = settle(settled.known, one)
     return settled
 
 
-def contents(settled: Settled) -> dict[str, tuple[str, dict[int, str]]]:
+def contents(settled: UploadState) -> dict[str, tuple[str, dict[int, str]]]:
     return {
         name: (found.fingerprint, {item.number: item.fingerprint for item in found.versions})
         for name, found in settled.models().items()
@@ -72,7 +82,7 @@ class World:
         """Versions are below the model's directory: without it there are none."""
         return dict(self.parts) if CONFIG in self.parts else {}
 
-    def look(self, at_s: float) -> Look:
+    def look(self, at_s: float) -> FolderState:
         now = self.on_disk()
         self.seen.append((at_s, now))
         self.counts = self._what_counts(at_s, now)
@@ -186,21 +196,21 @@ def test_two_looks_that_find_the_same_settle_a_model_and_the_second_is_asked_for
     assert contents(looks(look(10, found), look(10.4, found), look(10.5, found))) == {"m": ("c", {1: "a"})}
 
 
-def _aged(age_s: float) -> ModelOnDisk:
+def _aged(age_s: float) -> ModelDirectory:
     changed_ns = WALL_NS + round((10 - age_s) * 1e9)
     found = model("m", "c", {}, changed_ns=changed_ns)
     return with_versions(found, [version(1, "a", changed_ns=changed_ns)])
 
 
 def test_files_whose_change_times_are_old_need_no_second_look() -> None:
-    local = Root(SETTLE_S, tells_ages=True)
+    local = RepositoryRoot(SETTLE_S, tells_ages=True)
     assert contents(looks(look(10, _aged(0.6), root=local))) == {"m": ("c", {1: "a"})}
     young = looks(look(10, _aged(0.25), root=local))
     assert (contents(young), young.next_look_s) == ({}, 10.25)
 
 
 def test_change_times_are_not_believed_after_the_clock_was_set_nor_from_another_machine_nor_from_the_future() -> None:
-    local = Root(SETTLE_S, tells_ages=True)
+    local = RepositoryRoot(SETTLE_S, tells_ages=True)
     assert contents(looks(look(10, _aged(1e6), root=local, steady_s=0.1))) == {}
     assert contents(looks(look(10, _aged(1e6)))) == {}
     assert contents(looks(look(10, _aged(-1e6), root=local))) == {}
@@ -225,7 +235,7 @@ def test_links_are_seen_through_when_files_are_written_to() -> None:
 
 
 def test_an_unfinished_upload_beside_a_version_holds_it_back_until_it_is_given_up() -> None:
-    def found(at_s: float) -> Look:
+    def found(at_s: float) -> FolderState:
         uploaded = version(2, "b", upload=".model.onnx.AbC123", upload_ns=WALL_NS + round(20 * 1e9))
         return look(at_s, with_versions(model("m", "c", {}), [version(1, "a"), uploaded]))
 
@@ -236,7 +246,7 @@ def test_an_unfinished_upload_beside_a_version_holds_it_back_until_it_is_given_u
 
 def test_nothing_is_known_of_a_root_that_is_away_and_nothing_is_lost() -> None:
     found = model("m", "c", {1: "a"})
-    away = Root(SETTLE_S, is_away=True)
+    away = RepositoryRoot(SETTLE_S, is_away=True)
     settled = looks(look(10, found), look(11, found), look(12, root=away), look(100, root=away))
     assert contents(settled) == {"m": ("c", {1: "a"})}
     assert contents(settle(settle(settled.known, look(101)).known, look(102))) == {}
@@ -244,7 +254,7 @@ def test_nothing_is_known_of_a_root_that_is_away_and_nothing_is_lost() -> None:
 
 def test_a_root_that_is_held_waits_as_a_whole() -> None:
     before, after = model("m", "c", {1: "a"}), model("m", "c", {1: "b"})
-    held = Root(SETTLE_S, tells_ages=False, is_held=True)
+    held = RepositoryRoot(SETTLE_S, tells_ages=False, is_held=True)
     settled = looks(
         look(10, before), look(11, before), look(12, after, root=held), look(20, after, root=held), look(21, root=held)
     )

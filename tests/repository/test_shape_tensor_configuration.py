@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.base import Signature
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.base import ModelSignature
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.repository.autocomplete import check_against_file, complete
@@ -22,9 +22,9 @@ from edge_server.repository.scan import Scanner
 X, Y = InputSpec("X", DType.FP32, (-1, -1, 4)), OutputSpec("Y", DType.FP32, (-1, -1, 4))
 
 
-def engine(values: tuple[int, ...] = (3,), dtype: DType = DType.INT64, *, is_told: bool = True) -> Signature:
+def engine(values: tuple[int, ...] = (3,), dtype: DType = DType.INT64, *, is_told: bool = True) -> ModelSignature:
     """What a file says: of an engine, which of its tensors are shape tensors; an ONNX file does not tell."""
-    return Signature(
+    return ModelSignature(
         (X, InputSpec("S", dtype, values, is_shape_tensor=is_told)),
         (Y, OutputSpec("N", DType.INT64, (4,), is_shape_tensor=is_told)),
         is_told,
@@ -39,7 +39,7 @@ def config(rows: int, values: str = "", more: str = "is_shape_tensor: true") -> 
 
 @pytest.fixture
 def resolved(root: Path, add_model: Any, described: Any) -> Callable[..., Any]:
-    def call(text: str, seen: Signature, **options: Any) -> Any:
+    def call(text: str, seen: ModelSignature, **options: Any) -> Any:
         described("tensorrt", "model.plan", seen)
         name = f"m{len(list(root.iterdir()))}"
         add_model(name, f'backend: "tensorrt" {text}', {"1/model.plan": b"x"})
@@ -98,7 +98,7 @@ def test_an_onnx_file_that_leaves_the_number_of_values_open_takes_the_stated_one
     ],
 )
 def test_what_cannot_be_is_refused_with_what_was_expected_and_given(
-    values: str, seen: Signature, words: str, resolved: Callable[..., Any]
+    values: str, seen: ModelSignature, words: str, resolved: Callable[..., Any]
 ) -> None:
     with pytest.raises(BadModelConfig, match=words):
         resolved(config(4, values), seen)

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, ServingFault
-from edge_server.repository.overrides import WrittenModel
+from edge_server.repository.overrides import OverriddenModel
+from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.source import RepositorySource
 
 CONFIG = """
 backend: "identity" version_policy { all { } }
@@ -107,7 +107,7 @@ def test_files_without_a_configuration_are_refused(source: Any) -> None:
 )  # fmt: skip
 def test_a_path_that_is_not_inside_a_version_directory_is_refused_and_nothing_is_left(tmp_path: Path, key: str) -> None:
     with pytest.raises(BadModelConfig, match="model 'm'"):
-        WrittenModel("m", {key: b"x"}, CONFIG_JSON, tmp_path)
+        OverriddenModel("m", {key: b"x"}, CONFIG_JSON, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,7 +117,7 @@ def test_a_path_that_is_not_inside_a_version_directory_is_refused_and_nothing_is
 )
 def test_paths_that_contradict_each_other_are_refused_and_nothing_is_left(tmp_path: Path, files: Any) -> None:
     with pytest.raises(BadModelConfig, match="files"):
-        WrittenModel("m", files, CONFIG_JSON, tmp_path)
+        OverriddenModel("m", files, CONFIG_JSON, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,7 +125,7 @@ def test_paths_that_contradict_each_other_are_refused_and_nothing_is_left(tmp_pa
 @pytest.mark.parametrize("name", ["", "..", "../m", "a/b", "/tmp/m", "m\0"])
 def test_a_model_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadModelConfig, match="name"):
-        WrittenModel(name, {"1/a": b""}, CONFIG_JSON, tmp_path)
+        OverriddenModel(name, {"1/a": b""}, CONFIG_JSON, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,7 +133,7 @@ def test_a_model_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: st
 def test_no_path_ever_writes_outside_the_new_folder(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
     folder = tmp_path_factory.mktemp("box")
     try:
-        written = WrittenModel("m", {key: b"x"}, CONFIG_JSON, folder)
+        written = OverriddenModel("m", {key: b"x"}, CONFIG_JSON, folder)
     except BadModelConfig:
         pass
     else:
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monke
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(ServingFault, match="no folder can be made"):
-        WrittenModel("m", {"1/model.bin": b""}, CONFIG_JSON, tmp_path)
+        OverriddenModel("m", {"1/model.bin": b""}, CONFIG_JSON, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, LoadError, ServingFault, Untrusted
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
-from edge_server.repository.trust.manifest import Manifest, parse, render
+from edge_server.repository.trust.checksum_file import Manifest, parse, render
 from edge_server.repository.trust.sign import sign_model
 from edge_server.repository.trust.signature import (
     PrivateKey,

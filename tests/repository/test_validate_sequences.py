@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.backends.base import Signature
-from edge_server.core.composition import (
+from edge_server.backends.base import ModelSignature
+from edge_server.core.composition_spec import (
     ControlInput,
     ControlKind,
     DirectStrategy,
@@ -19,7 +19,7 @@ from edge_server.core.composition import (
     SequenceBatching,
     StateTensor,
 )
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.repository.autocomplete import check_against_file, complete
@@ -153,7 +153,7 @@ def test_what_cannot_be_is_refused_with_what_was_expected_and_given(
         assert word in str(refused.value)
 
 
-SIGNATURE = Signature(
+SIGNATURE = ModelSignature(
     (
         InputSpec("x", DType.FP32, (-1, 1)),
         InputSpec("s", DType.FP32, (-1, 1)),

@@ -16,35 +16,35 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.repository import observe, scan
-from edge_server.repository.observe import Observation
+from edge_server.repository import file_events, scan
+from edge_server.repository.file_events import FileObservation
 from edge_server.repository.open_files import is_open_for_writing
+from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.source import RepositorySource
-from edge_server.repository.watch import Pace, Watcher
+from edge_server.repository.watch import PollIntervals, Watcher
 
-PACE = Pace(settle_s=0.15, remote_settle_s=0.15, gap_s=0.01)
+PACE = PollIntervals(settle_s=0.15, remote_settle_s=0.15, gap_s=0.01)
 NEVER_S = 3600.0
 
 
 class Followed:
     """A watcher at work, and every wish that it stated."""
 
-    def __init__(self, *roots: Path, fallback_s: float, wants_inotify: bool, links: bool, pace: Pace) -> None:
+    def __init__(self, *roots: Path, fallback_s: float, wants_inotify: bool, links: bool, pace: PollIntervals) -> None:
         self.changed = threading.Condition()
         self.stated: list[dict[str, tuple[int, ...]]] = []
         self.reasons: dict[str, str] = {}
         self.prints: dict[tuple[str, int], str] = {}
         source = RepositorySource(Scanner(roots, allows_external_links=links), ResolveOptions())
-        observation = Observation(roots, wants_inotify=wants_inotify)
+        observation = FileObservation(roots, wants_inotify=wants_inotify)
         self.watcher = Watcher(source, self._take, fallback_s, pace=pace, observation=observation)
         self._take(self.watcher.first())
         self.watcher.start()
 
-    def _take(self, wishes: Mapping[str, ModelWish]) -> None:
+    def _take(self, wishes: Mapping[str, DesiredModel]) -> None:
         with self.changed:
             self.stated.append({name: tuple(sorted(wish.versions)) for name, wish in wishes.items()})
             self.reasons = {name: wish.reason for name, wish in wishes.items()}
@@ -86,7 +86,7 @@ def follow(root: Path) -> Iterator[Callable[..., Followed]]:
             fallback_s: float = NEVER_S,
             wants_inotify: bool = True,
             links: bool = False,
-            pace: Pace = PACE,
+            pace: PollIntervals = PACE,
         ) -> Followed:
             made = Followed(
                 *(roots or (root,)), fallback_s=fallback_s, wants_inotify=wants_inotify, links=links, pace=pace
@@ -128,7 +128,7 @@ def test_a_file_changed_in_place_is_a_new_generation(
 def test_a_change_that_nobody_told_of_is_found_by_the_fallback_scan(
     add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Observation, "heard", lambda *_, **__: None)
+    monkeypatch.setattr(FileObservation, "heard", lambda *_, **__: None)
     followed = follow(fallback_s=0.05)
     add_model("m", files={"1/weights": b"1"})
     assert followed.becomes({"m": (1,)})
@@ -144,7 +144,7 @@ def test_what_is_still_being_written_at_the_start_is_left_for_later(root: Path, 
 
 
 def _linux_only() -> None:
-    if observe._why_no_room():
+    if file_events._why_no_room():
         pytest.skip("this machine has no inotify watch left")
 
 
@@ -172,7 +172,7 @@ def test_an_upload_that_pauses_is_waited_for_though_no_event_told_of_its_opening
     if is_open_for_writing(str(path / "1" / "weights")) is None:
         pytest.skip("the file system of the temporary folder knows no leases")
     if hears == "nothing":
-        monkeypatch.setattr(Observation, "heard", lambda *_, **__: None)
+        monkeypatch.setattr(FileObservation, "heard", lambda *_, **__: None)
     followed = follow(fallback_s=0.05, wants_inotify=hears == "nothing")
     (path / "2").mkdir()
     with open(path / "2" / "weights", "wb", buffering=0) as upload:
@@ -188,7 +188,7 @@ def test_where_the_kernel_does_not_say_who_writes_a_new_file_is_held_back_for_a_
     root: Path, tmp_path: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _linux_only()
-    monkeypatch.setattr(observe, "is_open_for_writing", lambda path: None)
+    monkeypatch.setattr(file_events, "is_open_for_writing", lambda path: None)
     path = add_model("m", files={"1/weights": b"1"})
     (tmp_path / "weights").write_bytes(b"2")
     followed = follow(fallback_s=0.05)
@@ -206,9 +206,9 @@ def test_a_directory_renamed_into_place_is_told_from_one_that_is_filled_there(
     ready = tmp_path / staging / "2"
     ready.mkdir(parents=True)
     (ready / "weights").write_bytes(b"2")
-    observation = Observation([root])
+    observation = FileObservation([root])
     try:
-        observation.follow({observe.Folder(os.path.realpath(root)): False})
+        observation.follow({file_events.WatchedFolder(os.path.realpath(root)): False})
         shutil.copytree(ready, root / "m" / "3")
         ready.rename(root / "m" / "2")
         published: set[str] = set()
@@ -336,7 +336,7 @@ def test_an_empty_mount_point_is_a_root_that_went_away(
     assert _looks_until_settled(followed.watcher) == {}
 
 
-def _looks_until_settled(watcher: Watcher) -> dict[str, ModelWish]:
+def _looks_until_settled(watcher: Watcher) -> dict[str, DesiredModel]:
     wishes = watcher.look()
     end = time.monotonic() + 20
     while watcher._settled.next_look_s is not None and time.monotonic() < end:
@@ -383,7 +383,7 @@ def test_inotify_is_given_up_when_its_watches_run_out_later(
     add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     followed = follow()
-    monkeypatch.setattr(observe, "_why_no_room", lambda: "the limit is reached")
+    monkeypatch.setattr(file_events, "_why_no_room", lambda: "the limit is reached")
     for number in range(3):
         add_model(f"m{number}", files={"1/weights": b"1"})
         assert followed.wait(lambda number=number: f"m{number}" in followed.stated[-1])
@@ -398,8 +398,8 @@ def test_how_a_root_is_watched_follows_its_file_system_and_is_said(
 ) -> None:
     _linux_only()
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(observe, "read_mounts", lambda: f"36 35 98:0 / / rw - {kind} /dev/x rw\n")
-    observation = Observation([root])
+    monkeypatch.setattr(file_events, "read_mounts", lambda: f"36 35 98:0 / / rw - {kind} /dev/x rw\n")
+    observation = FileObservation([root])
     observation.close()
     assert [record.getMessage() for record in caplog.records] == [f"watching model repository '{root}' ({kind}) {how}"]
     assert observation.is_remote(root) == (kind == "nfs4")
@@ -407,9 +407,9 @@ def test_how_a_root_is_watched_follows_its_file_system_and_is_said(
 
 def test_a_model_being_read_wakes_nobody(root: Path, add_model: Any) -> None:
     path = add_model("m", files={"1/weights": b"1" * 1000})
-    observation = Observation([root])
+    observation = FileObservation([root])
     try:
-        observation.follow({observe.Folder(os.path.realpath(root)): observation.is_polled(root)})
+        observation.follow({file_events.WatchedFolder(os.path.realpath(root)): observation.is_polled(root)})
         observation.wake.clear()
         for _ in range(20):
             (path / "1" / "weights").read_bytes()
@@ -453,7 +453,7 @@ def test_a_look_that_fails_as_nobody_foresaw_is_followed_by_others(root: Path, a
     told = threading.Condition()
     stated: list[list[str]] = []
 
-    def take(wishes: Mapping[str, ModelWish]) -> None:
+    def take(wishes: Mapping[str, DesiredModel]) -> None:
         with told:
             stated.append(sorted(wishes))
             told.notify_all()
@@ -506,7 +506,7 @@ def test_an_observer_that_hangs_does_not_keep_the_server_from_ending(
 ) -> None:
     from watchdog.observers.polling import PollingObserver
 
-    monkeypatch.setattr("edge_server.repository.observe._CLOSE_S", 0.01, raising=False)
+    monkeypatch.setattr("edge_server.repository.file_events._CLOSE_S", 0.01, raising=False)
     hangs, is_over = threading.Event(), threading.Event()
     plain = PollingObserver.stop
     ended: list[threading.Thread] = []
@@ -518,8 +518,8 @@ def test_an_observer_that_hangs_does_not_keep_the_server_from_ending(
         plain(observer)
 
     monkeypatch.setattr(PollingObserver, "stop", stop)
-    observation = Observation([root], wants_inotify=False)
-    observation.follow({observe.Folder(str(root)): True})
+    observation = FileObservation([root], wants_inotify=False)
+    observation.follow({file_events.WatchedFolder(str(root)): True})
     observation.close()
     assert hangs.wait(60)
     is_over.set()
@@ -581,16 +581,16 @@ def test_what_was_heard_before_a_look_that_failed_is_not_lost(
     followed = follow()
     before = followed.prints["m", 1]
     has_failed = threading.Event()
-    take = Observation.take_touched
+    take = FileObservation.take_touched
 
-    def fail_once(self: Observation) -> frozenset[str] | None:
+    def fail_once(self: FileObservation) -> frozenset[str] | None:
         touched = take(self)
         if touched and not has_failed.is_set():
             has_failed.set()
             raise ServingFault("the disk does not answer")
         return touched
 
-    monkeypatch.setattr(Observation, "take_touched", fail_once)
+    monkeypatch.setattr(FileObservation, "take_touched", fail_once)
     (path / "1" / "weights").write_bytes(b"three")
     assert has_failed.wait(20)
     # Something else is heard of, and nothing more of the model.

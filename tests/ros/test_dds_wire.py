@@ -190,8 +190,8 @@ import json, sys, time
 from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication
 from cyclonedds.domain import DomainParticipant
 from edge_server.ros.bridge import Qos
-from edge_server.ros.dds import DdsTransport
-from edge_server.ros.messages import MessageKind
+from edge_server.ros.dds_transport import DdsTransport
+from edge_server.ros.message_conversion import MessageKind
 
 transport = DdsTransport(int(sys.argv[1]))
 transport.advertise("/found", MessageKind.DETECTIONS, Qos())

@@ -13,7 +13,7 @@ import pytest
 from edge_server.core.frame import ClassScore, Detection, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.ros.bridge import Qos
-from edge_server.ros.messages import (
+from edge_server.ros.message_conversion import (
     MessageKind,
     annotated_message,
     classification_message,

@@ -304,10 +304,10 @@ def test_what_exists_is_not_overwritten(recorded: Callable[..., Path], tmp_path:
 
 
 def test_the_topic_is_named_when_there_are_several(recorded: Callable[..., Path]) -> None:
-    from edge_server.ros.recording import Recording
-    from edge_server.ros.types import MessageTypes
+    from edge_server.ros.recording import TopicRecording
+    from edge_server.ros.ros2_types import MessageTypes
 
-    with Recording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
+    with TopicRecording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
         assert recording.image_topics() == {"/left": 2, "/right": 2}
         assert recording.choose("right") == ("/right", 2)
         with pytest.raises(InvalidRequest, match="2 topics of images: name one of /left, /right"):
@@ -317,10 +317,10 @@ def test_the_topic_is_named_when_there_are_several(recorded: Callable[..., Path]
 
 
 def test_frames_are_views_numbered_from_one_with_padding_and_stamp(recorded: Callable[..., Path]) -> None:
-    from edge_server.ros.recording import Recording
-    from edge_server.ros.types import MessageTypes
+    from edge_server.ros.recording import TopicRecording
+    from edge_server.ros.ros2_types import MessageTypes
 
-    with Recording(recorded(3), MessageTypes()) as recording:
+    with TopicRecording(recorded(3), MessageTypes()) as recording:
         frames = list(recording.frames("/camera/image_raw"))
     assert [item.frame.header.seq for item in frames] == [1, 2, 3]
     assert [item.recorded_ns for item in frames] == [START_NS + number * STEP_NS for number in (1, 2, 3)]
@@ -333,9 +333,9 @@ def test_frames_are_views_numbered_from_one_with_padding_and_stamp(recorded: Cal
 def test_a_replay_that_fails_in_the_middle_of_reading_raises_that(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from edge_server.ros.recording import Recording, RecordingWriter
-    from edge_server.ros.replay import Replay, ReplayParameters
-    from edge_server.ros.types import MessageTypes
+    from edge_server.ros.recording import RecordingWriter, TopicRecording
+    from edge_server.ros.replay import ReplayParameters, TopicReplay
+    from edge_server.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
     parameters = ReplayParameters("finder", address=scripted().address, returns=Returns(has_detections=True))
@@ -344,13 +344,13 @@ def test_a_replay_that_fails_in_the_middle_of_reading_raises_that(
         yield next(frames)
         raise InvalidRequest("the disk is gone")
 
-    with Recording(recorded(5), types) as recording:
+    with TopicRecording(recorded(5), types) as recording:
         frames = recording.frames("/camera/image_raw")
         with (
             pytest.raises(EdgeServerError, match="the disk is gone"),
             RecordingWriter(tmp_path / "o.mcap", types) as writer,
         ):
-            Replay(parameters, writer).run(broken(frames))
+            TopicReplay(parameters, writer).run(broken(frames))
     assert [path.name for path in tmp_path.iterdir()] == ["drive_mcap"]
 
 

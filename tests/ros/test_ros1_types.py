@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from edge_server.errors import Unsupported
-from edge_server.ros.messages import MessageKind
-from edge_server.ros.ros1 import message_classes, open_transport
+from edge_server.ros.message_conversion import MessageKind
+from edge_server.ros.ros1_transport import message_classes, open_transport
 from edge_server.ros.ros1_types import CHECKSUMS, DEFINITIONS, TYPES, full_text
 
 STOCK = {

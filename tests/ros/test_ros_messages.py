@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.core.frame import ClassScore, Detection, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest
-from edge_server.ros.messages import (
+from edge_server.ros.message_conversion import (
     MessageKind,
     annotated_message,
     bytes_of,

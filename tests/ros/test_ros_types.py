@@ -10,12 +10,12 @@ import pytest
 
 from edge_server.core.frame import FrameHeader
 from edge_server.errors import InvalidRequest
-from edge_server.ros.messages import (
-    Box,
+from edge_server.ros.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
+    DetectionMessage,
     DetectionsMessage,
-    Hypothesis,
+    HypothesisMessage,
     ImageMessage,
     OutgoingMessage,
     frame_of,
@@ -29,18 +29,18 @@ pytestmark = [
 ]
 
 HEADER = FrameHeader(12, 34, "camera/ø")
-CUP = Hypothesis("cup", 0.5, 41)
+CUP = HypothesisMessage("cup", 0.5, 41)
 MESSAGES: tuple[OutgoingMessage, ...] = (
     ImageMessage(HEADER, 2, 2, "bayer_rggb8", 3, bytes(range(6)), is_bigendian=True),
     CompressedImageMessage(HEADER, "jpeg", b"\xff\xd8\xff"),
-    DetectionsMessage(HEADER, (Box(1.5, 2.5, 3, 4, CUP), Box(0, 0, 0, 0, CUP))),
+    DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP), DetectionMessage(0, 0, 0, 0, CUP))),
     ClassificationMessage(HEADER, (CUP,)),
 )
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
 def test_what_is_encoded_is_decoded(message: OutgoingMessage) -> None:
-    from edge_server.ros.types import MessageTypes
+    from edge_server.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
     data = types.encode(message)
@@ -51,7 +51,7 @@ def test_what_is_encoded_is_decoded(message: OutgoingMessage) -> None:
 
 
 def test_the_pixels_of_a_decoded_image_are_the_received_bytes() -> None:
-    from edge_server.ros.types import MessageTypes
+    from edge_server.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
     data = types.encode(MESSAGES[0])
@@ -61,7 +61,7 @@ def test_the_pixels_of_a_decoded_image_are_the_received_bytes() -> None:
 
 
 def test_seconds_of_ros_1_beyond_2038_keep_their_bits() -> None:
-    from edge_server.ros.types import MessageTypes
+    from edge_server.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
     message = ClassificationMessage(FrameHeader(4_000_000_000, 1, ""), ())
@@ -71,7 +71,7 @@ def test_seconds_of_ros_1_beyond_2038_keep_their_bits() -> None:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
 def test_damaged_bytes_are_refused_or_read_and_nothing_else(message: OutgoingMessage) -> None:
-    from edge_server.ros.types import MessageTypes
+    from edge_server.ros.ros2_types import MessageTypes
 
     types = MessageTypes()
     data = types.encode(message)
@@ -93,7 +93,7 @@ def test_damaged_bytes_are_refused_or_read_and_nothing_else(message: OutgoingMes
 
 def test_a_missing_library_is_told_with_what_to_install() -> None:
     from edge_server.errors import Unsupported
-    from edge_server.ros.types import import_library
+    from edge_server.ros.ros2_types import import_library
 
     with pytest.raises(Unsupported, match=r"rosbags is needed .* pip install 'edge-server\[ros\]'"):
         import_library("rosbags.nothing_of_the_kind")

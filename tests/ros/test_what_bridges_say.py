@@ -12,7 +12,7 @@ import pytest
 from edge_server.client import StreamError
 from edge_server.core.frame import StreamOpened
 from edge_server.errors import ErrorCode, InvalidRequest
-from edge_server.ros import ros1
+from edge_server.ros import ros1_transport
 from edge_server.ros.bridge import BridgeParameters
 from edge_server.ros.connection_log import ConnectionLog
 
@@ -86,9 +86,9 @@ def test_whatever_answers_in_place_of_a_ros_master_is_told_and_asked_again(
             signal_shutdown=lambda reason: None,
         ),
     }
-    monkeypatch.setattr(ros1, "_import_ros", modules.__getitem__)
-    monkeypatch.setattr(ros1, "message_classes", dict)
-    transport = ros1.Ros1Transport("bridge", check_s=0.01)
+    monkeypatch.setattr(ros1_transport, "_import_ros", modules.__getitem__)
+    monkeypatch.setattr(ros1_transport, "message_classes", dict)
+    transport = ros1_transport.Ros1Transport("bridge", check_s=0.01)
     try:
         assert has_node.wait(60)
     finally:

@@ -15,20 +15,20 @@ import pytest
 from edge_server import backends
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, Session, SessionInfo
 from edge_server.config import LogConfig
-from edge_server.core.lifecycle import ModelWish, Resolved, VersionWish
-from edge_server.core.message import Request, Response
-from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, ModelFile, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelFile, ModelSpec, OutputSpec
+from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
+from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.service import InferenceService, Readiness
-from edge_server.serving import gate as serving_gate
-from edge_server.serving.cache.cache import ResponseCache
-from edge_server.serving.limiter import RateLimiter
-from edge_server.serving.limits import Limits
-from edge_server.serving.manager import Manager
-from edge_server.serving.placement import AskRoom
+from edge_server.serving.cache.response_cache import ResponseCache
+from edge_server.serving.execution import admission_control as serving_gate
+from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.version import ModelVersion
+from edge_server.serving.lifecycle.admission import AskRoom
+from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
-from edge_server.serving.version import ModelVersion
 from edge_server.telemetry.log import LogSettings
 
 PATIENCE_S = 20.0
@@ -135,9 +135,9 @@ class House:
 
     def __init__(
         self,
-        limits: Limits | None = None,
+        limits: ManagerLimits | None = None,
         ask_room: AskRoom | None = None,
-        gate: serving_gate.Gate = serving_gate.OPEN_GATE,
+        gate: serving_gate.AdmissionControl = serving_gate.OPEN_GATE,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
@@ -158,7 +158,7 @@ class House:
             limiter=limiter,
             cache=cache,
         )
-        self.wishes: dict[str, ModelWish] = {}
+        self.wishes: dict[str, DesiredModel] = {}
         self.service = InferenceService(
             self.manager, self, SharedMemoryRegistry(True), LogSettings(LogConfig()),
             server_id="edge-server", server_version="1", is_explicit=True, readiness=readiness,
@@ -174,10 +174,10 @@ class House:
 
     def wish(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
-    ) -> ModelWish | None:
+    ) -> DesiredModel | None:
         return self.wishes.get(name)
 
-    def with_pins(self, wishes: Mapping[str, ModelWish]) -> Mapping[str, ModelWish]:
+    def with_pins(self, wishes: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
         return wishes
 
     def versions(self, name: str) -> Sequence[int]:
@@ -208,13 +208,13 @@ class House:
 
     def version_wish(
         self, spec: ModelSpec, version: int = 1, mark: str = "a", root: Path = Path("/nowhere")
-    ) -> VersionWish:
+    ) -> DesiredVersion:
         model_dir = root / spec.name
         file = ModelFile(model_dir / str(version), model_dir, version)
-        return VersionWish(mark, lambda passed_over: Resolved(spec, file))
+        return DesiredVersion(mark, lambda passed_over: Resolved(spec, file))
 
     def wish_for(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> None:
-        wish = ModelWish(spec.name, {v: self.version_wish(spec, v, mark, root) for v in versions or (1,)})
+        wish = DesiredModel(spec.name, {v: self.version_wish(spec, v, mark, root) for v in versions or (1,)})
         self.wishes[spec.name] = wish
         self.manager.wish_for(wish)
 
@@ -237,19 +237,19 @@ class House:
 def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]:
     """Build a house with limits of its own, one in each test; it is torn down after the test."""
     # A hung session must not cost each test the whole grace; those that wait for it say so.
-    monkeypatch.setattr("edge_server.serving.manager._GRACE_S", 0.2)
+    monkeypatch.setattr("edge_server.serving.lifecycle.manager._GRACE_S", 0.2)
     built: list[House] = []
 
     def build(
         ask_room: AskRoom | None = None,
-        gate: serving_gate.Gate = serving_gate.OPEN_GATE,
+        gate: serving_gate.AdmissionControl = serving_gate.OPEN_GATE,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
         has_started: bool = True,
         **limits: Any,
     ) -> House:
-        made = House(Limits(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started)
+        made = House(ManagerLimits(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started)
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)
         return made

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.model import InputSpec
+from edge_server.core.model_spec import InputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
-from edge_server.serving.canary import CanaryTerms, Summary, Trial, judge
+from edge_server.serving.routing.canary import CanaryTerms, CanaryTrial, ResultSummary, judge
 
 SHARE = {"canary_share": "0.25", "canary_min_requests": "20", "canary_max_p99_ratio": "1000000"}
 """The ratio is out of reach: what the machine does beside the test must not decide it."""
@@ -161,21 +161,31 @@ def test_terms_that_make_no_sense_fail_the_load(house: Any, key: str, text: str)
 MS = 1_000_000
 TERMS = CanaryTerms(0.1, min_requests=100)
 VERDICTS = [
-    ("too few to tell", Summary(99, 0, 90 * MS), Summary(500, 0, 10 * MS), None),
-    ("too few of the other", Summary(500, 0, 90 * MS), Summary(99, 0, 10 * MS), None),
-    ("just as slow as allowed", Summary(500, 0, 20 * MS), Summary(500, 0, 10 * MS), None),
-    ("twice as slow, but what is a millisecond", Summary(500, 0, MS + MS // 2), Summary(500, 0, MS // 2), None),
-    ("slower than that", Summary(500, 0, 21 * MS), Summary(500, 0, 10 * MS), "p99 latency of 21.0 ms"),
-    ("as many failures as allowed", Summary(100, 5, 10 * MS), Summary(500, 0, 10 * MS), None),
-    ("one more", Summary(100, 6, 10 * MS), Summary(500, 0, 10 * MS), "6 of its latest 100 requests failed"),
-    ("enough failures before there are enough requests", Summary(6, 6, 0), Summary(0, 0, 0), "6 of its latest 6"),
-    ("the other fails as well", Summary(100, 30, MS), Summary(100, 26, MS), None),
-    ("the other answers nothing", Summary(100, 0, MS), Summary(100, 100, 0), None),
+    ("too few to tell", ResultSummary(99, 0, 90 * MS), ResultSummary(500, 0, 10 * MS), None),
+    ("too few of the other", ResultSummary(500, 0, 90 * MS), ResultSummary(99, 0, 10 * MS), None),
+    ("just as slow as allowed", ResultSummary(500, 0, 20 * MS), ResultSummary(500, 0, 10 * MS), None),
+    (
+        "twice as slow, but what is a millisecond",
+        ResultSummary(500, 0, MS + MS // 2),
+        ResultSummary(500, 0, MS // 2),
+        None,
+    ),
+    ("slower than that", ResultSummary(500, 0, 21 * MS), ResultSummary(500, 0, 10 * MS), "p99 latency of 21.0 ms"),
+    ("as many failures as allowed", ResultSummary(100, 5, 10 * MS), ResultSummary(500, 0, 10 * MS), None),
+    ("one more", ResultSummary(100, 6, 10 * MS), ResultSummary(500, 0, 10 * MS), "6 of its latest 100 requests failed"),
+    (
+        "enough failures before there are enough requests",
+        ResultSummary(6, 6, 0),
+        ResultSummary(0, 0, 0),
+        "6 of its latest 6",
+    ),
+    ("the other fails as well", ResultSummary(100, 30, MS), ResultSummary(100, 26, MS), None),
+    ("the other answers nothing", ResultSummary(100, 0, MS), ResultSummary(100, 100, 0), None),
 ]
 
 
 @pytest.mark.parametrize(("what", "canary", "stable", "words"), VERDICTS, ids=[row[0] for row in VERDICTS])
-def test_the_band(what: str, canary: Summary, stable: Summary, words: str | None) -> None:
+def test_the_band(what: str, canary: ResultSummary, stable: ResultSummary, words: str | None) -> None:
     said = judge(TERMS, canary, stable)
     assert said is None if words is None else words in str(said)
 
@@ -194,7 +204,7 @@ class Told:
 def test_a_slow_canary_falls_once_and_is_watched_no_more(house: Any) -> None:
     canary, stable = Told(house), Told(house)
     said: list[str] = []
-    trial = Trial(CanaryTerms(0.5, min_requests=64), canary, stable, lambda trial, reason: said.append(reason))
+    trial = CanaryTrial(CanaryTerms(0.5, min_requests=64), canary, stable, lambda trial, reason: said.append(reason))
     trial.begin()
     for _ in range(100):
         stable.observer(10 * MS)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.message import Request
-from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
+from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, DeadlineExceeded, Draining, EdgeServerError
-from edge_server.serving.ticket import Ticket
+from edge_server.serving.execution.ticket import Ticket
 
 POLICY = QueuePolicy(TimeoutAction.REJECT, 0, allow_timeout_override=True)
 BATCHING = DynamicBatching((8,), default_queue_policy=POLICY)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
+from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import BackendError, DeadlineExceeded, Throttled
-from edge_server.serving import version as version_module
-from edge_server.serving.counters import Counters
+from edge_server.serving.execution import version as version_module
+from edge_server.serving.execution.counters import VersionCounters
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -113,7 +113,7 @@ def test_a_parked_request_is_given_up_at_its_deadline(new_house: Any, new_gate: 
 
 
 def test_one_slow_run_says_less_than_one_fast_run() -> None:
-    counters = Counters("m", 1)
+    counters = VersionCounters("m", 1)
 
     def run(ms: int) -> float:
         counters.record_batch([0], 1, 1, 0, 0, 0, ms * MS)
@@ -125,13 +125,13 @@ def test_one_slow_run_says_less_than_one_fast_run() -> None:
 
 
 def test_the_time_of_a_row_is_its_part_of_the_batch() -> None:
-    counters = Counters("m", 1)
+    counters = VersionCounters("m", 1)
     counters.record_batch([0], 4, 4, 0, 0, 0, 40 * MS)
     assert (counters.run_ns, counters.row_ns) == (40 * MS, 10 * MS)
 
 
 def test_heat_is_a_rejection_but_no_fault_of_the_version() -> None:
-    counters = Counters("m", 1)
+    counters = VersionCounters("m", 1)
     seen: list[int | None] = []
     counters.observe(seen.append)
     counters.record_failure(Throttled("hot"), 0, 1)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.model import DynamicBatching, InputSpec, OutputSpec
-from edge_server.core.statistics import LAST_POSITION
+from edge_server.core.model_spec import DynamicBatching, InputSpec, OutputSpec
+from edge_server.core.model_statistics import LAST_POSITION
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, Draining
 

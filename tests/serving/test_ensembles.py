@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.composition import Ensemble, EnsembleStep
-from edge_server.core.lifecycle import ModelWish, VersionWish
-from edge_server.core.message import SequenceStep
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.composition_spec import Ensemble, EnsembleStep
+from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType, Tensor
+from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import (
     BackendError,
     Cancelled,
@@ -46,7 +46,7 @@ def ensemble(house: Any, name: str, steps: Sequence[Any], outputs: Sequence[str]
 
 def wish_for(house: Any, spec: Any, mark: str = "a") -> None:
     members = tuple(dict.fromkeys((step.model, step.version) for step in spec.ensemble.steps))
-    wish = ModelWish(spec.name, {1: house.version_wish(spec, 1, mark)}, members=members)
+    wish = DesiredModel(spec.name, {1: house.version_wish(spec, 1, mark)}, members=members)
     house.wishes[spec.name] = wish
     house.manager.wish_for(wish, retry=True)
 
@@ -395,7 +395,7 @@ def test_a_request_that_is_failed_while_it_is_taken_up_keeps_its_inputs_until_th
 
 
 def test_a_full_queue_of_a_member_is_the_answer(adding: Any, new_gate: Any) -> None:
-    from edge_server.core.model import DynamicBatching, QueuePolicy
+    from edge_server.core.model_spec import DynamicBatching, QueuePolicy
 
     gate = new_gate()
     batching = DynamicBatching((1,), default_queue_policy=QueuePolicy(max_queue_size=1))
@@ -522,10 +522,12 @@ def test_an_ensemble_waits_for_members_that_are_being_loaded(house: Any, new_gat
     house.script.on_open = lambda job: gate.stop()
     inner, outer = ensemble(house, "inner", chain("m")), ensemble(house, "outer", chain("inner", "m"))
     wishes = [
-        ModelWish(spec.name, {1: house.version_wish(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps))
+        DesiredModel(
+            spec.name, {1: house.version_wish(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
+        )
         for spec in (outer, inner)
     ]
-    house.manager.wish_for_all([*wishes, ModelWish("m", {1: house.version_wish(house.spec("m"))})])
+    house.manager.wish_for_all([*wishes, DesiredModel("m", {1: house.version_wish(house.spec("m"))})])
     gate.wait_entered()
     assert {item.name: item.state for item in house.manager.index()} == dict.fromkeys(
         ("inner", "m", "outer"), "LOADING"
@@ -604,7 +606,7 @@ def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serv
             raise changes.pop()
         return plain.resolve(passed_over)
 
-    adding.manager.wish_for(ModelWish("e", {1: VersionWish("a", resolve)}, members=(("a", None), ("b", None))))
+    adding.manager.wish_for(DesiredModel("e", {1: DesiredVersion("a", resolve)}, members=(("a", None), ("b", None))))
     assert adding.manager.wait_settled(["e"], LIMIT_S)
     old = adding.manager.route("e", None)
     adding.load(adding.spec("b"), mark="new")
@@ -639,7 +641,7 @@ def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any, ev
 def test_models_that_contain_each_other_are_refused_with_the_circle(adding: Any) -> None:
     first, second = ensemble(adding, "x", chain("y")), ensemble(adding, "y", chain("a", "x"))
     wishes = [
-        ModelWish(
+        DesiredModel(
             spec.name, {1: adding.version_wish(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
         )
         for spec in (first, second)
@@ -658,9 +660,9 @@ def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unload
     specs = [ensemble(house, "outer", chain("inner", "c")), ensemble(house, "inner", chain("a", "b"))]
     for spec in specs:
         members = tuple((step.model, None) for step in spec.ensemble.steps)
-        house.wishes[spec.name] = ModelWish(spec.name, {1: house.version_wish(spec)}, members=members)
+        house.wishes[spec.name] = DesiredModel(spec.name, {1: house.version_wish(spec)}, members=members)
     for name in "abc":
-        house.wishes[name] = ModelWish(name, {1: house.version_wish(house.spec(name))})
+        house.wishes[name] = DesiredModel(name, {1: house.version_wish(house.spec(name))})
     house.service.load_model("c")
     house.service.load_model("outer")
     assert house.manager.serving_names() == ["a", "b", "c", "inner", "outer"]
@@ -673,8 +675,8 @@ def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unload
 
 def test_the_load_of_an_ensemble_with_a_broken_member_fails_with_the_members_reason(house: Any) -> None:
     spec = ensemble(house, "e", chain("a"))
-    house.wishes["e"] = ModelWish("e", {1: house.version_wish(spec)}, members=(("a", None),))
-    house.wishes["a"] = ModelWish("a", {1: house.version_wish(house.spec("a"))})
+    house.wishes["e"] = DesiredModel("e", {1: house.version_wish(spec)}, members=(("a", None),))
+    house.wishes["a"] = DesiredModel("a", {1: house.version_wish(house.spec("a"))})
     house.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
     with pytest.raises(LoadError, match=r"load failed for model 'e': .*step 1: model 'a' does not serve: no luck"):
         house.service.load_model("e")

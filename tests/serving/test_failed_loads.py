@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish, VersionWish
+from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import BackendMissing, BadModelConfig, ChangedWhileLoading, LoadError, NotReady, OutOfMemory
 
 
@@ -133,7 +133,7 @@ def test_a_withdrawn_wish_is_not_tried_again(house: Any) -> None:
     house.wish_for(house.spec())
     settle(house)
     alarm = house.manager._models["m"].failures[1].alarm
-    house.manager.wish_for(ModelWish("m"))
+    house.manager.wish_for(DesiredModel("m"))
     assert alarm.call is None
 
 
@@ -198,7 +198,7 @@ def test_a_load_below_the_memory_floor_waits_and_says_so(new_house: Any, eventua
 
 def test_an_order_to_load_below_the_memory_floor_is_refused_with_the_reason(new_house: Any) -> None:
     house = new_house(lambda file, instance_count: "memory is short")
-    house.wishes["m"] = ModelWish("m", {1: house.version_wish(house.spec())})
+    house.wishes["m"] = DesiredModel("m", {1: house.version_wish(house.spec())})
     with pytest.raises(LoadError, match="memory is short"):
         house.service.load_model("m")
 
@@ -224,7 +224,7 @@ def test_what_a_repository_raises_while_it_reads_is_sorted_the_same_way(house: A
     def resolve(passed_over: Any) -> Any:
         raise OSError(errno.ESTALE, "stale file handle")
 
-    house.manager.wish_for(ModelWish("m", {1: VersionWish("a", resolve)}))
+    house.manager.wish_for(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
     assert "tried again at" in str(settle(house))
 
 
@@ -262,7 +262,7 @@ def test_what_a_runtime_raises_while_it_looks_at_a_file_fails_the_load_and_ends_
     def resolve(passed_over: Any) -> Any:
         raise error
 
-    wish = ModelWish("m", {1: VersionWish("a", resolve)})
+    wish = DesiredModel("m", {1: DesiredVersion("a", resolve)})
     house.manager.wish_for(wish)
     assert type(error).__name__ in str(settle(house))
     house.load(house.spec(), mark="b")

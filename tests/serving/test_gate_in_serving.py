@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.message import Request
-from edge_server.core.model import DynamicBatching, InputSpec, ModelSpec, OutputSpec, QueuePolicy
+from edge_server.core.model_spec import DynamicBatching, InputSpec, ModelSpec, OutputSpec, QueuePolicy
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, QueueFull, Throttled
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from edge_server.core.gpu_fault import GpuFault, classify, device_in
-from edge_server.core.lifecycle import ModelWish, Resolved, VersionWish
-from edge_server.core.model import InstanceGroup, InstanceKind, ModelFile
+from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelFile
+from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved
 from edge_server.errors import BackendError, LoadError, NotReady, OutOfMemory, SessionLost
-from edge_server.serving.gpus import Gpus, gpus_of
+from edge_server.serving.lifecycle.gpu_state import Gpus, gpus_of
 
 ORT_STICKY = (
     "model 'm': onnxruntime failed: [ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was "
@@ -109,7 +109,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
 
     stranded: list[str] = []
     house.manager.on_stranded = stranded.append
-    house.wishes["m"] = ModelWish("m", {1: VersionWish("a", resolve)})
+    house.wishes["m"] = DesiredModel("m", {1: DesiredVersion("a", resolve)})
     house.manager.wish_for(house.wishes["m"])
     assert house.manager.wait_settled(["m"], 20)
     house.service.started()
@@ -143,7 +143,9 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, even
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
     # What is loaded anew finds its place on the CPU.
     specs = [on_gpu(house, "m"), house.spec("m")]
-    house.manager.wish_for(ModelWish("m", {1: VersionWish("a", lambda passed_over: Resolved(specs.pop(0), file))}))
+    house.manager.wish_for(
+        DesiredModel("m", {1: DesiredVersion("a", lambda passed_over: Resolved(specs.pop(0), file))})
+    )
     assert house.manager.wait_settled(["m"], 20)
     house.manager.lose_gpu(0, "NVML: GPU is lost")
     eventually(lambda: [gpus_of(version.spec) for version in house.manager.ready_versions("m")] == [()])
@@ -151,7 +153,7 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, even
     def broken(passed_over: Any) -> Resolved:
         raise LoadError("the new file is damaged")
 
-    house.manager.wish_for(ModelWish("m", {1: VersionWish("b", broken)}))
+    house.manager.wish_for(DesiredModel("m", {1: DesiredVersion("b", broken)}))
     assert house.manager.wait_settled(["m"], 20)
     assert "the new file is damaged" in str(house.manager.failure("m"))
     assert house.submit(1.0)[1].final().error is None, "the old one goes on serving"
@@ -236,9 +238,9 @@ def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(house: Any) -> None:
     assert taken == {"m": {0: 300}, "n": {0: 50}, "host": {}}
     (statistics,) = house.service.statistics("m", None)
     assert statistics.gpu_bytes == {0: 300}
-    from edge_server.frontends.v2 import shapes
+    from edge_server.frontends.v2 import control_responses
 
-    (shown,) = shapes.statistics([statistics])["model_stats"]  # type: ignore[misc]
+    (shown,) = control_responses.statistics([statistics])["model_stats"]  # type: ignore[misc]
     assert shown["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": 300}]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.model import InstanceGroup, InstanceKind
+from edge_server.core.model_spec import InstanceGroup, InstanceKind
 from edge_server.errors import NotReady, SessionLost
-from edge_server.serving.hang import HangWatch
+from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 
 
 def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
@@ -66,7 +66,7 @@ class Version:
 
 
 def test_only_the_same_run_seen_for_the_whole_time_is_a_hang() -> None:
-    watch = HangWatch(1.0)
+    watch = HangWatchdog(1.0)
     version = Version(a=1, b=2)
     assert watch.look([version], 0) == []
     assert watch.look([version], 999_999_999) == []
@@ -79,7 +79,7 @@ def test_only_the_same_run_seen_for_the_whole_time_is_a_hang() -> None:
 
 
 def test_a_version_in_the_place_of_one_that_is_gone_is_not_taken_for_it() -> None:
-    watch = HangWatch(1.0)
+    watch = HangWatchdog(1.0)
     first = Version(a=1)
     number = id(first)
     assert watch.look([first], 0) == []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, OutputSpec, WarmupInput, WarmupSample
+from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, OutputSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 

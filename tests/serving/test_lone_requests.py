@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.model import DynamicBatching, QueuePolicy
+from edge_server.core.model_spec import DynamicBatching, QueuePolicy
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError, QueueFull
 
 PLAIN = [None, DynamicBatching((8,)), DynamicBatching((2, 8), preserve_ordering=True)]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edge_server.errors import NotReady
-from edge_server.serving import load_log, manager
-from edge_server.serving.loader import LoadSlots
+from edge_server.serving.lifecycle import load_log, manager
+from edge_server.serving.lifecycle.loader import LoadSlots
 from edge_server.serving.timer import Alarm
 
 

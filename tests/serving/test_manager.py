@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish, VersionState
-from edge_server.core.model import InstanceGroup, InstanceKind
-from edge_server.core.view import IndexEntry
+from edge_server.core.model_spec import InstanceGroup, InstanceKind
+from edge_server.core.status_reports import IndexEntry
+from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.errors import Draining, InvalidRequest, LoadError, NotReady, Refusal, ServingFault, UnknownModel
 
 
@@ -77,7 +77,7 @@ def test_a_request_without_a_way_is_told_why_in_tritons_words(
     house.load(house.spec())
     house.script.on_open = fail_open("no luck")
     house.wish_for(house.spec("broken"))
-    house.manager.wish_for(ModelWish("unread", reason="what is this?"))
+    house.manager.wish_for(DesiredModel("unread", reason="what is this?"))
     house.manager.wait_settled()
     with pytest.raises(kind) as caught:
         house.submit(model=name, version=version)
@@ -196,7 +196,7 @@ def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_ga
     gate.wait_entered()
     assert index(house) == [("m", "1", "LOADING", "")]
     assert not house.service.is_model_ready("m", None)
-    house.manager.wish_for(ModelWish("m"))
+    house.manager.wish_for(DesiredModel("m"))
     gate.let_go()
     eventually(lambda: index(house) == [("m", "1", "UNAVAILABLE", "unloaded")])
     assert [name for name, _ in house.script.closed] == ["m_0"]
@@ -213,7 +213,7 @@ def test_a_wish_withdrawn_before_its_turn_is_never_loaded(house: Any, new_gate: 
     gate.wait_entered()
     begun = {fields["model"] for kind, fields in house.events if kind == "model.loading"}
     (late,) = {"a", "b", "c"} - begun
-    house.manager.wish_for(ModelWish(late))
+    house.manager.wish_for(DesiredModel(late))
     gate.let_go(2)
     assert house.manager.wait_settled(None, 20)
     assert {name for name, _ in house.script.opened} == {f"{name}_0" for name in begun}
@@ -259,7 +259,7 @@ def test_loading_again_what_is_loaded_does_nothing(house: Any) -> None:
 def test_the_whole_wish_unloads_what_it_leaves_out(house: Any, eventually: Any) -> None:
     house.load(house.spec("a"))
     house.load(house.spec("b"))
-    house.manager.wish_for_all([house.wishes["b"], ModelWish("c", reason="two repositories hold it")])
+    house.manager.wish_for_all([house.wishes["b"], DesiredModel("c", reason="two repositories hold it")])
     eventually(lambda: index(house)[0] == ("a", "1", "UNAVAILABLE", "unloaded"))
     assert index(house)[1:] == [("b", "1", "READY", ""), ("c", "", "UNAVAILABLE", "two repositories hold it")]
     assert house.manager.failure("c") == "two repositories hold it"
@@ -268,7 +268,7 @@ def test_the_whole_wish_unloads_what_it_leaves_out(house: Any, eventually: Any) 
 
 def test_a_model_that_can_no_longer_be_read_keeps_serving(house: Any) -> None:
     house.load(house.spec())
-    house.manager.wish_for(ModelWish("m", reason="config.pbtxt: syntax error"))
+    house.manager.wish_for(DesiredModel("m", reason="config.pbtxt: syntax error"))
     assert house.submit(1)[1].final().error is None
     assert index(house) == [("m", "1", "READY", ""), ("m", "", "UNAVAILABLE", "config.pbtxt: syntax error")]
 
@@ -300,7 +300,7 @@ def test_several_models_load_at_the_same_time_but_no_more_than_allowed(house: An
 def test_loading_what_is_not_there_or_has_no_version_is_refused(house: Any) -> None:
     with pytest.raises(ServingFault, match="failed to load 'x', failed to poll from model repository"):
         house.service.load_model("x")
-    house.wishes["e"] = ModelWish("e")
+    house.wishes["e"] = DesiredModel("e")
     with pytest.raises(LoadError, match="at least one version must be available"):
         house.service.load_model("e")
     house.service.unload_model("never heard of")
@@ -308,7 +308,7 @@ def test_loading_what_is_not_there_or_has_no_version_is_refused(house: Any) -> N
 
 def test_the_index_lists_what_was_never_loaded_by_name_alone(house: Any) -> None:
     house.load(house.spec())
-    house.wishes["z"] = ModelWish("z")
+    house.wishes["z"] = DesiredModel("z")
     assert house.service.repository_index() == [IndexEntry("m", "1", "READY"), IndexEntry("z")]
     assert house.service.repository_index(only_ready=True) == [IndexEntry("m", "1", "READY")]
 
@@ -326,7 +326,7 @@ def test_close_waits_for_what_runs_and_waits_and_reports_a_clean_end(house: Any,
     assert [mailbox.final().error for mailbox in mailboxes] == [None] * 3
     assert [name for name, _ in house.script.closed] == ["m_0"]
     with pytest.raises(Draining):
-        house.manager.wish_for(ModelWish("m"))
+        house.manager.wish_for(DesiredModel("m"))
     with pytest.raises(Refusal):
         house.service.load_model("m")
     house.manager.wish_for_all([])
@@ -373,7 +373,7 @@ def test_what_finishes_loading_after_close_is_closed_again(house: Any, new_gate:
 
 
 def test_a_batch_that_ends_within_the_grace_is_answered_for_real(house: Any, gate: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edge_server.serving.manager._GRACE_S", 20.0)
+    monkeypatch.setattr("edge_server.serving.lifecycle.manager._GRACE_S", 20.0)
     house.load(house.spec())
     _, mailbox = house.submit(1)
     gate.wait_entered()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish, VersionState
-from edge_server.telemetry.events import MODEL_DRAINING
+from edge_server.core.version_lifecycle import DesiredModel, VersionState
+from edge_server.telemetry.event_bus import MODEL_DRAINING
 
 PATIENCE_S = 20.0
 
@@ -32,9 +32,9 @@ def calls_made_by(work: Callable[[], object]) -> int:
     return count
 
 
-def wishes_of(house: Any, count: int) -> dict[str, ModelWish]:
+def wishes_of(house: Any, count: int) -> dict[str, DesiredModel]:
     specs = [house.spec(f"m{number}") for number in range(count)]
-    return {spec.name: ModelWish(spec.name, {1: house.version_wish(spec)}) for spec in specs}
+    return {spec.name: DesiredModel(spec.name, {1: house.version_wish(spec)}) for spec in specs}
 
 
 def calls_of_a_reload(house: Any, count: int) -> int:
@@ -42,7 +42,7 @@ def calls_of_a_reload(house: Any, count: int) -> int:
     wishes = wishes_of(house, count)
     house.manager.wish_for_all(wishes.values())
     assert house.manager.wait_settled(timeout_s=PATIENCE_S)
-    changed = {**wishes, "m3": ModelWish("m3", {1: house.version_wish(house.spec("m3"), mark="b")})}
+    changed = {**wishes, "m3": DesiredModel("m3", {1: house.version_wish(house.spec("m3"), mark="b")})}
     calls = calls_made_by(lambda: house.manager.wish_for_all(changed.values()))
     assert house.manager.wait_settled(["m3"], PATIENCE_S)
     return calls
@@ -106,7 +106,7 @@ def test_models_that_drain_have_no_threads(house: Any, gate: Any, eventually: An
 @pytest.mark.soak
 def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads(house: Any, new_mailbox: Any) -> None:
     specs = [house.spec(f"m{number}", backend="identity") for number in range(1000)]
-    wishes = [ModelWish(spec.name, {1: house.version_wish(spec)}) for spec in specs]
+    wishes = [DesiredModel(spec.name, {1: house.version_wish(spec)}) for spec in specs]
     most, is_over = [0], threading.Event()
 
     def count_threads() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import Draining, InvalidRequest, Refusal, ServingFault, UnknownModel
-from edge_server.serving.model_control import ModelControl
-from edge_server.telemetry.events import EventBus
+from edge_server.serving.lifecycle.model_control import ModelControl
+from edge_server.telemetry.event_bus import EventBus
 
 
 class Shelf:
@@ -31,11 +31,11 @@ class Shelf:
 
     def wish(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
-    ) -> ModelWish | None:
+    ) -> DesiredModel | None:
         wish = self.house.wishes.get(name)
         return None if wish is None else self._with_pin(wish)
 
-    def with_pins(self, wishes: Mapping[str, ModelWish]) -> Mapping[str, ModelWish]:
+    def with_pins(self, wishes: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
         return {name: self._with_pin(wish) for name, wish in wishes.items()}
 
     def versions(self, name: str) -> list[int]:
@@ -51,14 +51,14 @@ class Shelf:
     def unpin(self, name: str) -> int | None:
         return self.pinned.pop(name, None)
 
-    def _with_pin(self, wish: ModelWish) -> ModelWish:
+    def _with_pin(self, wish: DesiredModel) -> DesiredModel:
         pin = self.pinned.get(wish.name)
-        return wish if pin is None else ModelWish(wish.name, {pin: wish.versions[pin]})
+        return wish if pin is None else DesiredModel(wish.name, {pin: wish.versions[pin]})
 
 
 def make(house: Any, *, is_explicit: bool = True) -> ModelControl:
     versions = {number: house.version_wish(house.spec(), number) for number in (1, 2)}
-    house.wishes["m"] = ModelWish("m", versions)
+    house.wishes["m"] = DesiredModel("m", versions)
     return ModelControl(house.manager, Shelf(house), EventBus(), is_explicit=is_explicit)
 
 

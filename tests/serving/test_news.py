@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from edge_server.serving.news import News
+from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 
 
 def test_what_was_noted_is_told_once_and_in_order() -> None:
     told: list[tuple[str, Any]] = []
-    news = News(lambda kind, /, **fields: told.append((kind, fields["number"])))
+    news = ModelEventQueue(lambda kind, /, **fields: told.append((kind, fields["number"])))
     for number in range(3):
         news.add("model.ready", number=number)
     assert told == []
@@ -28,7 +28,7 @@ def test_who_is_told_may_bring_about_news_and_tell_them() -> None:
             news.add("third")
             news.tell()
 
-    news = News(announce)
+    news = ModelEventQueue(announce)
     news.add("first")
     news.add("second")
     news.tell()
@@ -37,7 +37,7 @@ def test_who_is_told_may_bring_about_news_and_tell_them() -> None:
 
 def test_many_threads_tell_everything_once_and_each_in_its_order() -> None:
     told: list[tuple[int, int]] = []
-    news = News(lambda kind, /, **fields: told.append((fields["thread"], fields["number"])))  # type: ignore[arg-type]
+    news = ModelEventQueue(lambda kind, /, **fields: told.append((fields["thread"], fields["number"])))  # type: ignore[arg-type]
     mine: list[bool] = []
 
     def work(thread: int) -> None:
@@ -57,7 +57,7 @@ def test_many_threads_tell_everything_once_and_each_in_its_order() -> None:
 
 
 def test_without_a_listener_nothing_is_kept() -> None:
-    news = News()
+    news = ModelEventQueue()
     news.add("model.ready", model="m")
     news.tell()
     told: list[str] = []

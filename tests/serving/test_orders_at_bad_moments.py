@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import OutOfMemory
 
 
@@ -25,7 +25,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Any:
         plain(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr("edge_server.serving.mover._THREAD_AGAIN_NS", 1_000_000, raising=False)
+    monkeypatch.setattr("edge_server.serving.lifecycle.reconciler._THREAD_AGAIN_NS", 1_000_000, raising=False)
 
     def choose(name: str, count: int) -> dict[str, int]:
         left[name] = count
@@ -44,7 +44,7 @@ def test_a_wish_that_is_withdrawn_while_its_load_begins_leaves_nothing_that_load
         asked.append(answer)
         # What the load has to look at twice must not change in between: nobody may have the lock for that.
         if not manager._changed._is_owned():
-            manager.wish_for(ModelWish("m"))
+            manager.wish_for(DesiredModel("m"))
         return answer
 
     manager._is_wanted = is_wanted
@@ -105,7 +105,7 @@ def test_a_wish_that_comes_back_with_the_same_files_is_a_new_try(house: Any, eve
     house.wish_for(house.spec())
     assert house.manager.wait_settled(["m"], 20)
     assert "does not fit" in house.manager.failure("m")
-    house.manager.wish_for(ModelWish("m"))
+    house.manager.wish_for(DesiredModel("m"))
     house.wish_for(house.spec())
     eventually(lambda: house.service.is_model_ready("m", None))
 
@@ -117,7 +117,7 @@ def test_an_order_for_what_serves_already_does_not_keep_it_in_memory_for_ever(ne
         assert house.manager.wait_settled([name], 20)
     # Version 1 of `a` leaves memory for `b`, and version 2 takes its place on disk.
     assert house.submit(1.0, model="b")[1].final().error is None
-    house.wishes["a"] = ModelWish("a", {2: house.version_wish(house.spec("a"), 2)})
+    house.wishes["a"] = DesiredModel("a", {2: house.version_wish(house.spec("a"), 2)})
     for _ in range(2):
         house.service.load_model("a")
     assert house.submit(1.0, model="b")[1].final().error is None
@@ -125,9 +125,9 @@ def test_an_order_for_what_serves_already_does_not_keep_it_in_memory_for_ever(ne
 
 
 def test_what_was_ordered_by_name_before_the_first_scan_goes_on_serving(house: Any) -> None:
-    house.wishes["ordered"] = ModelWish("ordered", {1: house.version_wish(house.spec("ordered"))})
+    house.wishes["ordered"] = DesiredModel("ordered", {1: house.version_wish(house.spec("ordered"))})
     house.service.load_model("ordered")
-    first = ModelWish("first", {1: house.version_wish(house.spec("first"))})
+    first = DesiredModel("first", {1: house.version_wish(house.spec("first"))})
     house.service.wish_for_all({"first": first})
     assert house.manager.wait_settled(None, 20)
     assert house.service.is_model_ready("ordered", None)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_server.core.model import DynamicBatching, InstanceGroup, InstanceKind, RateResource
+from edge_server.core.model_spec import DynamicBatching, InstanceGroup, InstanceKind, RateResource
 from edge_server.errors import BadModelConfig, Cancelled, EdgeServerError
-from edge_server.serving.limiter import CPU, Demand, RateLimiter, needs_of
+from edge_server.serving.execution.rate_limiter import CPU, RateLimiter, ResourceDemand, needs_of
 
 R = ("R", CPU)
 
@@ -34,28 +34,28 @@ class LimiterMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.limiter = RateLimiter({("A", None): 4, ("B", None): 2})
-        self.wanting: set[Demand] = set()
-        self.running: set[Demand] = set()
-        self.demands: list[Demand] = []
+        self.wanting: set[ResourceDemand] = set()
+        self.running: set[ResourceDemand] = set()
+        self.demands: list[ResourceDemand] = []
 
     @rule(a=st.integers(0, 4), b=st.integers(0, 2), c=st.integers(0, 3), priority=st.integers(1, 4))
     def enter(self, a: int, b: int, c: int, priority: int) -> None:
         needs = {key: count for key, count in ((("A", CPU), a), (("B", CPU), b), (("C", CPU), c)) if count}
         if not needs or len(self.demands) > 8:
             return
-        demand = Demand("m", needs, priority)
+        demand = ResourceDemand("m", needs, priority)
         demand.wake = lambda: self.ask(demand)
         self.limiter.enter(demand)
         self.demands.append(demand)
 
-    def ask(self, demand: Demand) -> None:
+    def ask(self, demand: ResourceDemand) -> None:
         if demand not in self.wanting:
             self.limiter.withdraw(demand)
         elif self.limiter.take(demand):
             self.wanting.discard(demand)
             self.running.add(demand)
 
-    def idle(self) -> list[Demand]:
+    def idle(self) -> list[ResourceDemand]:
         return [item for item in self.demands if item not in self.wanting and item not in self.running]
 
     @precondition(lambda self: self.idle())
@@ -119,7 +119,7 @@ class LimiterMachine(RuleBasedStateMachine):
 TestLimiter = LimiterMachine.TestCase
 
 
-def runs_of(limiter: RateLimiter, demands: dict[str, Demand], count: int) -> Counter[str]:
+def runs_of(limiter: RateLimiter, demands: dict[str, ResourceDemand], count: int) -> Counter[str]:
     """Let all of them always want to run, one at a time, and return who ran how often."""
     running: list[str] = []
 
@@ -142,7 +142,7 @@ def runs_of(limiter: RateLimiter, demands: dict[str, Demand], count: int) -> Cou
 
 def test_the_weights_give_the_shares() -> None:
     limiter = RateLimiter({("R", None): 1})
-    demands = {name: Demand(name, {R: 1}, weight) for name, weight in (("one", 1), ("two", 2), ("four", 4))}
+    demands = {name: ResourceDemand(name, {R: 1}, weight) for name, weight in (("one", 1), ("two", 2), ("four", 4))}
     for demand in demands.values():
         limiter.enter(demand)
     seen = runs_of(limiter, demands, 700)
@@ -153,7 +153,7 @@ def test_the_weights_give_the_shares() -> None:
 
 def test_who_comes_late_does_not_catch_up_with_what_others_ran_before() -> None:
     limiter = RateLimiter({("R", None): 1})
-    old, new = Demand("old", {R: 1}, 1), Demand("new", {R: 1}, 1)
+    old, new = ResourceDemand("old", {R: 1}, 1), ResourceDemand("new", {R: 1}, 1)
     limiter.enter(old)
     for _ in range(1000):
         assert limiter.take(old)
@@ -165,8 +165,8 @@ def test_who_comes_late_does_not_catch_up_with_what_others_ran_before() -> None:
 
 def test_who_asks_for_much_is_not_passed_by_those_who_ask_for_little() -> None:
     limiter = RateLimiter({("R", None): 4})
-    big = Demand("big", {R: 4}, 1)
-    small = [Demand(f"small{index}", {R: 1}, 1) for index in range(4)]
+    big = ResourceDemand("big", {R: 4}, 1)
+    small = [ResourceDemand(f"small{index}", {R: 1}, 1) for index in range(4)]
     for demand in (big, *small):
         limiter.enter(demand)
     assert all(limiter.take(demand) for demand in small[:3])
@@ -180,7 +180,7 @@ def test_who_asks_for_much_is_not_passed_by_those_who_ask_for_little() -> None:
 
 def test_what_is_of_each_device_is_counted_for_each() -> None:
     limiter = RateLimiter({("R", None): 1})
-    demands = [Demand("m", needs_of((RateResource("R", 1),), device), 1) for device in (0, 1, None)]
+    demands = [ResourceDemand("m", needs_of((RateResource("R", 1),), device), 1) for device in (0, 1, None)]
     for demand in demands:
         limiter.enter(demand)
     assert all(limiter.take(demand) for demand in demands)
@@ -188,7 +188,7 @@ def test_what_is_of_each_device_is_counted_for_each() -> None:
 
 def test_a_global_resource_is_one_for_all_devices() -> None:
     limiter = RateLimiter({("R", None): 1})
-    demands = [Demand("m", needs_of((RateResource("R", 1, True),), device), 1) for device in (0, 1, None)]
+    demands = [ResourceDemand("m", needs_of((RateResource("R", 1, True),), device), 1) for device in (0, 1, None)]
     for demand in demands:
         limiter.enter(demand)
     assert [limiter.take(demand) for demand in demands] == [True, False, False]
@@ -197,39 +197,39 @@ def test_a_global_resource_is_one_for_all_devices() -> None:
 def test_a_count_for_one_device_goes_before_the_count_for_each() -> None:
     limiter = RateLimiter({("R", None): 1, ("R", 1): 2})
     with pytest.raises(BadModelConfig, match=r"model 'm': .* 2 of resource 'R' of device 0, .* grants 1"):
-        limiter.enter(Demand("m", {("R", 0): 2}, 1))
-    limiter.enter(Demand("m", {("R", 1): 2}, 1))
+        limiter.enter(ResourceDemand("m", {("R", 0): 2}, 1))
+    limiter.enter(ResourceDemand("m", {("R", 1): 2}, 1))
 
 
 def test_a_resource_is_global_for_all_models_or_for_none() -> None:
     limiter = RateLimiter({})
-    limiter.enter(Demand("first", {("R", None): 1}, 1))
+    limiter.enter(ResourceDemand("first", {("R", None): 1}, 1))
     with pytest.raises(BadModelConfig, match=r"model 'second'.*'R' of device 0, and to model 'first' it is global"):
-        limiter.enter(Demand("second", {("R", 0): 1}, 1))
+        limiter.enter(ResourceDemand("second", {("R", 0): 1}, 1))
 
 
 def test_a_model_may_change_the_scope_of_its_resource_when_it_is_reloaded() -> None:
     limiter = RateLimiter({})
-    limiter.enter(Demand("m", {("R", None): 1}, 1))
-    limiter.enter(Demand("m", {("R", 0): 1}, 1))
+    limiter.enter(ResourceDemand("m", {("R", None): 1}, 1))
+    limiter.enter(ResourceDemand("m", {("R", 0): 1}, 1))
 
 
 def test_without_a_configured_count_there_is_what_the_most_demanding_one_needs() -> None:
     limiter = RateLimiter({})
-    small = [Demand(f"s{index}", {R: 1}, 1) for index in range(3)]
+    small = [ResourceDemand(f"s{index}", {R: 1}, 1) for index in range(3)]
     for demand in small:
         limiter.enter(demand)
     granted = [limiter.take(demand) for demand in small]
     assert granted == [True, False, False]
     woken: list[str] = []
     small[1].wake = lambda: woken.append("s1") or limiter.take(small[1])  # type: ignore[func-returns-value]
-    limiter.enter(Demand("big", {R: 2}, 1))
+    limiter.enter(ResourceDemand("big", {R: 2}, 1))
     assert woken == ["s1"], "a count that grows lets those go on that it holds up"
 
 
 def test_giving_back_what_is_not_held_changes_nothing() -> None:
     limiter = RateLimiter({("R", None): 1})
-    demand = Demand("m", {R: 1}, 1)
+    demand = ResourceDemand("m", {R: 1}, 1)
     limiter.enter(demand)
     limiter.give_back(demand)
     assert limiter.in_use() == {R: (0, 1)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import LoadError
 from edge_server.service import Readiness
 
@@ -39,7 +39,7 @@ def test_what_failed_beside_a_version_that_serves_never_counts(new_house: Any, r
     house.wish_for(house.spec(), 1, mark="new files")
     assert house.manager.wait_settled(["m"], 20)
     assert house.service.is_ready()
-    house.manager.wish_for(ModelWish("m", reason="config.pbtxt line 1: what is this?"))
+    house.manager.wish_for(DesiredModel("m", reason="config.pbtxt line 1: what is this?"))
     assert house.service.is_ready()
 
 
@@ -63,7 +63,7 @@ def test_a_model_that_never_served_counts_where_readiness_is_strict(
     gate.let_go()
     assert house.manager.wait_settled(["bad"], 20)
     assert house.service.is_ready()
-    house.manager.wish_for(ModelWish("duplicate", reason="two repositories hold it"))
+    house.manager.wish_for(DesiredModel("duplicate", reason="two repositories hold it"))
     assert house.service.is_ready() is is_ready
 
 
@@ -78,7 +78,7 @@ def test_a_model_that_served_and_does_not_any_more_counts_until_it_is_removed(
     lost = house.load(house.spec("lost"))
     house.manager._give_up(lost, "it hangs")
     assert house.service.is_ready() is is_ready
-    house.manager.wish_for(ModelWish("lost"))
+    house.manager.wish_for(DesiredModel("lost"))
     assert house.service.is_ready()
     fail(house)
     house.wish_for(house.spec("lost"), mark="another model of that name")

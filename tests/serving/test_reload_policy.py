@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish, ReloadPolicy
-from edge_server.core.model import InstanceGroup, InstanceKind
+from edge_server.core.model_spec import InstanceGroup, InstanceKind
+from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import LoadError, NotReady
 
 REPLACE = {"reload_policy": "replace"}
@@ -109,7 +109,7 @@ def test_a_wish_withdrawn_while_the_old_drains_loads_nothing(house: Any, gate: A
     gate.wait_entered()
     house.wish_for(spec, mark="b")
     eventually(lambda: house.manager.ready_versions("m") == [])
-    house.manager.wish_for(ModelWish("m"))
+    house.manager.wish_for(DesiredModel("m"))
     gate.let_go(1)
     assert house.manager.wait_settled(["m"], 20)
     assert len(house.script.opened) == 1

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.check import RequestCheck
-from edge_server.core.message import Request, RequestMemo
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request, RequestMemo
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Draining, InvalidRequest, NotReady, UnknownModel
 

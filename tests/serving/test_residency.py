@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.lifecycle import ModelWish
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, LoadError, NotReady, QueueFull, UnknownModel
-from edge_server.serving.residency import to_evict
+from edge_server.serving.lifecycle.eviction import to_evict
 
 FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
 IDLE = "unloaded: idle; loads again on request"
@@ -192,7 +192,7 @@ def test_a_wrong_request_is_told_so_once_its_model_is_back(new_house: Any) -> No
 
 
 def test_no_more_than_so_many_requests_wait(new_house: Any, new_gate: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edge_server.serving.router._MOST_PARKED", 2)
+    monkeypatch.setattr("edge_server.serving.routing.router._MOST_PARKED", 2)
     house = new_house(max_resident_models=1)
     wish_for(house, "a", "b")
     gate = new_gate()
@@ -254,7 +254,7 @@ def test_an_order_to_load_brings_a_model_back_and_a_withdrawn_wish_ends_the_offe
     wish_for(house, "a", "b")
     house.service.load_model("b")
     assert resident(house) == {"b"}
-    house.manager.wish_for(ModelWish("a"))
+    house.manager.wish_for(DesiredModel("a"))
     assert not house.service.is_model_ready("a", None)
     with pytest.raises(UnknownModel):
         house.submit(model="a")

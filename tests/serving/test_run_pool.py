@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import SessionInfo
-from edge_server.serving.run_pool import RunPool
+from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.timer import Timer
 
 PATIENCE_S = 20.0

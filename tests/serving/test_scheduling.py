@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.model import DynamicBatching, QueuePolicy, TimeoutAction
+from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import DeadlineExceeded, InvalidRequest, QueueFull
 
 BATCHING = DynamicBatching((8,))

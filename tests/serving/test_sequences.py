@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.composition import (
+from edge_server.core.composition_spec import (
     ControlInput,
     ControlKind,
     DirectStrategy,
@@ -22,8 +22,8 @@ from edge_server.core.composition import (
     SequenceBatching,
     StateTensor,
 )
-from edge_server.core.message import Request, SequenceStep
-from edge_server.core.model import InputSpec, InstanceGroup, InstanceKind, OutputSpec, RateResource
+from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, OutputSpec, RateResource
+from edge_server.core.request_response import Request, SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import (
     BackendError,
@@ -34,8 +34,8 @@ from edge_server.errors import (
     InvalidRequest,
     QueueFull,
 )
-from edge_server.serving.limiter import RateLimiter
-from edge_server.serving.sequence_scheduler import SequenceScheduler
+from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.sequence.scheduler import SequenceScheduler
 
 START = ControlInput("START", ControlKind.START, DType.FP32, (0, 1))
 READY = ControlInput("READY", ControlKind.READY, DType.INT32, (0, 1))

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from edge_server.config import TraceConfig
-from edge_server.core.device import DeviceArray, DeviceTensor
-from edge_server.core.model import OutputSpec
+from edge_server.core.device_tensor import DeviceArray, DeviceTensor
+from edge_server.core.model_spec import OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import ServingFault
-from edge_server.telemetry.trace import Traces
 from edge_server.telemetry.trace_record import TracedRequest
+from edge_server.telemetry.trace_sampling import Traces
 
 
 class LostPiece:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.model import InputSpec, OutputSpec, WarmupInput, WarmupSample
+from edge_server.core.model_spec import InputSpec, OutputSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType
-from edge_server.errors import BackendError, NotTried
+from edge_server.errors import BackendError, NotWarmedUp
 
 
 def fixed(house: Any, dtype: DType = DType.FP32, **more: Any) -> Any:
@@ -140,6 +140,6 @@ def test_a_probe_of_guessed_inputs_that_do_not_suit_says_that_nothing_was_tried(
 
     house.script.on_run = refuse
     version = house.load(house.spec(inputs=(InputSpec("IN", DType.FP32, (-1, 3)),)))
-    with pytest.raises(NotTried, match=r"IN \[1, 1, 3\]; then 64 .* model_warmup .* too small: \(1, 1, 3\)"):
+    with pytest.raises(NotWarmedUp, match=r"IN \[1, 1, 3\]; then 64 .* model_warmup .* too small: \(1, 1, 3\)"):
         version.probe()
     assert [rows for _, _, rows in house.script.ran] == [1, 1], "with 1 and with 64"

@@ -19,13 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edge_server import backends
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo
-from edge_server.core.message import Request, Response
+from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError
+from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
-from edge_server.repository.source import RepositorySource
-from edge_server.serving.manager import Manager
+from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
 
 PATIENCE_S = 20.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edge_server.core.statistics import CacheStatistics, Duration, VersionStatistics
-from edge_server.telemetry.cache import cache_families
-from edge_server.telemetry.metrics import Metrics
+from edge_server.core.model_statistics import CacheStatistics, Duration, VersionStatistics
+from edge_server.telemetry.cache_metrics import cache_families
+from edge_server.telemetry.metrics_page import Metrics
 
 
 def page(*versions: VersionStatistics, cache: CacheStatistics | None = None) -> str:

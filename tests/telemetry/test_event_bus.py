@@ -1,7 +1,7 @@
 import logging
 import threading
 
-from edge_server.telemetry.events import MODEL_FAILED, MODEL_READY, EventBus
+from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, EventBus
 
 
 def test_subscribers_get_events_until_they_leave():
@@ -33,7 +33,7 @@ def test_a_failing_subscriber_disturbs_nobody(caplog):
 
     bus.subscribe(fail)
     bus.subscribe(seen.append)
-    with caplog.at_level(logging.ERROR, "edge_server.telemetry.events"):
+    with caplog.at_level(logging.ERROR, "edge_server.telemetry.event_bus"):
         bus.publish(MODEL_READY)
     assert len(seen) == 1
     assert "a subscriber failed on event 1" in caplog.text

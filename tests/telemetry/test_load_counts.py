@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from edge_server.core.view import VersionReport
-from edge_server.telemetry.events import MODEL_DRAINING, MODEL_FAILED, MODEL_LOADING, MODEL_READY, EventBus
-from edge_server.telemetry.loads import LoadCounts
-from edge_server.telemetry.metrics import Metrics
+from edge_server.core.status_reports import VersionReport
+from edge_server.telemetry.event_bus import MODEL_DRAINING, MODEL_FAILED, MODEL_LOADING, MODEL_READY, EventBus
+from edge_server.telemetry.load_counts import LoadCounts
+from edge_server.telemetry.metrics_page import Metrics
 
 
 def page(counts: LoadCounts) -> list[str]:

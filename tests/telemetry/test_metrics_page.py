@@ -5,10 +5,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import edge_server
-from edge_server.core.statistics import Duration, VersionStatistics
-from edge_server.core.view import InstanceReport
-from edge_server.telemetry.host import HostReading, HostSampler
-from edge_server.telemetry.metrics import Family, Metrics
+from edge_server.core.model_statistics import Duration, VersionStatistics
+from edge_server.core.status_reports import InstanceReport
+from edge_server.telemetry.host_usage import HostReading, HostSampler
+from edge_server.telemetry.metrics_page import Family, Metrics
 
 
 def samples(page):

@@ -17,8 +17,8 @@ import pytest
 from edge_server.config import ConfigError, LogConfig, ServerConfig
 from edge_server.core.exit_code import NEVER_AGAIN, ExitCode
 from edge_server.errors import ServingFault
-from edge_server.supervision import EndRequest, HungRuns, Supervision, Surroundings
-from edge_server.telemetry.service_manager import Feeder, ServiceManager
+from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision
+from edge_server.telemetry.service_manager import ServiceManager, WatchdogFeeder
 
 
 class Listener:
@@ -141,7 +141,7 @@ class Feeding:
         self.clock = Clock()
         self.problem = ""
         self.listener = listener
-        self.feeder = Feeder(ServiceManager(listener.address, 15.0), [lambda: self.problem], clock=self.clock)
+        self.feeder = WatchdogFeeder(ServiceManager(listener.address, 15.0), [lambda: self.problem], clock=self.clock)
 
     def beat(self, seconds: float, lag_s: float = 0.0, step_s: float = 0.5) -> int:
         """Beat for so long; return how often the watchdog was fed."""
@@ -198,7 +198,7 @@ class Runs:
 
 def test_only_a_run_that_goes_on_for_longer_than_its_limit_is_a_problem() -> None:
     runs, clock = Runs(), Clock()
-    check = HungRuns(lambda: [runs], 5.0, lambda: int(clock.now_s * 1e9))  # type: ignore[list-item]
+    check = HungRunCheck(lambda: [runs], 5.0, lambda: int(clock.now_s * 1e9))  # type: ignore[list-item]
     for _ in range(20):  # busy all the time, but never in one run
         runs.run_numbers["m_0"] += 2
         runs.run_numbers["m_0"] |= 1
@@ -216,7 +216,7 @@ def test_only_a_run_that_goes_on_for_longer_than_its_limit_is_a_problem() -> Non
 def test_a_limit_of_0_lets_runs_take_any_time() -> None:
     runs, clock = Runs(), Clock()
     runs.run_numbers["m_0"] = 1
-    check = HungRuns(lambda: [runs], 0.0, lambda: int(clock.now_s * 1e9))  # type: ignore[list-item]
+    check = HungRunCheck(lambda: [runs], 0.0, lambda: int(clock.now_s * 1e9))  # type: ignore[list-item]
     check()
     clock.now_s += 1e6
     assert check() == ""
@@ -225,7 +225,7 @@ def test_a_limit_of_0_lets_runs_take_any_time() -> None:
 def supervise(
     listener: Listener, reread: Callable[[], ServerConfig], taken: list[ServerConfig], config: ServerConfig
 ) -> Supervision:
-    surroundings = Surroundings(ServiceManager(listener.address), reread)
+    surroundings = ProcessEnvironment(ServiceManager(listener.address), reread)
     supervision = Supervision(config, surroundings, [], lambda: "1 model served")
     supervision.add_reload(("log.format",), taken.append)
     return supervision
@@ -300,7 +300,7 @@ def test_one_part_that_fails_to_reload_does_not_keep_the_others_from_it(
         raise ServingFault("the key does not fit")
 
     taken: list[ServerConfig] = []
-    surroundings = Surroundings(ServiceManager(listener.address), ServerConfig)
+    surroundings = ProcessEnvironment(ServiceManager(listener.address), ServerConfig)
     supervision = Supervision(ServerConfig(), surroundings, [], lambda: "")
     supervision.add_reload(("http.tls_cert",), fail)
     supervision.add_reload((), taken.append)

@@ -20,11 +20,11 @@ import pytest
 
 from edge_server.config import TraceConfig
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.trace import parse_change
-from edge_server.telemetry import trace_collect, trace_record
-from edge_server.telemetry.trace import Traces
+from edge_server.core.trace_settings import parse_change
+from edge_server.telemetry import trace_collector, trace_record
 from edge_server.telemetry.trace_file import TraceFile
 from edge_server.telemetry.trace_record import TracedRequest
+from edge_server.telemetry.trace_sampling import Traces
 
 
 def traces_to(path: Path, *more: str) -> Traces:
@@ -247,10 +247,10 @@ def test_a_folder_that_is_not_there_is_told_in_the_log_and_harms_nothing(
 def test_what_comes_faster_than_it_is_written_is_lost_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trace_collect, "MAX_TRACES", 5)
+    monkeypatch.setattr(trace_collector, "MAX_TRACES", 5)
     path = tmp_path / "t"
     hold = threading.Event()
-    monkeypatch.setattr(trace_collect, "records_of", _held(trace_collect.records_of, hold))
+    monkeypatch.setattr(trace_collector, "records_of", _held(trace_collector.records_of, hold))
     traces = traces_to(path, "count=50")
     with caplog.at_level(logging.WARNING):
         for _ in range(50):

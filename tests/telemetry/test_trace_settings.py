@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from edge_server.config import ConfigError, TraceConfig, parse_serve
-from edge_server.core.trace import TraceBook, TraceChange, TraceSettings, parse_change
+from edge_server.core.trace_settings import TraceBook, TraceChange, TraceSettings, parse_change
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.telemetry.trace import Sampler, Traces, start_settings
 from edge_server.telemetry.trace_context import remote_parent
+from edge_server.telemetry.trace_sampling import Traces, TraceSampler, start_settings
 
 START = TraceSettings(("TIMESTAMPS",), rate=6, file="t.json")
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -82,7 +82,7 @@ def test_a_change_that_is_refused_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rate", "expected"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3]), (3, [2]), (9, [])])
 def test_every_rateth_request_is_traced(rate: int, expected: list[int]) -> None:
-    sampler = Sampler(TraceSettings(("TIMESTAMPS",), rate=rate, file="t"))
+    sampler = TraceSampler(TraceSettings(("TIMESTAMPS",), rate=rate, file="t"))
     assert [index for index in range(5) if sampler.take()] == expected
 
 
@@ -128,8 +128,9 @@ def test_a_change_that_meets_the_end_of_the_server_is_made(tmp_path: Path) -> No
 
 def test_nothing_that_takes_notes_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys; from edge_server.telemetry.trace import Traces; Traces(); import edge_server.server;"
-        "print([name for name in ('trace_record', 'trace_collect', 'trace_file', 'otel')"
+        "import sys; from edge_server.telemetry.trace_sampling import Traces; Traces();"
+        "import edge_server.process.server;"
+        "print([name for name in ('trace_record', 'trace_collector', 'trace_file', 'opentelemetry_export')"
         " if f'edge_server.telemetry.{name}' in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from edge_server.core.frame import Detection, Frame, FrameHeader
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.repository import pbtxt
+from edge_server.repository.config_to_spec import to_spec
 from edge_server.repository.labels import read_labels
-from edge_server.repository.to_spec import to_spec
-from edge_server.vision.fit import Fit, FitMode, FitRule, fit_of, place
-from edge_server.vision.plan import ImagePlan, image_plan
+from edge_server.vision.image_plan import ImagePlan, image_plan
+from edge_server.vision.resize import FitMode, FitRule, FittedPicture, fit_of, place
 
 
 @pytest.fixture(scope="session")
@@ -216,7 +216,7 @@ def expected_detections() -> Callable[..., list[Find]]:
         return common / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common)
 
     def expected(
-        finds: list[Find], fit: Fit, *, iou: float | None = 0.45, is_agnostic: bool = False, most: int = 100
+        finds: list[Find], fit: FittedPicture, *, iou: float | None = 0.45, is_agnostic: bool = False, most: int = 100
     ) -> list[Find]:
         stays: list[Find] = []
         for box, score, index, points in sorted(finds, key=lambda find: -find[1]):
@@ -242,7 +242,7 @@ def expected_detections() -> Callable[..., list[Find]]:
 def check_detections(expected_detections: Callable[..., list[Find]]) -> Callable[..., list[Find]]:
     """Compare detections with what should come of finds."""
 
-    def check(given: tuple[Detection, ...], finds: list[Find], fit: Fit, **rules: Any) -> list[Find]:
+    def check(given: tuple[Detection, ...], finds: list[Find], fit: FittedPicture, **rules: Any) -> list[Find]:
         expected = expected_detections(finds, fit, **rules)
         assert [found.class_index for found in given] == [find[2] for find in expected]
         for found, (box, score, _, points) in zip(given, expected, strict=True):
@@ -257,10 +257,10 @@ def check_detections(expected_detections: Callable[..., list[Find]]) -> Callable
 
 
 @pytest.fixture(scope="session")
-def make_fit() -> Callable[..., Fit]:
+def make_fit() -> Callable[..., FittedPicture]:
     """Where a picture of a size comes to lie in an input of 64x64, or of another size."""
 
-    def make(mode: str, width: int, height: int, size: tuple[int, int] = (64, 64)) -> Fit:
+    def make(mode: str, width: int, height: int, size: tuple[int, int] = (64, 64)) -> FittedPicture:
         rule = FitRule(FitMode(mode), *size)
         return fit_of(place(rule, width, height), width, height)
 

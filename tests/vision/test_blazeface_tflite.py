@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.vision.fit import Color
+from edge_server.vision.image_plan import image_plan
 from edge_server.vision.perception import perception_plan
-from edge_server.vision.plan import image_plan
+from edge_server.vision.resize import Color
 
 pytestmark = pytest.mark.full
 

@@ -14,11 +14,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edge_server.core.model import InputSpec, ModelSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.repository import pbtxt
-from edge_server.vision.encodings import ENCODINGS, is_depth
-from edge_server.vision.plan import ImagePlan, image_plan
+from edge_server.vision.image_plan import ImagePlan, image_plan
+from edge_server.vision.raw_encodings import ENCODINGS, is_depth
 
 pytestmark = pytest.mark.full
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edge_server.core.frame import Frame
 from edge_server.errors import InvalidRequest
-from edge_server.vision.encodings import ENCODINGS, MAX_SIDE, is_depth, pixels
-from edge_server.vision.fit import Color
 from edge_server.vision.picture import Picture
+from edge_server.vision.raw_encodings import ENCODINGS, MAX_SIDE, is_depth, pixels
+from edge_server.vision.resize import Color
 
 DEPTH = {"16UC1": "u2", "16SC1": "i2", "32FC1": "f4", "64FC1": "f8"}
 IN_PIXELS = ["rgb8", "bgr8", "8UC3", "rgba8", "bgra8", "8UC4"]

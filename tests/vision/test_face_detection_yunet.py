@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from edge_server.core.frame import Detection
-from edge_server.core.model import ModelSpec
-from edge_server.vision.fit import Color, Fit
+from edge_server.core.model_spec import ModelSpec
+from edge_server.vision.image_plan import ImagePlan, image_plan
 from edge_server.vision.perception import PerceptionPlan, perception_plan
-from edge_server.vision.plan import ImagePlan, image_plan
+from edge_server.vision.resize import Color, FittedPicture
 
 pytestmark = pytest.mark.full
 
@@ -104,7 +104,7 @@ def corners(found: Detection) -> tuple[float, float, float, float]:
     return found.x_min, found.y_min, found.x_max, found.y_max
 
 
-def in_frame(row: np.ndarray, fit: Fit) -> tuple[float, float, float, float]:
+def in_frame(row: np.ndarray, fit: FittedPicture) -> tuple[float, float, float, float]:
     left, top, width, height = row[:4].tolist()
     return (*fit.to_original(left, top), *fit.to_original(left + width, top + height))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edge_server.core.frame import Frame, FrameHeader, RegionSlice
-from edge_server.vision.encodings import ENCODINGS, is_depth
-from edge_server.vision.fit import Fit
-from edge_server.vision.plan import ImagePlan
+from edge_server.vision.image_plan import ImagePlan
+from edge_server.vision.raw_encodings import ENCODINGS, is_depth
+from edge_server.vision.resize import FittedPicture
 
 HEIGHT, WIDTH = 360, 480
 MARK = (310, 130, 390, 190)
@@ -53,14 +53,14 @@ def plan(make_plan, request) -> ImagePlan:
     return make_plan(request.param, dims=(3, 160, 160))
 
 
-def through(plan: ImagePlan, frame: Frame) -> tuple[np.ndarray, Fit]:
+def through(plan: ImagePlan, frame: Frame) -> tuple[np.ndarray, FittedPicture]:
     picture = plan.read_frame(frame, memoryview(frame.data), model="net")
     row = np.full(plan.row_shape, np.nan, plan.dtype.numpy)
     fit = plan.write(picture, row, model="net")
     return row, fit
 
 
-def check_agreement(found: np.ndarray, expected: np.ndarray, fit: Fit, bounds: tuple[float, float]) -> None:
+def check_agreement(found: np.ndarray, expected: np.ndarray, fit: FittedPicture, bounds: tuple[float, float]) -> None:
     difference = np.abs(found - expected)
     left, top = fit.to_input(*MARK[:2])
     right, bottom = fit.to_input(*MARK[2:])
@@ -70,7 +70,7 @@ def check_agreement(found: np.ndarray, expected: np.ndarray, fit: Fit, bounds: t
     assert difference.mean() <= bounds[1]
 
 
-def found_mark(row: np.ndarray, fit: Fit) -> tuple[float, float, float, float]:
+def found_mark(row: np.ndarray, fit: FittedPicture) -> tuple[float, float, float, float]:
     """Return the mark's box in the frame, found in the network's input by its brightness."""
     bright = row.min(axis=0) > 180
     rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))

@@ -13,9 +13,9 @@ from PIL import Image
 from edge_server.core.frame import Frame, FrameHeader, RegionSlice
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, ErrorCode, InvalidRequest, Unsupported
-from edge_server.vision.fit import Color
+from edge_server.vision.image_plan import IMAGE_TYPES, ImagePlan, image_plan
 from edge_server.vision.picture import Picture
-from edge_server.vision.plan import IMAGE_TYPES, ImagePlan, image_plan
+from edge_server.vision.resize import Color
 
 NORMALISED = {"image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"}
 UNCHANGED: dict[str, str] = {"image_scale": "1"}

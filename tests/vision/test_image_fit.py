@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edge_server.errors import InvalidRequest
-from edge_server.vision.fit import (
+from edge_server.vision.resize import (
     Color,
     FitMode,
     FitRule,
     Interpolation,
-    Placement,
+    ResizedPicture,
     channel_order,
     fit_of,
     place,
@@ -34,16 +34,16 @@ def fitted(image: np.ndarray, rule: FitRule) -> np.ndarray:
 
 def test_known_pictures_go_to_known_places() -> None:
     table = [
-        (FitRule(FitMode.STRETCH, 320, 240), (1280, 720), Placement(320, 240, 0, 0)),
-        (FitRule(FitMode.LETTERBOX, 640, 640), (1280, 720), Placement(640, 360, 0, 140)),
-        (FitRule(FitMode.LETTERBOX, 640, 640), (720, 1280), Placement(360, 640, 140, 0)),
-        (FitRule(FitMode.LETTERBOX, 640, 640), (640, 480), Placement(640, 480, 0, 80)),
-        (FitRule(FitMode.LETTERBOX, 10, 10), (4000, 3), Placement(10, 1, 0, 4)),
-        (FitRule(FitMode.CROP, 224, 224, 256), (600, 400), Placement(384, 256, -80, -16)),
-        (FitRule(FitMode.CROP, 224, 224, 256), (640, 480), Placement(341, 256, -58, -16)),
-        (FitRule(FitMode.CROP, 224, 224), (640, 480), Placement(299, 224, -38, 0)),
-        (FitRule(FitMode.CROP, 200, 100), (100, 200), Placement(200, 400, 0, -150)),
-        (FitRule(FitMode.CROP, 224, 224, 224), (224, 224), Placement(224, 224, 0, 0)),
+        (FitRule(FitMode.STRETCH, 320, 240), (1280, 720), ResizedPicture(320, 240, 0, 0)),
+        (FitRule(FitMode.LETTERBOX, 640, 640), (1280, 720), ResizedPicture(640, 360, 0, 140)),
+        (FitRule(FitMode.LETTERBOX, 640, 640), (720, 1280), ResizedPicture(360, 640, 140, 0)),
+        (FitRule(FitMode.LETTERBOX, 640, 640), (640, 480), ResizedPicture(640, 480, 0, 80)),
+        (FitRule(FitMode.LETTERBOX, 10, 10), (4000, 3), ResizedPicture(10, 1, 0, 4)),
+        (FitRule(FitMode.CROP, 224, 224, 256), (600, 400), ResizedPicture(384, 256, -80, -16)),
+        (FitRule(FitMode.CROP, 224, 224, 256), (640, 480), ResizedPicture(341, 256, -58, -16)),
+        (FitRule(FitMode.CROP, 224, 224), (640, 480), ResizedPicture(299, 224, -38, 0)),
+        (FitRule(FitMode.CROP, 200, 100), (100, 200), ResizedPicture(200, 400, 0, -150)),
+        (FitRule(FitMode.CROP, 224, 224, 224), (224, 224), ResizedPicture(224, 224, 0, 0)),
     ]
     assert [(rule, size, place(rule, *size)) for rule, size, _ in table] == table
 

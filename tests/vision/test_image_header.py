@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edge_server.errors import InvalidRequest
-from edge_server.vision import header
-from edge_server.vision.header import ImageFormat, read_header
+from edge_server.vision import image_header
+from edge_server.vision.image_header import ImageFormat, read_header
 
 SIGNATURES = [
     b"",
@@ -25,7 +25,7 @@ SIGNATURES = [
 ]
 
 
-def read(data: bytes) -> header.ImageHeader:
+def read(data: bytes) -> image_header.ImageHeader:
     return read_header(memoryview(data), "model 'm', image for input 'x'")
 
 
@@ -178,7 +178,7 @@ def test_a_compressed_bitmap_is_refused() -> None:
 
 def test_an_old_bitmap_header_is_read() -> None:
     data = b"BM" + bytes(8) + struct.pack("<IIHHHH", 26, 12, 3, 2, 1, 24) + bytes(24)
-    assert read(data) == header.ImageHeader(ImageFormat.BMP, 3, 2)
+    assert read(data) == image_header.ImageHeader(ImageFormat.BMP, 3, 2)
 
 
 @given(st.sampled_from(SIGNATURES), st.binary(max_size=80))
@@ -187,4 +187,4 @@ def test_any_bytes_give_a_header_or_a_refusal(signature, rest) -> None:
         found = read(signature + rest)
     except InvalidRequest:
         return
-    assert 0 < found.width * found.height <= header.MAX_PIXELS
+    assert 0 < found.width * found.height <= image_header.MAX_PIXELS

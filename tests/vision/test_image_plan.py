@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from edge_server.core.model import InputSpec, ModelSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, InvalidRequest
-from edge_server.vision.fit import Color
-from edge_server.vision.plan import IMAGE_TYPES, image_plan
+from edge_server.vision.image_plan import IMAGE_TYPES, image_plan
+from edge_server.vision.resize import Color
 
 COLORS = {"rgb": (0, 1, 2), "bgr": (2, 1, 0)}
 MEAN, STDDEV = (123.0, 117.0, 104.0), (58.0, 57.0, 56.0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge_server.core.frame import ClassScore, Returns
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
-from edge_server.vision.heads.declaration import TRAITS, HeadKind
+from edge_server.vision.heads.output_parameters import TRAITS, HeadKind
 from edge_server.vision.perception import perception_plan
 
 
@@ -194,13 +194,13 @@ def test_outputs_that_carry_no_numbers_are_refused(make_model) -> None:
 
 
 def test_every_head_and_key_stands_in_the_documented_table() -> None:
-    from edge_server.vision.heads import declaration
+    from edge_server.vision.heads import output_parameters
 
-    table = declaration.__doc__
+    table = output_parameters.__doc__
     for kind in HeadKind:
         assert kind in TRAITS
         assert kind.value in table
-    for key in declaration._KEYS:
+    for key in output_parameters._KEYS:
         assert f"| {key} |" in table
 
 

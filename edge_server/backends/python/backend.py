@@ -19,14 +19,14 @@ import logging
 import sys
 from collections.abc import Mapping
 
-from edge_server.backends.base import Backend, ModelFile, OpenJob, RequestSession, Signature
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.python import triton_python_backend_utils
-from edge_server.backends.python.completion import completed
-from edge_server.backends.python.isolated import IsolatedSession
-from edge_server.backends.python.isolated_completion import completed_in_process
+from edge_server.backends.python.auto_complete import completed
+from edge_server.backends.python.isolated_auto_complete import completed_in_process
+from edge_server.backends.python.isolated_session import IsolatedSession
 from edge_server.backends.python.session import PythonSession
-from edge_server.backends.python.threads import PARAMETER, ExecutionThread, execution_thread
-from edge_server.backends.runtime import existing_file
+from edge_server.backends.python.thread_safety import PARAMETER, ExecutionThread, execution_thread
+from edge_server.backends.runtime_library import existing_file
 from edge_server.errors import BadModelConfig
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class PythonBackend(Backend):
         for name in _MODULE_NAMES:
             sys.modules[name] = triton_python_backend_utils
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature | None:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
         existing_file(file, self.default_filename)
         return None
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.python.failures import TritonModelException
+from edge_server.backends.python.error_translation import TritonModelException
 from edge_server.core.tensor import DType
 
 CPU_DEVICE = (1, 0)

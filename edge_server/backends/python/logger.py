@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 
-from edge_server.backends.python.scope import find_host
+from edge_server.backends.python.calling_model import find_host
 
 log = logging.getLogger("edge_server.model")
 

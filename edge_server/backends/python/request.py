@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.base import NOT_ITERATIVE
-from edge_server.backends.python.failures import TritonModelException
-from edge_server.backends.python.plain import plain
-from edge_server.backends.python.response import InferenceResponse, Reply, ResponseSender, checked_parameters
-from edge_server.backends.python.scope import find_host
-from edge_server.backends.python.tensor import Tensor
-from edge_server.core.message import Parameter, Request, SequenceStep
-from edge_server.core.trace import RequestTrace
+from edge_server.backends.python.calling_model import find_host
+from edge_server.backends.python.error_translation import TritonModelException
+from edge_server.backends.python.plain_values import plain
+from edge_server.backends.python.response import InferenceResponse, ResponseSender, ResponseTarget, checked_parameters
+from edge_server.backends.python.tensor import PbTensor
+from edge_server.core.request_response import Parameter, Request, SequenceStep
+from edge_server.core.trace_settings import RequestTrace
 
 if TYPE_CHECKING:
-    from edge_server.backends.python.calls import ResponseIterator
-    from edge_server.backends.python.scope import Host
+    from edge_server.backends.python.bls_calls import ResponseIterator
+    from edge_server.backends.python.calling_model import Host
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -62,7 +62,7 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] | None = None,
+        inputs: Sequence[PbTensor] | None = None,
         requested_output_names: Sequence[str] | None = None,
         model_name: str | None = None,
         model_version: int = -1,
@@ -76,7 +76,7 @@ class InferenceRequest:
             raise TypeError("an InferenceRequest needs inputs, requested_output_names and model_name")
         self._request_id: str = _of(str, request_id, "request_id")
         self._correlation_id = _correlation_id(correlation_id)
-        self._inputs = [_of(Tensor, item, "inputs") for item in inputs]
+        self._inputs = [_of(PbTensor, item, "inputs") for item in inputs]
         self._outputs = tuple(_of(str, name, "requested_output_names") for name in requested_output_names)
         self._model_name: str = _of(str, model_name, "model_name")
         self._model_version: int = _of(int, model_version, "model_version")
@@ -85,14 +85,20 @@ class InferenceRequest:
         self._trace = trace or InferenceTrace()
         self._parameters = checked_parameters(parameters, f"a request to model '{model_name}'")
         self._host = find_host()
-        self._reply: Reply | None = None
+        self._reply: ResponseTarget | None = None
         self._sender: ResponseSender | None = None
         self.comes_again = False
         self.set_flags(flags)
 
     @classmethod
     def received(
-        cls, request: Request, inputs: list[Tensor], outputs: tuple[str, ...], version: int, host: Host, reply: Reply
+        cls,
+        request: Request,
+        inputs: list[PbTensor],
+        outputs: tuple[str, ...],
+        version: int,
+        host: Host,
+        reply: ResponseTarget,
     ) -> InferenceRequest:
         """Return what a model is asked with `request`."""
         mine = cls.__new__(cls)
@@ -107,7 +113,7 @@ class InferenceRequest:
         mine._host, mine._reply, mine._sender, mine.comes_again = host, reply, None, False
         return mine
 
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[PbTensor]:
         return self._inputs
 
     def requested_output_names(self) -> list[str]:
@@ -179,13 +185,13 @@ class InferenceRequest:
 
         What goes wrong is the response's error; nothing is raised.
         """
-        from edge_server.backends.python.calls import call
+        from edge_server.backends.python.bls_calls import call
 
         return call(self, decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
         """Begin at once, and return what to await. Call it in a coroutine."""
-        from edge_server.backends.python.calls import call_later
+        from edge_server.backends.python.bls_calls import call_later
 
         return call_later(self, decoupled)
 
@@ -200,7 +206,7 @@ class InferenceRequest:
         return None if self._model_version < 0 else self._model_version
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> ResponseTarget:
         return self._received()
 
     @property
@@ -226,7 +232,7 @@ class InferenceRequest:
             trace=None if self._trace.core is None else self._trace.core.child(),
         )
 
-    def _received(self) -> Reply:
+    def _received(self) -> ResponseTarget:
         if self._reply is None:
             raise TritonModelException("this request was made by the model, not received; it has nobody to answer")
         return self._reply
@@ -259,17 +265,17 @@ def _correlation_id(value: Any) -> int | str:
     return _in_range(value, "correlation_id", _UINT64_MAX)
 
 
-def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
+def get_input_tensor_by_name(request: InferenceRequest, name: str) -> PbTensor | None:
     """Return the input of that name, None when the request has none."""
     return _named(request.inputs(), name)
 
 
-def get_output_tensor_by_name(response: InferenceResponse, name: str) -> Tensor | None:
+def get_output_tensor_by_name(response: InferenceResponse, name: str) -> PbTensor | None:
     """Return the output of that name, None when the response has none."""
     return _named(response.output_tensors(), name)
 
 
-def _named(tensors: Iterable[Tensor], name: str) -> Tensor | None:
+def _named(tensors: Iterable[PbTensor], name: str) -> PbTensor | None:
     for tensor in tensors:
         if tensor.name() == name:
             return tensor

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edge_server.backends.python.failures import TritonError, TritonModelException
-from edge_server.backends.python.plain import plain
-from edge_server.backends.python.tensor import Tensor
-from edge_server.core.message import NO_PARAMETERS, Parameter
+from edge_server.backends.python.error_translation import TritonError, TritonModelException
+from edge_server.backends.python.plain_values import plain
+from edge_server.backends.python.tensor import PbTensor
+from edge_server.core.request_response import NO_PARAMETERS, Parameter
 
 COMPLETE_FINAL = 1
 """TRITONSERVER_RESPONSE_COMPLETE_FINAL."""
@@ -41,11 +41,11 @@ class InferenceResponse:
     __slots__ = ("_error", "_parameters", "_tensors")
 
     def __init__(
-        self, output_tensors: Iterable[Tensor] = (), error: TritonError | None = None, parameters: Any = None
+        self, output_tensors: Iterable[PbTensor] = (), error: TritonError | None = None, parameters: Any = None
     ) -> None:
         self._tensors = list(output_tensors)
         for tensor in self._tensors:
-            if not isinstance(tensor, Tensor):
+            if not isinstance(tensor, PbTensor):
                 raise TypeError(f"output_tensors: expected Tensor objects, got {type(tensor).__name__}")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"error: expected a TritonError, got {type(error).__name__}")
@@ -54,13 +54,13 @@ class InferenceResponse:
 
     @classmethod
     def received(
-        cls, tensors: Sequence[Tensor], error: TritonError | None, parameters: Mapping[str, Parameter]
+        cls, tensors: Sequence[PbTensor], error: TritonError | None, parameters: Mapping[str, Parameter]
     ) -> InferenceResponse:
         response = cls.__new__(cls)
         response._tensors, response._error, response._parameters = list(tensors), error, parameters
         return response
 
-    def output_tensors(self) -> list[Tensor]:
+    def output_tensors(self) -> list[PbTensor]:
         return self._tensors
 
     def has_error(self) -> bool:
@@ -79,7 +79,7 @@ class InferenceResponse:
         return self._parameters
 
 
-class Reply:
+class ResponseTarget:
     """Where the answers to one request go, until it is closed."""
 
     def __init__(
@@ -154,7 +154,7 @@ class ResponseSender:
 
     __slots__ = ("_reply",)
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ResponseTarget) -> None:
         self._reply = reply
         reply.has_sender = True
 

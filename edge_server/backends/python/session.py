@@ -13,24 +13,24 @@ from concurrent.futures import Future
 from typing import Any
 
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
-from edge_server.backends.python.failures import RAISED, error_of, full_text, let_go, told
-from edge_server.backends.python.loop import ModelLoop
-from edge_server.backends.python.metrics import REGISTRY
+from edge_server.backends.python.calling_model import Batch, Host, current_batch, current_host, enter
+from edge_server.backends.python.coroutine_loop import ModelLoop
+from edge_server.backends.python.custom_metrics import REGISTRY
+from edge_server.backends.python.deadlock_check import WaitGraph
+from edge_server.backends.python.error_translation import RAISED, error_of, full_text, let_go, told
+from edge_server.backends.python.module_loader import ModelModules, threads_of
 from edge_server.backends.python.request import InferenceRequest
-from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, Reply
-from edge_server.backends.python.scope import Batch, Host, current_batch, current_host, enter
-from edge_server.backends.python.source import ModelSource, threads_of
-from edge_server.backends.python.tensor import Tensor
-from edge_server.backends.python.threads import needs_own_thread
-from edge_server.backends.python.waits import Waits
-from edge_server.backends.runtime import file_title, yes_or_no
+from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseTarget
+from edge_server.backends.python.tensor import PbTensor
+from edge_server.backends.python.thread_safety import needs_own_thread
+from edge_server.backends.runtime_library import file_title, yes_or_no
 from edge_server.core.batch import BatchPlan
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, EdgeServerError, LoadError
 
 log = logging.getLogger(__name__)
 
-WAITS: Waits[Host] = Waits()
+WAITS: WaitGraph[Host] = WaitGraph()
 """Who waits for whom in this process."""
 
 HEALTH_LIMIT_S = 5.0
@@ -41,7 +41,7 @@ class PythonSession(RequestSession):
     """Opened and closed on one thread, executed there too unless `threads` finds that it need not be. `waits` None: it
     is the one of a process, where calls that wait for themselves are found elsewhere."""
 
-    def __init__(self, job: OpenJob, waits: Waits[Host] | None = WAITS) -> None:
+    def __init__(self, job: OpenJob, waits: WaitGraph[Host] | None = WAITS) -> None:
         spec = job.spec
         self._spec = spec
         self._version = job.file.version
@@ -49,7 +49,7 @@ class PythonSession(RequestSession):
         self._plan = BatchPlan(spec)
         self._outputs = {item.name: item.dtype for item in spec.outputs}
         self._dropped: set[str] = set()
-        self._source = ModelSource(job.file.path, job.file.model_dir, is_alone=waits is None)
+        self._source = ModelModules(job.file.path, job.file.model_dir, is_alone=waits is None)
         self._host = Host(spec.name, self._source.package, job.server, waits, folder=str(job.file.path.parent))
         self._is_iterative = spec.sequence is not None and spec.sequence.is_iterative
         self._is_read_only = yes_or_no(spec.name, spec.parameters, "read_only_inputs", False)
@@ -184,8 +184,8 @@ class PythonSession(RequestSession):
             if self._is_read_only:
                 array = array.view()
                 array.flags.writeable = False
-            inputs.append(Tensor.received(name, request.inputs[name].dtype, array, is_lent=not self._is_read_only))
-        reply = Reply(
+            inputs.append(PbTensor.received(name, request.inputs[name].dtype, array, is_lent=not self._is_read_only))
+        reply = ResponseTarget(
             lambda response, is_final: self._send(execution, response, is_final),
             lambda text: execution.fail(self._error(execution, text)),
             execution.is_cancelled,
@@ -294,7 +294,9 @@ class PythonSession(RequestSession):
         future = self._loop.start(work)
         future.add_done_callback(end)
 
-    def _fail_all(self, error: BaseException, replies: Sequence[Reply], executions: Sequence[Execution]) -> None:
+    def _fail_all(
+        self, error: BaseException, replies: Sequence[ResponseTarget], executions: Sequence[Execution]
+    ) -> None:
         small: EdgeServerError
         if isinstance(error, EdgeServerError):
             small = error.detached()

@@ -8,9 +8,9 @@ import numpy as np
 
 from edge_server.backends.base import Array
 from edge_server.backends.python import dlpack
-from edge_server.backends.python.failures import TritonModelException
-from edge_server.backends.python.plain import plain
-from edge_server.backends.python.sole import owned
+from edge_server.backends.python.error_translation import TritonModelException
+from edge_server.backends.python.ownership import owned
+from edge_server.backends.python.plain_values import plain
 from edge_server.core.tensor import DType
 from edge_server.core.tensor import Tensor as CoreTensor
 
@@ -18,7 +18,7 @@ _BFLOAT16 = "bfloat16"
 """Name of ml_dtypes' numpy type, which JAX and others use."""
 
 
-class Tensor:
+class PbTensor:
     """A named array. Made by models of any numpy array, without a copy; given to them as the inputs of a request.
 
     A model may write into what `as_numpy` returns, as under Triton. The memory of a request may be shared with other
@@ -49,7 +49,7 @@ class Tensor:
             self._dtype = _unusual(name, array)
 
     @classmethod
-    def received(cls, name: str, dtype: DType, array: Array, *, is_lent: bool) -> Tensor:
+    def received(cls, name: str, dtype: DType, array: Array, *, is_lent: bool) -> PbTensor:
         """Return a tensor of a request or a response. `is_lent`: its memory may be read only."""
         tensor = cls.__new__(cls)
         tensor._name, tensor._dtype, tensor._array, tensor._is_lent = name, dtype, array, is_lent
@@ -57,7 +57,7 @@ class Tensor:
         return tensor
 
     @classmethod
-    def from_dlpack(cls, name: str, source: Any) -> Tensor:
+    def from_dlpack(cls, name: str, source: Any) -> PbTensor:
         """Return a tensor over the memory of a DLPack capsule, or of an object that has `__dlpack__`."""
         if isinstance(source, np.ndarray):
             return cls(name, source)

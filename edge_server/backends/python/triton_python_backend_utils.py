@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.python.calls import ResponseIterator, is_model_ready, load_model, unload_model
-from edge_server.backends.python.failures import TritonError, TritonErrorCode, TritonModelException
+from edge_server.backends.python.bls_calls import ResponseIterator, is_model_ready, load_model, unload_model
+from edge_server.backends.python.calling_model import get_model_dir
+from edge_server.backends.python.custom_metrics import Metric, MetricFamily
+from edge_server.backends.python.custom_metrics import PbMetricKind as MetricKind
+from edge_server.backends.python.error_translation import TritonError, TritonErrorCode, TritonModelException
 from edge_server.backends.python.logger import Logger, LogLevel
-from edge_server.backends.python.metrics import Kind as MetricKind
-from edge_server.backends.python.metrics import Metric, MetricFamily
 from edge_server.backends.python.model_config import ModelConfig
 from edge_server.backends.python.request import (
     RELEASE_ALL,
@@ -27,8 +28,7 @@ from edge_server.backends.python.request import (
     get_output_tensor_by_name,
 )
 from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseSender
-from edge_server.backends.python.scope import get_model_dir
-from edge_server.backends.python.tensor import Tensor
+from edge_server.backends.python.tensor import PbTensor as Tensor
 from edge_server.core.tensor import BY_CONFIG_NAME, DType
 
 __all__ = [

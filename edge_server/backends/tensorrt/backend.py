@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends import onnx_file
-from edge_server.backends.base import Backend, ModelFile, OpenJob, SessionInfo, Signature
-from edge_server.backends.runtime import (
+from edge_server.backends import onnx_file_info
+from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
+from edge_server.backends.runtime_library import (
     SharedModels,
     existing_file,
     file_title,
@@ -29,14 +29,14 @@ from edge_server.backends.runtime import (
     load_error,
     words,
 )
-from edge_server.backends.tensorrt import cuda
-from edge_server.backends.tensorrt.adapter import EngineFault, load_library
-from edge_server.backends.tensorrt.graphs import captured_sizes
-from edge_server.backends.tensorrt.order import order_of, plugin_path
-from edge_server.backends.tensorrt.session import TensorRTSession, Terms
-from edge_server.core.engine import EngineFile, Profile
-from edge_server.core.model import InputSpec, ModelSpec, OutputSpec
+from edge_server.backends.tensorrt import cuda_driver
+from edge_server.backends.tensorrt.cuda_graph_sizes import captured_sizes
+from edge_server.backends.tensorrt.engine_options import order_of, plugin_path
+from edge_server.backends.tensorrt.library_adapter import EngineFault, load_library
+from edge_server.backends.tensorrt.session import EngineUse, TensorRTSession
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import EngineFile, Profile
 from edge_server.errors import LoadError, OutOfMemory
 
 _TYPES = {
@@ -68,12 +68,12 @@ class TensorRTBackend(Backend):
         self._library = load_library(name)
         self._shared: SharedModels[Any] = SharedModels()
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         path = existing_file(file, self.default_filename)
         if path.suffix.lower() == ".onnx":
             return _of_onnx(file, path)
         _require_gpu(file)
-        context = cuda.driver().retain(0)
+        context = cuda_driver.driver().retain(0)
         try:
             with context.current():
                 return self._of_plan(file, path)
@@ -100,7 +100,7 @@ class TensorRTBackend(Backend):
             raise
 
     def file_for(self, cc_filenames: Mapping[str, str]) -> str:
-        devices = cuda.devices() if cc_filenames else ()
+        devices = cuda_driver.devices() if cc_filenames else ()
         return cc_filenames.get(devices[0].capability_text, "") if devices else ""
 
     def _engine(self, job: OpenJob, device_id: int) -> tuple[EngineFile, str]:
@@ -112,7 +112,7 @@ class TensorRTBackend(Backend):
                 f"model '{job.spec.name}' version {job.file.version}: there is no {self.name} engine yet that matches "
                 "its file, this box and the installed version"
             )
-        written = onnx_file.arithmetic(job.file.path) if order.precision == "fp32" else None
+        written = onnx_file_info.arithmetic(job.file.path) if order.precision == "fp32" else None
         return found, written or _OF_ENGINE[order.precision]
 
     def _open_plan(self, job: OpenJob, path: Path, precision: str, digest: str) -> TensorRTSession:
@@ -120,13 +120,13 @@ class TensorRTBackend(Backend):
         key: Hashable = (fingerprint(path), job.device_id)
         plugins = _plugins(job)
         failure: LoadError
-        context: cuda.Context | None = None
+        context: cuda_driver.Context | None = None
         try:
             sizes = captured_sizes(job.spec)
-            device = cuda.devices()[job.device_id]
+            device = cuda_driver.devices()[job.device_id]
             # What the configuration may have wrong comes before what would have to be given back then.
             terms = _terms(job, sizes, is_mapped=device.is_integrated, is_plan=not digest)
-            context = cuda.driver().retain(job.device_id)
+            context = cuda_driver.driver().retain(job.device_id)
             with context.current():
                 self._library.load_plugins(plugins)
                 engine = self._shared.take(key, partial(self._deserialise, path))
@@ -140,20 +140,20 @@ class TensorRTBackend(Backend):
                 return TensorRTSession(
                     self._library, engine, context, terms, info, partial(self._shared.give_back, key)
                 )
-        except cuda.CudaFault as error:
+        except cuda_driver.CudaFault as error:
             kind = OutOfMemory if error.is_out_of_memory else LoadError
             failure = kind(f"{file_title(job.file)}: CUDA: {words(error)}")
         except (EngineFault, RuntimeError, TypeError, ValueError, OSError) as error:
             failure = load_error(job.file, self.name, error)
         if context is not None:
-            with contextlib.suppress(cuda.CudaFault):
+            with contextlib.suppress(cuda_driver.CudaFault):
                 context.close()
         raise failure
 
     def _deserialise(self, path: Path) -> Any:
         return self._library.deserialise(path.read_bytes())
 
-    def _of_plan(self, file: ModelFile, path: Path) -> Signature:
+    def _of_plan(self, file: ModelFile, path: Path) -> ModelSignature:
         """Return what a plan says of itself. Within the context."""
         failure: LoadError
         try:
@@ -174,27 +174,27 @@ class TensorRTBackend(Backend):
                 [item for item in outputs if not item.is_shape_tensor],
             ) and all(len(item.shape) == 1 and item.shape[0] > 1 for item in tensors if item.is_on_host)
             values = self._library.value_profiles(engine, given)
-            return Signature(inputs, outputs, can_batch, _most_rows(profiles, values) if can_batch else None)
-        except (EngineFault, cuda.CudaFault, RuntimeError, TypeError, ValueError, OSError) as error:
+            return ModelSignature(inputs, outputs, can_batch, _most_rows(profiles, values) if can_batch else None)
+        except (EngineFault, cuda_driver.CudaFault, RuntimeError, TypeError, ValueError, OSError) as error:
             failure = load_error(file, self.name, error)
         raise failure
 
 
 def _require_gpu(file: ModelFile, device_id: int = 0) -> None:
-    reason = cuda.missing()
+    reason = cuda_driver.missing()
     if reason:
         raise LoadError(f"{file_title(file)}: it needs a GPU: {reason}")
-    count = len(cuda.devices())
+    count = len(cuda_driver.devices())
     if device_id >= count:
         # CUDA_VISIBLE_DEVICES hides some of the box's from CUDA alone.
         raise LoadError(f"{file_title(file)}: it needs GPU {device_id}, but CUDA shows {count} to this process")
 
 
-def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bool) -> Terms:
+def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bool) -> EngineUse:
     spec = job.spec
     # Of an engine that was built from an ONNX file the configuration alone tells: its outputs may lie on the GPU.
     is_told = is_plan and spec.max_batch_size > 0
-    return Terms(
+    return EngineUse(
         model=spec.name,
         has_rows=spec.max_batch_size > 0,
         dtypes={item.name: item.dtype for item in spec.inputs} | {item.name: item.dtype for item in spec.outputs},
@@ -232,9 +232,9 @@ def _plugins(job: OpenJob) -> tuple[str, ...]:
     return tuple(str(plugin_path(job.spec.name, job.file, name)) for name in names)
 
 
-def _as_text(terms: Terms, device: cuda.Device, digest: str) -> dict[str, str]:
+def _as_text(terms: EngineUse, device: cuda_driver.CudaDevice, digest: str) -> dict[str, str]:
     text = {
-        "cuda": cuda.driver().way,
+        "cuda": cuda_driver.driver().way,
         "gpu": f"{device.name} ({device.capability_text})",
         "memory": "mapped" if terms.is_mapped else "page-locked",
     }
@@ -245,19 +245,19 @@ def _as_text(terms: Terms, device: cuda.Device, digest: str) -> dict[str, str]:
     return text
 
 
-def _of_onnx(file: ModelFile, path: Path) -> Signature:
+def _of_onnx(file: ModelFile, path: Path) -> ModelSignature:
     failure: LoadError
     try:
-        given, made = onnx_file.declared(path)
+        given, made = onnx_file_info.declared(path)
         inputs = tuple(InputSpec(*_declared(file, item)) for item in given)
         outputs = tuple(OutputSpec(*_declared(file, item)) for item in made)
-        return Signature(inputs, outputs, is_batchable(inputs, outputs))
+        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
     except (ValueError, OSError) as error:
         failure = load_error(file, "the reader of ONNX files", error)
     raise failure
 
 
-def _declared(file: ModelFile, item: onnx_file.Declared) -> tuple[str, DType, tuple[int, ...]]:
+def _declared(file: ModelFile, item: onnx_file_info.GraphTensor) -> tuple[str, DType, tuple[int, ...]]:
     if item.element not in _TYPES:
         raise LoadError(f"{file_title(file)}: tensor '{item.name}' is of a kind that requests cannot carry")
     if item.dims is None:

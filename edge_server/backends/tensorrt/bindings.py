@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edge_server.backends.tensorrt.adapter import EngineFault, Library, TensorInfo
-from edge_server.backends.tensorrt.buffers import Grower, Slot
-from edge_server.backends.tensorrt.cuda import Context
-from edge_server.core.engine import Shape
+from edge_server.backends.tensorrt.buffers import Grower, TensorBuffer
+from edge_server.backends.tensorrt.cuda_driver import Context
+from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
+from edge_server.core.tensorrt_engine import Shape
 
 
 class Bindings:
@@ -17,7 +17,7 @@ class Bindings:
     def __init__(self, tensors: Sequence[TensorInfo], context: Context, *, is_mapped: bool) -> None:
         self.inputs = {item.name: item for item in tensors if item.is_input}
         self.outputs = {item.name: item for item in tensors if not item.is_input}
-        self.slots = {item.name: Slot(item, context, is_mapped=is_mapped) for item in tensors}
+        self.slots = {item.name: TensorBuffer(item, context, is_mapped=is_mapped) for item in tensors}
         self.growers: dict[str, tuple[Grower, Any]] = {}
 
     @property
@@ -25,7 +25,7 @@ class Bindings:
         """Whether any tensor is one of values that are shapes, which TensorRT reads on the host."""
         return any(item.is_on_host for item in (*self.inputs.values(), *self.outputs.values()))
 
-    def grow_the_rest(self, library: Library) -> None:
+    def grow_the_rest(self, library: TensorRTLibrary) -> None:
         """Give an allocator to the outputs that have no memory yet: their size is told by the run."""
         for name, item in self.outputs.items():
             if self.slots[name].address == 0 and not item.is_on_host:
@@ -45,12 +45,12 @@ class Bindings:
         self.slots.clear()
 
 
-class Lane:
+class ExecutionLane:
     """An execution context on the instance's stream, in one state: its profile, its shapes, its addresses."""
 
     def __init__(
         self,
-        library: Library,
+        library: TensorRTLibrary,
         engine: Any,
         bindings: Bindings,
         stream: int,

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.tensorrt.adapter import TensorInfo
-from edge_server.backends.tensorrt.cuda import Context, HostBlock
-from edge_server.core.device import DeviceArray, DevicePiece
+from edge_server.backends.tensorrt.cuda_driver import Context, HostBlock
+from edge_server.backends.tensorrt.library_adapter import TensorInfo
+from edge_server.core.device_tensor import DeviceArray, DevicePiece
 from edge_server.core.tensor import DType
 
 _ALIGNMENT = 256
 """IExecutionContext::setTensorAddress: what addresses have to be multiples of. Others are copied on the device."""
 
 
-class Slot:
+class TensorBuffer:
     """The memory of one tensor. Used within its context, by one thread at a time.
 
     `address` is where TensorRT finds the tensor: on the host for values that shapes depend on.
@@ -166,7 +166,7 @@ class Grower:
     and `fault` says why.
     """
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: TensorBuffer) -> None:
         self.slot = slot
         self.shape: tuple[int, ...] = ()
         self.fault: Exception | None = None

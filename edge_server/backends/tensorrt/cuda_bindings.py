@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.tensorrt.cuda import Context, CudaFault, Device, HostBlock
+from edge_server.backends.tensorrt.cuda_driver import Context, CudaDevice, CudaFault, HostBlock
 
 _NON_BLOCKING = 1
 _PORTABLE, _DEVICE_MAP = 1, 2
@@ -20,7 +20,7 @@ def make(library: str) -> BindingsCuda:
     return BindingsCuda()
 
 
-class Calls:
+class CudaPythonCalls:
     """The driver's functions, which return their CUresult first."""
 
     def __init__(self) -> None:
@@ -41,16 +41,16 @@ class BindingsCuda:
     way = "cuda-python"
 
     def __init__(self) -> None:
-        self._calls = Calls()
+        self._calls = CudaPythonCalls()
 
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[CudaDevice, ...]:
         return tuple(self._device(number) for number in range(self._calls.call("cuDeviceGetCount")))
 
     def retain(self, device_id: int) -> Context:
         handle = self._calls.call("cuDeviceGet", device_id)
         return BindingsContext(self._calls, handle, self._calls.call("cuDevicePrimaryCtxRetain", handle))
 
-    def _device(self, number: int) -> Device:
+    def _device(self, number: int) -> CudaDevice:
         call = self._calls.call
         handle = call("cuDeviceGet", number)
         kinds = self._calls.driver.CUdevice_attribute
@@ -58,13 +58,13 @@ class BindingsCuda:
         major = call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle)
         minor = call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle)
         is_integrated = call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_INTEGRATED, handle)
-        return Device(name, (int(major), int(minor)), int(call("cuDeviceTotalMem", handle)), bool(is_integrated))
+        return CudaDevice(name, (int(major), int(minor)), int(call("cuDeviceTotalMem", handle)), bool(is_integrated))
 
 
 class BindingsContext:
     """See cuda.Context."""
 
-    def __init__(self, calls: Calls, device: Any, handle: Any) -> None:
+    def __init__(self, calls: CudaPythonCalls, device: Any, handle: Any) -> None:
         self._call = calls.call
         self._driver = calls.driver
         self._device = device

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from edge_server.backends.tensorrt.cuda import Context, CudaFault, Device, HostBlock
+from edge_server.backends.tensorrt.cuda_driver import Context, CudaDevice, CudaFault, HostBlock
 
 _MAJOR, _MINOR, _INTEGRATED = 75, 76, 18
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR, ..._INTEGRATED."""
@@ -47,7 +47,7 @@ def make(library: str) -> CtypesCuda:
     return CtypesCuda(library)
 
 
-class Calls:
+class CtypesCalls:
     """The driver's functions. `call` raises CudaFault with the driver's own words."""
 
     def __init__(self, library: str) -> None:
@@ -79,9 +79,9 @@ class CtypesCuda:
     way = "ctypes"
 
     def __init__(self, library: str) -> None:
-        self._calls = Calls(library)
+        self._calls = CtypesCalls(library)
 
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[CudaDevice, ...]:
         count = ctypes.c_int()
         self._calls.call("cuDeviceGetCount", ctypes.byref(count))
         return tuple(self._device(self._handle(number)) for number in range(count.value))
@@ -97,14 +97,14 @@ class CtypesCuda:
         self._calls.call("cuDeviceGet", ctypes.byref(handle), device_id)
         return handle
 
-    def _device(self, handle: ctypes.c_int) -> Device:
+    def _device(self, handle: ctypes.c_int) -> CudaDevice:
         name = ctypes.create_string_buffer(256)
         self._calls.call("cuDeviceGetName", name, 256, handle)
         total = _SIZE()
         self._calls.call("cuDeviceTotalMem_v2", ctypes.byref(total), handle)
         capability = (self._attribute(_MAJOR, handle), self._attribute(_MINOR, handle))
         is_integrated = bool(self._attribute(_INTEGRATED, handle))
-        return Device(name.value.decode(errors="replace"), capability, total.value, is_integrated)
+        return CudaDevice(name.value.decode(errors="replace"), capability, total.value, is_integrated)
 
     def _attribute(self, number: int, handle: ctypes.c_int) -> int:
         value = ctypes.c_int()
@@ -115,7 +115,7 @@ class CtypesCuda:
 class CtypesContext:
     """See cuda.Context."""
 
-    def __init__(self, calls: Calls, device: ctypes.c_int, handle: int) -> None:
+    def __init__(self, calls: CtypesCalls, device: ctypes.c_int, handle: int) -> None:
         self._call = calls.call
         self._device = device
         self._handle = handle

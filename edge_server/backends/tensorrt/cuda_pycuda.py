@@ -7,8 +7,8 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from edge_server.backends.tensorrt.cuda import Context, CudaFault, HostBlock
-from edge_server.backends.tensorrt.cuda_ctypes import Calls, CtypesContext, CtypesCuda
+from edge_server.backends.tensorrt.cuda_ctypes import CtypesCalls, CtypesContext, CtypesCuda
+from edge_server.backends.tensorrt.cuda_driver import Context, CudaFault, HostBlock
 from edge_server.core.gpu_fault import classify
 from edge_server.errors import BackendError
 
@@ -52,7 +52,7 @@ class PycudaCuda(CtypesCuda):
 class PycudaContext(CtypesContext):
     """See cuda.Context. Keeps pycuda's objects, which free what they hold when they are dropped."""
 
-    def __init__(self, calls: Calls, pycuda: Any, device: Any, context: Any) -> None:
+    def __init__(self, calls: CtypesCalls, pycuda: Any, device: Any, context: Any) -> None:
         super().__init__(calls, device, 0)
         self._pycuda = pycuda
         self._context = context

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_server.backends.base import Array
-from edge_server.backends.tensorrt.adapter import EngineFault, Library, TensorInfo
-from edge_server.backends.tensorrt.profiles import choose, misfit
-from edge_server.backends.tensorrt.values import values_of
-from edge_server.core.device import DeviceArray
-from edge_server.core.engine import Profile, Shape
+from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
+from edge_server.backends.tensorrt.optimization_profiles import choose, misfit
+from edge_server.backends.tensorrt.shape_tensors import values_of
+from edge_server.core.device_tensor import DeviceArray
+from edge_server.core.tensorrt_engine import Profile, Shape
 
 
 class EngineProfiles:
     """By number, each a Profile. `allowed` are numbers of profiles, () for all."""
 
-    def __init__(self, library: Library, engine: Any, inputs: tuple[TensorInfo, ...], allowed: tuple[int, ...]) -> None:
+    def __init__(
+        self, library: TensorRTLibrary, engine: Any, inputs: tuple[TensorInfo, ...], allowed: tuple[int, ...]
+    ) -> None:
         self._shapes: tuple[Profile, ...] = library.profiles(engine, inputs)
         self._of_values = tuple(item.name for item in inputs if item.is_on_host)
         self._choices = self._shapes

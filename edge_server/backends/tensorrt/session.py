@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.runtime import words
-from edge_server.backends.tensorrt.adapter import EngineFault, Library, TensorInfo
-from edge_server.backends.tensorrt.bindings import Bindings, Lane
-from edge_server.backends.tensorrt.cuda import Context, CudaFault
+from edge_server.backends.runtime_library import words
+from edge_server.backends.tensorrt.bindings import Bindings, ExecutionLane
+from edge_server.backends.tensorrt.cuda_driver import Context, CudaFault
+from edge_server.backends.tensorrt.cuda_graphs import CudaGraphs
 from edge_server.backends.tensorrt.engine_profiles import EngineProfiles
-from edge_server.backends.tensorrt.recordings import Recordings
-from edge_server.backends.tensorrt.values import check_marks
-from edge_server.core.device import DeviceArray, DevicePiece
-from edge_server.core.engine import Shape
+from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
+from edge_server.backends.tensorrt.shape_tensors import check_marks
+from edge_server.core.device_tensor import DeviceArray, DevicePiece
 from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import Shape
 from edge_server.errors import BackendError, EdgeServerError, OutOfMemory, SessionLost
-from edge_server.records import dataclass
 
 _FAULTS = (EngineFault, CudaFault, RuntimeError, TypeError, ValueError, OverflowError)
 """What TensorRT, its bindings and the driver raise."""
@@ -28,7 +27,7 @@ _NOWHERE: Mapping[str, DevicePiece] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class EngineUse:
     """How an engine is used. `dtypes` are those that requests and answers have, by tensor's name, where they may differ
     from the engine's (TensorRT before 10 has no 64-bit integers). `shape_tensors` says by tensor's name whether it must
     be one of values that are shapes; what is not in there may be either. `allowed` are numbers of profiles, () for all.
@@ -49,10 +48,10 @@ class TensorRTSession(Session):
 
     def __init__(
         self,
-        library: Library,
+        library: TensorRTLibrary,
         engine: Any,
         context: Context,
-        terms: Terms,
+        terms: EngineUse,
         info: SessionInfo,
         release: Callable[[], None],
     ) -> None:
@@ -73,8 +72,8 @@ class TensorRTSession(Session):
             release()
             raise
         self._inputs, self._outputs, self._slots = self._bindings.inputs, self._bindings.outputs, self._bindings.slots
-        self._plain: Lane | None = None
-        self._recordings: Recordings | None = None
+        self._plain: ExecutionLane | None = None
+        self._recordings: CudaGraphs | None = None
         """None where each run is launched kernel by kernel."""
         self._stream = 0
         self._engine: Any = engine
@@ -92,7 +91,7 @@ class TensorRTSession(Session):
         check_marks(tensors, self._terms.shape_tensors)
         self._stream = self._context.make_stream()
         recordings = self._make_recordings()
-        plain = self._plain = Lane(
+        plain = self._plain = ExecutionLane(
             self._library, self._engine, self._bindings, self._stream, len(self._profiles),
             has_own_memory=recordings is None,
         )  # fmt: skip
@@ -104,16 +103,16 @@ class TensorRTSession(Session):
             for rows in self._terms.graph_sizes:
                 recordings.record(self._engine, self._stream, rows)
 
-    def _make_recordings(self) -> Recordings | None:
+    def _make_recordings(self) -> CudaGraphs | None:
         terms = self._terms
         if not terms.graph_sizes:
             return None
-        recordings = Recordings(self._library, self._context, self._bindings, self._profiles, has_rows=terms.has_rows)
+        recordings = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=terms.has_rows)
         if recordings.are_possible():
             self._recordings = recordings
         return self._recordings
 
-    def _make_room(self, plain: Lane) -> None:
+    def _make_room(self, plain: ExecutionLane) -> None:
         """Have memory for the largest shapes, so that addresses stay: recordings hold them. Outputs whose size depends
         on the data get an allocator."""
         for number in self._profiles.allowed:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.cli.sources.pattern import bounce
-from edge_server.cli.sources.source import Shot, opencv
+from edge_server.cli.sources.source_interface import SourcePicture, opencv
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,10 +33,10 @@ class Demo:
         self._next = 0
         self.title = f"moving portrait {SIZE[0]}x{SIZE[1]}"
 
-    def read(self) -> Shot | None:
+    def read(self) -> SourcePicture | None:
         number, self._next = self._next, self._next + 1
         left, top = bounce(number * 2, _ROOM[0]), bounce(number, _ROOM[1])
-        return Shot(self._picture[top : top + SIZE[1], left : left + SIZE[0]].copy())
+        return SourcePicture(self._picture[top : top + SIZE[1], left : left + SIZE[0]].copy())
 
     def rewind(self) -> None:
         self._next = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edge_server.cli.sources.source import Shot, SourceError
+from edge_server.cli.sources.source_interface import SourceError, SourcePicture
 
 FORMATS = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 """Ending of a file -> its format in a CompressedImage."""
 
 
-class Folder:
+class PictureFolder:
     """The JPEG and PNG files of one folder, by name, with numbers in names counted as numbers."""
 
     is_live = False
@@ -29,13 +29,13 @@ class Folder:
         self.length = len(found)
         self.title = f"{path} with {len(found)} picture{'s' if len(found) > 1 else ''}"
 
-    def read(self) -> Shot | None:
+    def read(self) -> SourcePicture | None:
         if self._next == len(self._paths):
             return None
         path = self._paths[self._next]
         self._next += 1
         try:
-            return Shot(file=path.read_bytes(), format=FORMATS[path.suffix.lower()], name=path.name)
+            return SourcePicture(file=path.read_bytes(), format=FORMATS[path.suffix.lower()], name=path.name)
         except OSError as error:
             raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.cli.sources.source import Shot
+from edge_server.cli.sources.source_interface import SourcePicture
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,9 +49,9 @@ class Pattern:
         self._next = 0
         self.title = f"test pattern {self._width}x{self._height}"
 
-    def read(self) -> Shot | None:
+    def read(self) -> SourcePicture | None:
         number, self._next = self._next, self._next + 1
-        return Shot(self.draw(number))
+        return SourcePicture(self.draw(number))
 
     def rewind(self) -> None:
         self._next = 0

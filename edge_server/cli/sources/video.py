@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from edge_server.cli.sources.source import Shot, SourceError, opencv
+from edge_server.cli.sources.source_interface import SourceError, SourcePicture, opencv
 
 _LONGEST_VIDEO = 1 << 40
 """Files without an index make OpenCV say astonishing numbers of frames; they have no known length."""
@@ -36,14 +36,14 @@ class VideoFile:
             raise SourceError(f"{self._path}: expected a video, given a file that OpenCV cannot open as one")
         return capture
 
-    def read(self) -> Shot | None:
+    def read(self) -> SourcePicture | None:
         is_read, pixels = self._capture.read()
         if not is_read:
             if self._read == 0:
                 raise SourceError(f"{self._path}: no picture in it can be decoded")
             return None
         self._read += 1
-        return Shot(pixels)
+        return SourcePicture(pixels)
 
     def rewind(self) -> None:
         # Opened anew: seeking to the first frame is inexact in files whose first picture is no key frame.
@@ -55,7 +55,7 @@ class VideoFile:
         self._capture.release()
 
 
-class Camera:
+class VideoCamera:
     """A camera of this machine, by its device file (Video4Linux)."""
 
     is_live = True
@@ -80,11 +80,11 @@ class Camera:
         width, height = (int(self._capture.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
         self.title = f"{path} {width}x{height}"
 
-    def read(self) -> Shot | None:
+    def read(self) -> SourcePicture | None:
         is_read, pixels = self._capture.read()
         if not is_read:
             raise SourceError(f"{self._path}: the camera gives no picture any more")
-        return Shot(pixels)
+        return SourcePicture(pixels)
 
     def rewind(self) -> None:
         raise SourceError(f"{self._path}: a camera cannot begin again")

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 
-class Recent:
+class RecentValues:
     """Values of the last `span_s` seconds. The clock is passed in and never goes back."""
 
     def __init__(self, span_s: float) -> None:
@@ -47,7 +47,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
 
 
-class Spread:
+class Percentiles:
     """Percentiles of any number of positive values in little memory: each is kept to within a hundredth of itself.
 
     The largest is exact.
@@ -78,7 +78,7 @@ class Spread:
         return math.nan
 
     @classmethod
-    def joined(cls, spreads: Iterable[Spread]) -> Spread:
+    def joined(cls, spreads: Iterable[Percentiles]) -> Percentiles:
         """Return one of all the values."""
         whole = cls()
         for one in spreads:

@@ -6,17 +6,17 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from edge_server.cli.sources.source import Source
-from edge_server.cli.streaming.board import View, draw, plain_line, summary
-from edge_server.cli.streaming.camera import Camera
-from edge_server.cli.streaming.feed import Feeder, Feeding
-from edge_server.cli.streaming.lines import JsonLines
-from edge_server.cli.streaming.screen import Screen
-from edge_server.cli.streaming.tally import Figures, Tally
-from edge_server.cli.streaming.words import REASONS, result_in_words
-from edge_server.records import dataclass
+from edge_server.cli.sources.source_interface import Source
+from edge_server.cli.streaming.frame_counts import FrameCounts, StreamFigures
+from edge_server.cli.streaming.json_lines import JsonLines
+from edge_server.cli.streaming.live_table import TableView, draw, plain_line, summary
+from edge_server.cli.streaming.result_text import REASONS, result_in_words
+from edge_server.cli.streaming.source_thread import SourceSettings, SourceThread
+from edge_server.cli.streaming.stream_sender import StreamSender
+from edge_server.cli.streaming.terminal import Screen
 
 _REDRAW_S = 0.2
 _PLAIN_S = 2.0
@@ -30,19 +30,21 @@ _WORTH_TELLING = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RunSettings:
     """What does not change while a run goes on."""
 
     model: str
     address: str
     source: Source
-    feeding: Feeding
+    feeding: SourceSettings
 
 
-class Run:
+class StreamRun:
     """Goes on until the source ends, every stream has failed, or `interrupt` is called."""
 
-    def __init__(self, setting: Setting, cameras: Sequence[Camera], screen: Screen, lines: JsonLines | None) -> None:
+    def __init__(
+        self, setting: RunSettings, cameras: Sequence[StreamSender], screen: Screen, lines: JsonLines | None
+    ) -> None:
         self._setting = setting
         self._cameras = cameras
         self._screen = screen
@@ -50,7 +52,7 @@ class Run:
         self._began = time.monotonic()
         self._next_plain = self._began + _PLAIN_S
         self._interrupts = 0
-        self._feeder = Feeder(setting.source, cameras, setting.feeding)
+        self._feeder = SourceThread(setting.source, cameras, setting.feeding)
 
     def interrupt(self) -> None:
         """End the source; called again, end everything. Safe in a signal handler."""
@@ -105,14 +107,14 @@ class Run:
             for camera, figures in zip(self._cameras, self._recent(now), strict=False):
                 self._screen.say(plain_line(figures, _latest(camera), now - self._began))
 
-    def _view(self) -> View:
+    def _view(self) -> TableView:
         now = time.monotonic()
         feeding, source = self._setting.feeding, self._setting.source
         limits = (0 if feeding.has_loop else source.length, feeding.most_frames)
         length = min((limit for limit in limits if limit), default=0)
         given, passed_s = self._feeder.given, now - self._began
         eta_s = passed_s * (length - given) / given if length and given else math.nan
-        return View(
+        return TableView(
             title=self._title(),
             rows=self._recent(now),
             latest=[(camera.name, _latest(camera)) for camera in self._cameras],
@@ -132,10 +134,14 @@ class Run:
         fps = self._setting.feeding.fps
         return f"{what}; {self._setting.source.title}" + (f", {fps:g} fps" if fps else "")
 
-    def _recent(self, now: float) -> list[Figures]:
-        return self._figures(lambda tally: tally.recent(now), lambda tallies: Tally.recent_of_all(tallies, "all", now))
+    def _recent(self, now: float) -> list[StreamFigures]:
+        return self._figures(
+            lambda tally: tally.recent(now), lambda tallies: FrameCounts.recent_of_all(tallies, "all", now)
+        )
 
-    def _figures(self, one: Callable[[Tally], Figures], several: Callable[[Sequence[Tally]], Figures]) -> list[Figures]:
+    def _figures(
+        self, one: Callable[[FrameCounts], StreamFigures], several: Callable[[Sequence[FrameCounts]], StreamFigures]
+    ) -> list[StreamFigures]:
         """Return the figures of each stream, and those of all last where there are several."""
         with contextlib.ExitStack() as locks:
             for camera in self._cameras:
@@ -160,7 +166,7 @@ class Run:
         return notes
 
     def _conclude(self) -> int:
-        rows = self._figures(Tally.whole, lambda tallies: Tally.whole_of_all(tallies, "all"))
+        rows = self._figures(FrameCounts.whole, lambda tallies: FrameCounts.whole_of_all(tallies, "all"))
         if self._lines is not None:
             self._lines.write(_summary_as_json(rows))
         say = self._screen.say
@@ -174,7 +180,7 @@ class Run:
             say(line)
         return 1 if problems else 0
 
-    def _problems(self, figures: Figures) -> list[str]:
+    def _problems(self, figures: StreamFigures) -> list[str]:
         """Return in words what did not go well."""
         found = [f"{camera.name}: {camera.failure}" for camera in self._cameras if camera.failure is not None]
         found += [str(self._feeder.error)] if self._feeder.error is not None else []
@@ -199,7 +205,7 @@ class Run:
         return errors[-1] if errors else ""
 
 
-def _latest(camera: Camera) -> str:
+def _latest(camera: StreamSender) -> str:
     if camera.failure is not None:
         return f"ended: {camera.failure}"
     if camera.opened is None:
@@ -207,7 +213,7 @@ def _latest(camera: Camera) -> str:
     return result_in_words(camera.latest) if camera.latest is not None else "no result yet"
 
 
-def _summary_as_json(rows: Sequence[Figures]) -> dict[str, Any]:
+def _summary_as_json(rows: Sequence[StreamFigures]) -> dict[str, Any]:
     streams = rows[:-1] if len(rows) > 1 else rows
     return {
         "kind": "summary",
@@ -216,7 +222,7 @@ def _summary_as_json(rows: Sequence[Figures]) -> dict[str, Any]:
     }
 
 
-def _figures_as_json(figures: Figures) -> dict[str, Any]:
+def _figures_as_json(figures: StreamFigures) -> dict[str, Any]:
     ages = {"p50": figures.age_p50_s, "p99": figures.age_p99_s, "max": figures.age_largest_s}
     return {
         "offered": figures.offered,

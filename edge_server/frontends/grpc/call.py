@@ -1,6 +1,7 @@
 """The interface between a transport and the RPCs that it carries, and the mapping of errors to gRPC statuses.
 
-A transport (over_http2.py, over_grpcio.py) makes a `Call` for each RPC and opens the method's `Side` with it. The side
+A transport (over_http2.py, over_grpcio.py) makes a `RpcCall` for each RPC and opens the method's `CallHandler` with
+it. The side
 takes the call's events and acts by the call's methods. Messages are whole and uncompressed on both sides of the line.
 """
 
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from edge_server.errors import EdgeServerError, ServingFault, Throttled, TooLate
+from edge_server.errors import DeadlineTooShort, EdgeServerError, ServingFault, Throttled
 from edge_server.frontends.status import GrpcStatus, grpc_status
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 """Pairs of a name in lower case and a value: bytes for names that end with "-bin", else text."""
 
 
-class Ending(NamedTuple):
+class CallStatus(NamedTuple):
     """The status with which a call ends."""
 
     code: GrpcStatus = GrpcStatus.OK
@@ -44,10 +45,10 @@ class Ending(NamedTuple):
     trailers: Sequence[tuple[str, str]] = ()
 
 
-OK = Ending()
+OK = CallStatus()
 
 
-class Call(Protocol):
+class RpcCall(Protocol):
     """One RPC, made by a transport. Methods may be called from any thread; after the end they do nothing.
 
     `deadline_ns` is of time.monotonic_ns, 0 for none; the transport itself ends the call then. `hold_us` is for how
@@ -67,34 +68,37 @@ class Call(Protocol):
     def answer(self, message: Pieces) -> None:
         """Send the only message of a unary call, and the status OK."""
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: CallStatus) -> None:
         """Send the status, after what `send` was given before."""
 
     def wake(self) -> None:
-        """Have `Side.on_woken` called soon, by the transport. Returns at once; locks may be held."""
+        """Have `CallHandler.on_woken` called soon, by the transport. Returns at once; locks may be held."""
 
     def receive(self) -> None:
         """Ask for the next message of a stream. The first one comes unasked."""
 
     def send(self, message: Pieces) -> bool:
-        """Send a message of a stream. Return whether the next may be given at once; else `Side.on_sent` says when."""
+        """Send a message of a stream. Return whether the next may be given at once.
+
+        If not, `CallHandler.on_sent` says when.
+        """
 
 
-class Side(Protocol):
+class CallHandler(Protocol):
     """Takes the events of a call. Messages come one at a time, the other events may come meanwhile from other threads.
     A unary call has one message and neither of the next two events."""
 
     def on_message(self, message: Message) -> None:
-        """Take a request. Of a stream, the next one comes after `Call.receive`."""
+        """Take a request. Of a stream, the next one comes after `RpcCall.receive`."""
 
     def on_last_message(self) -> None:
         """The client sends no more messages on this stream."""
 
     def on_sent(self) -> None:
-        """The transport takes messages again, after a `Call.send` that returned False."""
+        """The transport takes messages again, after a `RpcCall.send` that returned False."""
 
     def on_woken(self) -> None:
-        """The transport was asked to call, by `Call.wake`. Comes on the same thread as `on_sent`."""
+        """The transport was asked to call, by `RpcCall.wake`. Comes on the same thread as `on_sent`."""
 
     def on_client_left(self) -> None:
         """The answer is not wanted any more: the client left, or the deadline passed. Comes at most once."""
@@ -103,22 +107,22 @@ class Side(Protocol):
         """The server stops: a stream ends as soon as nothing is outstanding on it."""
 
 
-Opener: TypeAlias = Callable[[Call], Side]
+Opener: TypeAlias = Callable[[RpcCall], CallHandler]
 """Opens the side of a call that has begun. Raises EdgeServerError with which the call is to end."""
 
 
-class Method(NamedTuple):
+class RpcMethod(NamedTuple):
     """An RPC that is served."""
 
     open: Opener
     is_stream: bool
 
 
-Methods: TypeAlias = Mapping[str, Method]
+Methods: TypeAlias = Mapping[str, RpcMethod]
 """The RPCs by the HTTP/2 path that they are called by."""
 
 
-class UnarySide:
+class UnaryHandler:
     """A side that takes one message at once."""
 
     __slots__ = ()
@@ -139,7 +143,7 @@ class UnarySide:
         """The call is waited for."""
 
 
-def run_blocking(call: Call, work: Callable[[], None]) -> None:
+def run_blocking(call: RpcCall, work: Callable[[], None]) -> None:
     """Run what may block, on a thread of its own unless the call's thread may be held for any time."""
     if call.hold_us == math.inf:
         work()
@@ -150,7 +154,7 @@ def run_blocking(call: Call, work: Callable[[], None]) -> None:
         call.end(ending(Throttled("the system grants no thread for the call")))
 
 
-def ending(error: EdgeServerError) -> Ending:
+def ending(error: EdgeServerError) -> CallStatus:
     """Return the status of a call that failed with `error`."""
     details = error.message
     most = _MAX_ASCII_DETAILS_CHARS if details.isascii() else _MAX_DETAILS_CHARS
@@ -163,8 +167,8 @@ def ending(error: EdgeServerError) -> Ending:
     if isinstance(error, Throttled) and error.state:
         trailers.append((GOVERNOR_TRAILER, error.state))
     # gRPC has a status of its own for a deadline that passed, whether its clock or ours was first.
-    code = GrpcStatus.DEADLINE_EXCEEDED if isinstance(error, TooLate) else grpc_status(error)
-    return Ending(code, details, trailers)
+    code = GrpcStatus.DEADLINE_EXCEEDED if isinstance(error, DeadlineTooShort) else grpc_status(error)
+    return CallStatus(code, details, trailers)
 
 
 def known(error: Exception) -> EdgeServerError:

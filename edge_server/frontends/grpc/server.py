@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.config import GrpcConfig
+from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
-from edge_server.frontends.grpc.methods import StreamService, served_methods
+from edge_server.frontends.grpc.rpc_table import StreamService, served_methods
 from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
-from edge_server.frontends.tokens import Tokens
 
 if TYPE_CHECKING:
-    from edge_server.frontends.grpc.over_grpcio import GrpcioTransport
-    from edge_server.frontends.grpc.over_http2 import Http2Transport
+    from edge_server.frontends.grpc.grpcio_transport import GrpcioTransport
+    from edge_server.frontends.grpc.http2_transport import Http2Transport
     from edge_server.service import InferenceService
 
 MAX_CALLS = 1024
@@ -48,11 +48,11 @@ class GrpcFrontend:
         config = self._config
         transport: GrpcioTransport | Http2Transport
         if config.transport == "grpcio":
-            from edge_server.frontends.grpc.over_grpcio import GrpcioTransport
+            from edge_server.frontends.grpc.grpcio_transport import GrpcioTransport
 
             transport = GrpcioTransport(self._methods, config, MAX_CALLS, MAX_STREAMS)
         else:
-            from edge_server.frontends.grpc.over_http2 import Http2Transport
+            from edge_server.frontends.grpc.http2_transport import Http2Transport
 
             transport = Http2Transport(self._methods, config, MAX_CALLS, MAX_STREAMS, self._budget)
         port = transport.start()

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
-from edge_server.frontends.grpc.request import Plan
-from edge_server.frontends.v2.outputs import RequestedOutput, classify
-from edge_server.frontends.v2.regions import RegionRef
+from edge_server.frontends.grpc.infer_request import ResponsePlan
+from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify
+from edge_server.memory.region_pins import RegionRef
 
 if TYPE_CHECKING:
     from edge_server.service import InferenceService
 
 
-def shaped(response: Response, plan: Plan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
+def shaped(response: Response, plan: ResponsePlan, service: InferenceService) -> tuple[Response, dict[str, RegionRef]]:
     """Return the response as the plan asks for it, and the places of outputs in shared memory."""
     placed: dict[str, RegionRef] = {}
     outputs: list[Tensor] = []

@@ -13,17 +13,17 @@ import importlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from edge_server.frontends.http.body_reader import Body, BodyReader
+from edge_server.frontends.http.client_timeouts import ClosingRefusal
 from edge_server.frontends.http.compression import request_encoding
-from edge_server.frontends.http.connection import Connection
-from edge_server.frontends.http.pace import ClosingRefusal
+from edge_server.frontends.http.connection import HttpConnection
 from edge_server.frontends.http.request_head import MAX_LINE_BYTES, RequestHead
-from edge_server.frontends.http.response import SERVER, Reply, error_reply, failure_reply
-from edge_server.frontends.v2.json_text import parse_object
-from edge_server.records import dataclass
+from edge_server.frontends.http.response import SERVER, HttpResponse, error_reply, failure_reply
+from edge_server.frontends.v2.json_parser import parse_object
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -43,7 +43,7 @@ _OF_THE_CONNECTION = frozenset(
 )
 """Fields of a head that are about the way of the bytes: the connection has seen to them."""
 
-Answer: TypeAlias = Union[Reply, "web.StreamResponse"]
+Answer: TypeAlias = Union[HttpResponse, "web.StreamResponse"]
 Handler: TypeAlias = Callable[["web.BaseRequest", Mapping[str, str]], Awaitable[Answer]]
 """Returns the answer, or a stream that it began."""
 
@@ -62,10 +62,12 @@ class AiohttpServer:
         """Have aiohttp imported, on another thread, before a request needs it. The result may raise ImportError."""
         return asyncio.get_running_loop().run_in_executor(self.workers, importlib.import_module, "aiohttp.web")
 
-    def begin(self, target: AiohttpTarget, connection: Connection, body: Body, reader: BodyReader | None) -> Exchange:
+    def begin(
+        self, target: AiohttpTarget, connection: HttpConnection, body: Body, reader: BodyReader | None
+    ) -> AiohttpTransport:
         exchange = connection.side_protocol
-        if not isinstance(exchange, Exchange):
-            exchange = connection.side_protocol = Exchange(connection)
+        if not isinstance(exchange, AiohttpTransport):
+            exchange = connection.side_protocol = AiohttpTransport(connection)
         exchange.begin(target, body, reader)
         if self._server is None:
             task = asyncio.get_running_loop().create_task(self._start(exchange))
@@ -74,7 +76,7 @@ class AiohttpServer:
             exchange.feed(self._server)
         return exchange
 
-    async def _start(self, exchange: Exchange) -> None:
+    async def _start(self, exchange: AiohttpTransport) -> None:
         try:
             await self.prepare()
         except ImportError as error:
@@ -100,11 +102,11 @@ class AiohttpServer:
         from aiohttp import web
 
         exchange = request.transport
-        if not isinstance(exchange, Exchange):
+        if not isinstance(exchange, AiohttpTransport):
             return web.Response()  # the client left
         try:
             reply = await exchange.answer(request)
-            if isinstance(reply, Reply):
+            if isinstance(reply, HttpResponse):
                 response = web.Response(
                     body=reply.body, status=reply.status, headers={**reply.headers, "Server": SERVER}
                 )  # fmt: skip
@@ -133,14 +135,14 @@ class AiohttpTarget:
     aligned_at: int = 0
     is_kept: bool = False
 
-    def begin(self, connection: Connection, body: Body, reader: BodyReader | None) -> Exchange:
+    def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> AiohttpTransport:
         return self.server.begin(self, connection, body, reader)
 
 
-class Exchange(asyncio.Transport):
+class AiohttpTransport(asyncio.Transport):
     """What aiohttp takes for a client's transport: one request after the other, and where their answers go."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         super().__init__()
         self.connection = connection
         self._loop = asyncio.get_running_loop()
@@ -301,7 +303,7 @@ class Exchange(asyncio.Transport):
 async def read_members(request: web.BaseRequest) -> dict[str, object]:
     """Return the JSON object that a request's body is. Raises InvalidRequest, Unsupported and Refusal."""
     exchange = request.transport
-    if not isinstance(exchange, Exchange):
+    if not isinstance(exchange, AiohttpTransport):
         raise ConnectionResetError("the client is gone")
     try:
         return parse_object(await exchange.read(request))

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 
 from edge_server.errors import EdgeServerError, Refusal
+from edge_server.frontends.http.client_timeouts import ClosingRefusal
 from edge_server.frontends.http.compression import inflate
-from edge_server.frontends.http.pace import ClosingRefusal
 from edge_server.frontends.http.request_head import FIELD_LINE
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -47,7 +47,7 @@ class ChunkDecoder:
         self._in_trailer = False
         self._trailer_bytes = 0
 
-    def decode(self, data: bytes, start: int, reader: BodyReader | ForgottenBody) -> tuple[int, bool]:
+    def decode(self, data: bytes, start: int, reader: BodyReader | DiscardedBody) -> tuple[int, bool]:
         """Give the chunks' data in `data` from `start` on to `reader`.
 
         Return where the rest begins that must be shown again, and whether it is to be continued at once, after a turn
@@ -94,7 +94,7 @@ class ChunkDecoder:
         return start, start < len(data)
 
 
-class ForgottenBody:
+class DiscardedBody:
     """Where the chunks of a request that was refused go."""
 
     def begin_chunk(self, size: int) -> None:

@@ -17,17 +17,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 from edge_server.errors import EdgeServerError, Refusal
-from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, ForgottenBody
-from edge_server.frontends.http.pace import (
+from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
+from edge_server.frontends.http.client_timeouts import (
     LEAST_BYTES_PER_S,
     ClosingRefusal,
+    ReadProgress,
     StalledBody,
-    Taking,
     slow_text,
     stalled_text,
 )
 from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, RequestHead
-from edge_server.frontends.http.response import CONTINUE, Reply, error_reply, head_bytes, reply_bytes
+from edge_server.frontends.http.response import CONTINUE, HttpResponse, error_reply, head_bytes, reply_bytes
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.listener import Connections
@@ -52,10 +52,10 @@ _EMPTY_LINE = b"\r\n"
 _METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
 """How a request begins: what is none is refused before its end comes, if it has one."""
 
-_FORGOTTEN = ForgottenBody()
+_FORGOTTEN = DiscardedBody()
 
 
-class Call(Protocol):
+class HttpCall(Protocol):
     """A request that is being answered."""
 
     def cancel(self) -> None:
@@ -75,7 +75,7 @@ class SideProtocol(Protocol):
         """It does again."""
 
 
-class Target(Protocol):
+class RequestTarget(Protocol):
     """What answers the requests with one head."""
 
     @property
@@ -86,7 +86,7 @@ class Target(Protocol):
     def is_kept(self) -> bool:
         """Whether it answers all further requests with the same head too, until `Connections.forget_heads`."""
 
-    def begin(self, connection: Connection, body: Body, reader: BodyReader | None) -> Call:
+    def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> HttpCall:
         """Start to answer a request, by one call of `answer` or `reply`, or a stream, perhaps before this returns.
 
         `reader` is what received the body if it came in pieces: `release` it when the body is decoded.
@@ -105,7 +105,7 @@ class _Phase(enum.Enum):
     CLOSED = enum.auto()
 
 
-class Connection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """See the module's text. Lives on one event loop."""
 
     __slots__ = (
@@ -153,10 +153,10 @@ class Connection(asyncio.BufferedProtocol):
         self._phase = _Phase.HEAD
         self._head: RequestHead | None = None
         """That of the request under way, or of the latest one."""
-        self._target: Target | None = None
+        self._target: RequestTarget | None = None
         self._reader: BodyReader | None = None
         self._decoder: ChunkDecoder | None = None
-        self._call: Call | None = None
+        self._call: HttpCall | None = None
         self.side_protocol: SideProtocol | None = None
         self._held = b""
         self._held_at = 0
@@ -180,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
         """Ticks that a head has taken; while a body comes, those since its rate was looked at."""
         self._filled_before = 0
         """How much of the body was there then."""
-        self._taking = Taking()
+        self._taking = ReadProgress()
         self.began_ns = 0
         """When the request under way began to come (time.monotonic_ns), 0 where it came at once."""
         self.has_moved = False
@@ -319,14 +319,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.began_ns = 0
         self._keep_rest(data, end + size)
-        if isinstance(target, Reply):
+        if isinstance(target, HttpResponse):
             self._phase = _Phase.BUSY
             self.reply(target)
             return
         self._target = target
         self._run(memoryview(data)[end : end + size] if size else b"")
 
-    def _begin_body(self, head: RequestHead, target: Target | Reply, data: bytes, start: int) -> None:
+    def _begin_body(self, head: RequestHead, target: RequestTarget | HttpResponse, data: bytes, start: int) -> None:
         """Receive a body that is not all there yet, or answer at once and forget it as it comes."""
         size = head.body_size
         must_ask = head.expects_continue and start == len(data)
@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
         self._discarded = self._filled_before = 0
         self._phase = _Phase.BODY
         self._keep_rest(data, start)
-        if not isinstance(target, Reply):
+        if not isinstance(target, HttpResponse):
             try:
                 self._reader = BodyReader(
                     size, self._connections.budget, self._loop, self._refuse_body, aligned_at=target.aligned_at
@@ -344,7 +344,7 @@ class Connection(asyncio.BufferedProtocol):
             except Refusal as refusal:
                 target = error_reply(refusal)
                 target.closes = True
-        if isinstance(target, Reply):
+        if isinstance(target, HttpResponse):
             if must_ask:
                 # A client that is not told to send its body may send none: what follows could be anything.
                 target.closes = True
@@ -436,7 +436,7 @@ class Connection(asyncio.BufferedProtocol):
         reply.closes = True
         self._answer_early(reply)
 
-    def _answer_early(self, reply: Reply) -> None:
+    def _answer_early(self, reply: HttpResponse) -> None:
         """Answer before the body's end, which is then read and forgotten."""
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -491,12 +491,12 @@ class Connection(asyncio.BufferedProtocol):
         says_keep_alive = self._will_stay and head is not None and head.is_http_1_0
         return head_bytes(status, headers, says_keep_alive=says_keep_alive, closes=not self._will_stay)
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply: HttpResponse) -> None:
         """Send a whole answer."""
         self._will_stay = self._will_stay and not reply.closes
         self.answer([self._bytes_of(reply)])
 
-    def _bytes_of(self, reply: Reply) -> bytes:
+    def _bytes_of(self, reply: HttpResponse) -> bytes:
         head = self._head
         assert head is not None
         says_keep_alive = self._will_stay and head.is_http_1_0

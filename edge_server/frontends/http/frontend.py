@@ -10,26 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edge_server.config import HttpConfig, RestrictedGroup
-from edge_server.core.view import FrameStreamReport
+from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import EdgeServerError, Forbidden
-from edge_server.frontends.access import is_word
-from edge_server.frontends.http.accept import max_connections
+from edge_server.frontends.access_control import is_word
+from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
-from edge_server.frontends.http.connection import Target
-from edge_server.frontends.http.control import ControlEndpoints
-from edge_server.frontends.http.events import EventEndpoints
-from edge_server.frontends.http.generation import GenerationEndpoints, GenerationTarget
-from edge_server.frontends.http.inference import Inference
+from edge_server.frontends.http.connection import RequestTarget
+from edge_server.frontends.http.control_endpoints import ControlEndpoints
+from edge_server.frontends.http.cross_site_check import OrderRule
+from edge_server.frontends.http.endpoint_table import HttpEndpoint, build_router
+from edge_server.frontends.http.event_endpoints import EventEndpoints
+from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationTarget
+from edge_server.frontends.http.inference_route import InferenceContext
 from edge_server.frontends.http.listener import Listener, server_tls
 from edge_server.frontends.http.loop_dispatch import LoopDispatch
-from edge_server.frontends.http.operator import EngineView, GovernorView, OperatorEndpoints
-from edge_server.frontends.http.order_rule import OrderRule
+from edge_server.frontends.http.operator_endpoints import EngineView, GovernorView, OperatorEndpoints
+from edge_server.frontends.http.path_router import NoSuchMethod, NoSuchPath, PathRouter
 from edge_server.frontends.http.request_head import Headers, RequestHead
-from edge_server.frontends.http.response import Reply, failure_reply, plain_error
-from edge_server.frontends.http.router import NoSuchMethod, NoSuchPath, Router
-from edge_server.frontends.http.routes import Endpoint, build_router
+from edge_server.frontends.http.response import HttpResponse, failure_reply, plain_error
 from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
-from edge_server.frontends.tokens import Tokens
 from edge_server.service import InferenceService
 
 _LOG = logging.getLogger(__name__)
@@ -70,12 +70,12 @@ class HttpFrontend:
         self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
         self._listener = Listener(self._find, service)
-        self._inference: Inference | None = None
+        self._inference: InferenceContext | None = None
         self._blocking = ThreadPoolExecutor(_BLOCKING_THREADS, "http-blocking")
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
         self._events = EventEndpoints(service.events)
         self._aiohttp = AiohttpServer(self._workers)
-        self._router: Router[Endpoint] = Router()
+        self._router: PathRouter[HttpEndpoint] = PathRouter()
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
@@ -86,7 +86,7 @@ class HttpFrontend:
         loop = asyncio.get_running_loop()
         dispatch = LoopDispatch(loop)
         pattern = config.header_pattern
-        self._inference = Inference(self._service, dispatch, self._workers, self._tokens, pattern)
+        self._inference = InferenceContext(self._service, dispatch, self._workers, self._tokens, pattern)
         is_guarded = "model-repository" in self._restricted or self._tokens.closes("model-repository")
         self._events.open()
         self._router = build_router(
@@ -146,7 +146,7 @@ class HttpFrontend:
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    def _find(self, head: RequestHead) -> Target | Reply:
+    def _find(self, head: RequestHead) -> RequestTarget | HttpResponse:
         """Return the target of requests with a head, or the reply that refuses them."""
         try:
             endpoint, names = self._router.find(head.method, head.target)

@@ -7,16 +7,16 @@ import os
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.errors import ServingFault
-from edge_server.frontends.http.accept import MOST_BY_DEFAULT, Acceptor
-from edge_server.frontends.http.connection import READ_BYTES, TICKS, Connection, Target
-from edge_server.frontends.http.pace import STALL_S, ClosingRefusal
+from edge_server.frontends.http.accept_loop import MOST_BY_DEFAULT, Acceptor
+from edge_server.frontends.http.client_timeouts import STALL_S, ClosingRefusal
+from edge_server.frontends.http.connection import READ_BYTES, TICKS, HttpConnection, RequestTarget
 from edge_server.frontends.http.request_head import RequestHead, parse_head
-from edge_server.frontends.http.response import Reply, error_reply
+from edge_server.frontends.http.response import HttpResponse, error_reply
 from edge_server.frontends.memory_budget import LEAST_BY_DEFAULT, MemoryBudget
-from edge_server.records import dataclass
 
 # An idle connection lives longer than any proxy in front keeps its own.
 _KEEP_ALIVE_S = 3630.0
@@ -45,34 +45,37 @@ class Connections:
     """
 
     def __init__(
-        self, find: Callable[[RequestHead], Target | Reply], budget: MemoryBudget, server_state: ServerState
+        self,
+        find: Callable[[RequestHead], RequestTarget | HttpResponse],
+        budget: MemoryBudget,
+        server_state: ServerState,
     ) -> None:
         self._find = find
         self._loop = asyncio.get_running_loop()
         self.budget = budget
         self.server_state = server_state
-        self.known_heads: dict[bytes, tuple[RequestHead, Target | Reply]] = {}
+        self.known_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         """Where all connections read: what came is copied or used before the next one reads."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Those of requests under way."""
         self.drops_any_idle = False
-        self._expected: set[Connection] = set()
-        self._open: dict[Connection, asyncio.Transport] = {}
-        self._leaving: set[Connection] = set()
+        self._expected: set[HttpConnection] = set()
+        self._open: dict[HttpConnection, asyncio.Transport] = {}
+        self._leaving: set[HttpConnection] = set()
         """Their places were given to others, but they are not closed yet."""
-        self._idle: list[Connection] | None = None
+        self._idle: list[HttpConnection] | None = None
         self._moved = asyncio.Event()
         self._stall_s = STALL_S
         self._tick_s = self._stall_s / TICKS
         self._ticker: asyncio.TimerHandle | None = None
 
-    def read_head(self, raw: bytes) -> tuple[RequestHead, Target | Reply]:
+    def read_head(self, raw: bytes) -> tuple[RequestHead, RequestTarget | HttpResponse]:
         """Parse a head that is not known, and find what answers it. Raises ClosingRefusal."""
         head = parse_head(raw)
         target = self._find(head)
         size, limit = head.body_size or 0, self.budget.each
-        if isinstance(target, Reply):
+        if isinstance(target, HttpResponse):
             return head, target
         if size > limit:
             text = f"request body of {size} bytes is larger than the limit of {limit} bytes"
@@ -87,21 +90,21 @@ class Connections:
         """Have every head read anew, because `find` decides otherwise now."""
         self.known_heads.clear()
 
-    def expect(self) -> Connection:
-        connection = Connection(self)
+    def expect(self) -> HttpConnection:
+        connection = HttpConnection(self)
         self._expected.add(connection)
         return connection
 
-    def expect_no_more(self, connection: Connection) -> None:
+    def expect_no_more(self, connection: HttpConnection) -> None:
         self._expected.discard(connection)
 
-    def opened(self, connection: Connection, transport: asyncio.Transport) -> None:
+    def opened(self, connection: HttpConnection, transport: asyncio.Transport) -> None:
         self._expected.discard(connection)
         self._open[connection] = transport
         if self._ticker is None:
             self._ticker = self._loop.call_later(self._tick_s, self._tick)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: HttpConnection) -> None:
         self._open.pop(connection, None)
         self._leaving.discard(connection)
         self._moved.set()
@@ -124,7 +127,7 @@ class Connections:
             self._give_up(oldest)
         return oldest is not None
 
-    def _give_up(self, connection: Connection) -> None:
+    def _give_up(self, connection: HttpConnection) -> None:
         """Close an idle connection, and free its place at once: it is for one new connection only."""
         del self._open[connection]
         self._leaving.add(connection)
@@ -163,7 +166,9 @@ class Connections:
 class Listener:
     """Serves on one address from `open` to `close`, on the event loop that called `open`. `find`: see Connections."""
 
-    def __init__(self, find: Callable[[RequestHead], Target | Reply], server_state: ServerState | None = None) -> None:
+    def __init__(
+        self, find: Callable[[RequestHead], RequestTarget | HttpResponse], server_state: ServerState | None = None
+    ) -> None:
         self._find = find
         self._server_state = server_state or NoDrainDelay()
         self._acceptor: Acceptor | None = None

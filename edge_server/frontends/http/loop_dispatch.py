@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 
 Receiver = Callable[[Response], None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from edge_server.frontends.http.pace import ClosingRefusal
-from edge_server.records import dataclass
+from edge_server.frontends.http.client_timeouts import ClosingRefusal
 
 MAX_LINE_BYTES = 8190
 """Longest line of a head."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 
 from edge_server.errors import EdgeServerError, ServingFault, Throttled, Unauthenticated
+from edge_server.frontends.http.client_timeouts import ClosingRefusal, StalledBody
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding
-from edge_server.frontends.http.pace import ClosingRefusal, StalledBody
 from edge_server.frontends.status import http_status, retry_after
-from edge_server.frontends.v2.json_text import to_json
-from edge_server.records import dataclass
+from edge_server.frontends.v2.json_parser import to_json
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ BINARY_HEAD = (
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpResponse:
     """An answer whose body is there as a whole."""
 
     body: bytes = b""
@@ -52,7 +51,7 @@ class Reply:
     """Whether the connection ends with it."""
 
 
-class LastLines:
+class CommonHeaders:
     """The last lines of every head, Date and Server, as long as the clock (time.time) does not show `second` + 1."""
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class LastLines:
         return self.lines
 
 
-LAST_LINES = LastLines()
+LAST_LINES = CommonHeaders()
 
 
 def head_bytes(status: int, headers: Mapping[str, str], *, says_keep_alive: bool, closes: bool) -> bytes:
@@ -76,7 +75,7 @@ def head_bytes(status: int, headers: Mapping[str, str], *, says_keep_alive: bool
     return "\r\n".join(lines).encode("utf-8", "replace") + b"\r\n" + LAST_LINES.renew(int(time.time()))
 
 
-def reply_bytes(reply: Reply, *, closes: bool, says_keep_alive: bool = False, has_body: bool = True) -> bytes:
+def reply_bytes(reply: HttpResponse, *, closes: bool, says_keep_alive: bool = False, has_body: bool = True) -> bytes:
     """Return a whole answer. `has_body` False: to HEAD, which is told how long the body would be."""
     headers = {**reply.headers, "Content-Length": str(len(reply.body))}
     head = head_bytes(reply.status, headers, says_keep_alive=says_keep_alive, closes=closes)
@@ -90,15 +89,15 @@ def _reason(status: int) -> str:
         return "Client Closed Request" if status == 499 else ""
 
 
-def json_reply(value: object, status: int = 200) -> Reply:
-    return Reply(to_json(value), status, {"Content-Type": JSON_TYPE})
+def json_reply(value: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(to_json(value), status, {"Content-Type": JSON_TYPE})
 
 
-def plain_error(message: str, status: int) -> Reply:
+def plain_error(message: str, status: int) -> HttpResponse:
     return json_reply({"error": message}, status)
 
 
-def error_reply(error: EdgeServerError) -> Reply:
+def error_reply(error: EdgeServerError) -> HttpResponse:
     """Return the answer to a failed request: the one place where an error becomes a status and headers."""
     reply = plain_error(error.message, 408 if isinstance(error, StalledBody) else http_status(error))
     wait = retry_after(error)
@@ -114,7 +113,7 @@ def error_reply(error: EdgeServerError) -> Reply:
     return reply
 
 
-def failure_reply(error: Exception, what: str) -> Reply:
+def failure_reply(error: Exception, what: str) -> HttpResponse:
     """Return the answer to whatever went wrong with `what`; to be called where the error is handled. Logs a fault."""
     if isinstance(error, EdgeServerError):
         return error_reply(error)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from hpack import HPACKError
 
 from edge_server.frontends.http2 import frames, limits
-from edge_server.frontends.http2.frames import ErrorCode
-from edge_server.frontends.http2.headers import HeaderBlock, HeaderReader
-from edge_server.frontends.http2.receiver import NoReceiver, Pieces, Receiver
+from edge_server.frontends.http2.frames import Http2ErrorCode
+from edge_server.frontends.http2.header_blocks import HeaderBlock, HeaderReader
+from edge_server.frontends.http2.stream_interface import NoReceiver, Pieces, StreamReceiver
 
 if TYPE_CHECKING:
     from edge_server.frontends.http2.server import Http2Server
@@ -78,7 +78,7 @@ _GOING_AWAY = 2**31 - 1
 class ConnectionFault(Exception):
     """What ends a connection: a violation of the protocol, or of a limit. Section 5.4.1."""
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
+    def __init__(self, code: Http2ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
@@ -92,10 +92,10 @@ class Stream:
         "queue", "received", "receiver", "send_window", "stalled_since_s", "wants_sent",
     )  # fmt: skip
 
-    receiver: Receiver
+    receiver: StreamReceiver
 
     def __init__(
-        self, connection: Connection, stream_id: int, headers: HeaderBlock, send_window: int, receive_window: int
+        self, connection: Http2Connection, stream_id: int, headers: HeaderBlock, send_window: int, receive_window: int
     ) -> None:
         self.connection = connection
         self.id = stream_id
@@ -128,14 +128,14 @@ class Stream:
 
     def send(self, head: bytes | None, body: Pieces) -> bool:
         """Send headers if given, then payload. Return whether all of it went to the connection's output; if not,
-        `Receiver.on_sent` says when it has."""
+        `StreamReceiver.on_sent` says when it has."""
         return self.connection.send_data(self, head, body)
 
     def finish(self, block: bytes) -> None:
         """Send trailers, or headers where none were sent, after what was sent before. Ends the stream."""
         self.connection.send_end(self, block)
 
-    def reset(self, code: ErrorCode) -> None:
+    def reset(self, code: Http2ErrorCode) -> None:
         """End the stream by RST_STREAM at once; what was not sent yet is dropped."""
         self.connection.reset_stream(self, code)
 
@@ -144,7 +144,7 @@ class Stream:
         self.connection.grant(self, count)
 
 
-class Connection:
+class Http2Connection:
     """Made by the server for each accepted socket, and read by its thread alone."""
 
     __slots__ = (
@@ -354,7 +354,7 @@ class Connection:
         if not self._has_preface:
             size = min(end, len(frames.PREFACE))
             if buffer[:size] != frames.PREFACE[:size]:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 (gRPC)")
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2 (gRPC)")
             if size < len(frames.PREFACE):
                 self._rest = bytes(view[:end])
                 return
@@ -414,12 +414,14 @@ class Connection:
     def _check_frame(self, kind: int, size: int, stream_id: int) -> None:
         """Raise ConnectionFault for a frame that may not come now, or not of that size. Sections 4.2, 3.4 and 6.10."""
         if not self._has_settings and kind != frames.SETTINGS:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
         if self._block_stream and (kind != _CONTINUATION or stream_id != self._block_stream):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted by another frame")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "a header block was interrupted by another frame")
         # Nothing but DATA is handled in pieces. Every other frame must fit into the buffer.
         if size > limits.MAX_HEADER_BLOCK_BYTES:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {size} bytes is too large")
+            raise ConnectionFault(
+                Http2ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {size} bytes is too large"
+            )
 
     # -- DATA, section 6.1
 
@@ -428,26 +430,26 @@ class Connection:
         if not self._has_settings or self._block_stream:
             self._check_frame(_DATA, 0, stream_id)
         if size > limits.MAX_FRAME_BYTES:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, f"a DATA frame has {size} bytes")
         if stream is None:
             if self._is_idle(stream_id):
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "DATA on a stream that is not open")
             # Of a stream that was closed while this was on its way: counted and dropped.
             if stream_id not in self._reset_ids:
                 self._charge_control()
             elif flags & _END_STREAM:
                 self._reset_ids.pop(stream_id, None)
         elif not stream.is_remote_open:
-            self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
+            self._fail_stream(stream, Http2ErrorCode.STREAM_CLOSED)
             stream = None
         elif size > stream.granted - stream.received:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window allows")
+            raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window allows")
         if not size and not flags & _END_STREAM:
             self._charge_control()
         padding = 0
         if flags & _PADDED:
             if not size:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded DATA frame is empty")
+                raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "a padded DATA frame is empty")
             padding = self._server.buffer[body]
             body += 1
             size -= 1
@@ -456,12 +458,12 @@ class Connection:
                 # Padding is nothing that the receiver could consume.
                 self.grant(stream, 1 + padding)
             if padding > size:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
         if stream is not None and stream.content_left >= 0:
             stream.content_left -= size - padding
             is_short = bool(flags & _END_STREAM) and stream.content_left > 0
             if stream.content_left < 0 or is_short:  # section 8.1.1
-                self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
+                self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
                 stream = None
         self._data_stream = stream
         self._data_left, self._data_flags, self._data_padding = size, flags, padding
@@ -514,18 +516,20 @@ class Connection:
     def _on_header_frame(self, kind: int, flags: int, stream_id: int, block: bytes) -> None:
         if kind == _CONTINUATION:
             if not self._block_stream:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
             self._block_frames += 1
             self._block += block
             if self._block_frames > limits.MAX_CONTINUATION_FRAMES or len(self._block) > limits.MAX_HEADER_BLOCK_BYTES:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
+                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
             if not flags & _END_HEADERS:
                 return
             block, flags = self._block, self._block_flags
             self._block, self._block_stream = b"", 0
         else:
             if not stream_id % 2:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}: clients open odd ones")
+                raise ConnectionFault(
+                    Http2ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}: clients open odd ones"
+                )
             if flags & (_PADDED | _HAS_PRIORITY):
                 block = self._without_padding(block, flags)
             if not flags & _END_HEADERS:
@@ -536,14 +540,14 @@ class Connection:
             try:
                 headers = self._headers.read(block)
             except HPACKError as error:
-                raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
+                raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
         stream = self._streams.get(stream_id)
         if stream is None:
             self._open_stream(stream_id, headers, ends=bool(flags & _END_STREAM))
         elif not stream.is_remote_open:
-            self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
+            self._fail_stream(stream, Http2ErrorCode.STREAM_CLOSED)
         elif not flags & _END_STREAM or headers.trailers_problem() or stream.content_left > 0:
-            self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
+            self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
         else:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
@@ -558,7 +562,7 @@ class Connection:
         if flags & _HAS_PRIORITY:
             start += 5  # section 5.3: priorities are ignored
         if start > end:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
         return block[start:end]
 
     def _open_stream(self, stream_id: int, headers: HeaderBlock, *, ends: bool) -> None:
@@ -568,7 +572,7 @@ class Connection:
             # Section 5.1: it may have been on its way when the stream was closed.
             self._charge_control()
             if stream_id not in self._reset_ids:
-                raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+                raise ConnectionFault(Http2ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
             if ends:
                 self._reset_ids.pop(stream_id, None)
             return
@@ -576,11 +580,11 @@ class Connection:
         stream = Stream(self, stream_id, headers, self._initial_send_window, limits.STREAM_WINDOW_BYTES)
         if not headers.is_request or (ends and headers.content_length > 0):
             self._charge_control()
-            self._refuse_stream(stream_id, ErrorCode.PROTOCOL_ERROR, ends=ends)
+            self._refuse_stream(stream_id, Http2ErrorCode.PROTOCOL_ERROR, ends=ends)
             return
         if len(self._streams) >= self._limits.max_streams or self._queued_bytes > limits.QUEUED_BYTES:
             self._charge_control()
-            self._refuse_stream(stream_id, ErrorCode.REFUSED_STREAM, ends=ends)
+            self._refuse_stream(stream_id, Http2ErrorCode.REFUSED_STREAM, ends=ends)
             return
         self._streams[stream_id] = stream
         stream.receiver = self._server.on_stream(stream)
@@ -591,7 +595,7 @@ class Connection:
             stream.is_remote_open = False
             stream.receiver.on_data(memoryview(b""), True)
 
-    def _refuse_stream(self, stream_id: int, code: ErrorCode, *, ends: bool) -> None:
+    def _refuse_stream(self, stream_id: int, code: Http2ErrorCode, *, ends: bool) -> None:
         with self._lock:
             if not ends:
                 self._remember_reset(stream_id)
@@ -623,7 +627,7 @@ class Connection:
             self._on_settings(flags, stream_id, payload)
         elif kind == frames.PING:
             if stream_id or len(payload) != 8:
-                code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
+                code = Http2ErrorCode.PROTOCOL_ERROR if stream_id else Http2ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionFault(code, "PING with a stream, or not of 8 bytes")
             if flags & frames.ACK:
                 self._charge_control()
@@ -631,38 +635,38 @@ class Connection:
                 self._on_ping(payload)
         elif kind == frames.GOAWAY:
             if stream_id or len(payload) < 8:
-                code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
+                code = Http2ErrorCode.PROTOCOL_ERROR if stream_id else Http2ErrorCode.FRAME_SIZE_ERROR
                 raise ConnectionFault(code, "GOAWAY with a stream, or too short")
             self._charge_control()
             # The client opens no more streams; it closes the connection when the open ones have ended.
         elif kind == frames.PRIORITY:
             self._charge_control()
             if not stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
             if len(payload) != 5:
                 stream = self._streams.get(stream_id)
                 if stream is None:
-                    raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 bytes")
-                self._fail_stream(stream, ErrorCode.FRAME_SIZE_ERROR)
+                    raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 bytes")
+                self._fail_stream(stream, Http2ErrorCode.FRAME_SIZE_ERROR)
         elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "clients must not push")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "clients must not push")
         else:
             self._charge_control()  # unknown types are ignored, section 5.5
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not of 4 bytes")
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not of 4 bytes")
         count = frames.UINT32.unpack(payload)[0] & 0x7FFFFFFF
         stream = self._streams.get(stream_id)
         if stream_id and stream is None:
             if self._is_idle(stream_id):
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE on a stream that is not open")
             return
         if not count:
             self._charge_control()
             if stream is None:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-            self._fail_stream(stream, ErrorCode.PROTOCOL_ERROR)
+                raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self._fail_stream(stream, Http2ErrorCode.PROTOCOL_ERROR)
             return
         if count < _SMALL_GRANT_BYTES and (self._blocked if stream is None else stream.queue):
             self._charge_control()  # each would be answered by a frame of its own
@@ -680,19 +684,19 @@ class Connection:
                 self._flush_if_elsewhere()
         if is_too_much:
             if stream is None:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
-            self._fail_stream(stream, ErrorCode.FLOW_CONTROL_ERROR)
+                raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            self._fail_stream(stream, Http2ErrorCode.FLOW_CONTROL_ERROR)
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 bytes")
         if self._is_idle(stream_id):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that is not open")
         # Opening and cancelling streams without end costs us more than the client (CVE-2023-44487).
         self._refill_credit()
         self._reset_credit -= 1
         if self._reset_credit < 0:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are cancelled")
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many streams are cancelled")
         stream = self._streams.get(stream_id)
         if stream is not None:
             with self._lock:
@@ -702,14 +706,14 @@ class Connection:
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS with a stream")
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "SETTINGS with a stream")
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK is not empty")
+                raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with ACK is not empty")
             self._charge_control()
             return
         if len(payload) % 6 or len(payload) > 6 * 64:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is no multiple of 6 bytes, or too long")
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is no multiple of 6 bytes, or too long")
         self._charge_control()
         self._has_settings = True
         self._handshake_end_s = 0.0
@@ -717,7 +721,7 @@ class Connection:
             for name, value in frames.SETTING.iter_unpack(payload):
                 if name == frames.INITIAL_WINDOW_SIZE:
                     if value > frames.MAX_WINDOW_BYTES:
-                        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
+                        raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the initial window is too large")
                     change = value - self._initial_send_window
                     self._initial_send_window = value
                     for stream in self._streams.values():
@@ -725,15 +729,15 @@ class Connection:
                         if stream.queue:
                             self._blocked[stream.id] = stream
                         if stream.send_window > frames.MAX_WINDOW_BYTES:
-                            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
+                            raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
                 elif name == frames.MAX_FRAME_SIZE:
                     if not frames.DEFAULT_FRAME_BYTES <= value <= limits.MAX_FRAME_BYTES:
                         raise ConnectionFault(
-                            ErrorCode.PROTOCOL_ERROR, f"a maximum frame size of {value} is not allowed"
+                            Http2ErrorCode.PROTOCOL_ERROR, f"a maximum frame size of {value} is not allowed"
                         )
                     self._max_send_frame = value
                 elif name == frames.ENABLE_PUSH and value > 1:
-                    raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
+                    raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value} is not allowed")
                 elif name == frames.HEADER_TABLE_SIZE and value < _TABLE_BYTES:
                     # `encode_headers` uses no table at all.
                     self._table_update = _EMPTY_TABLE
@@ -757,7 +761,7 @@ class Connection:
         elif self._last_ping_s and now_s - self._last_ping_s < interval_s:
             self._ping_strikes += 1
             if settings.max_ping_strikes and self._ping_strikes > settings.max_ping_strikes:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self._last_ping_s = now_s
         with self._lock:
             self._count_answer()
@@ -767,7 +771,7 @@ class Connection:
     def _count_answer(self) -> None:
         self._unread_answers += 1
         if self._unread_answers > limits.MAX_UNREAD_ANSWERS:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers to PING and SETTINGS are not read")
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "answers to PING and SETTINGS are not read")
 
     def _charge_control(self) -> None:
         """Count a frame that brings nothing. Raises ConnectionFault for too many of them."""
@@ -775,7 +779,7 @@ class Connection:
         if self._control_credit < 0:
             self._refill_credit()
             if self._control_credit < 0:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _refill_credit(self) -> None:
         now_s = time.monotonic()
@@ -857,7 +861,7 @@ class Connection:
             self._end_after_queue(stream, block)
             self._flush_if_elsewhere()
 
-    def reset_stream(self, stream: Stream, code: ErrorCode) -> None:
+    def reset_stream(self, stream: Stream, code: Http2ErrorCode) -> None:
         """See Stream.reset."""
         with self._lock:
             if not self._forget(stream):
@@ -865,7 +869,7 @@ class Connection:
             self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(code)))
             self._flush_if_elsewhere()
 
-    def _fail_stream(self, stream: Stream, code: ErrorCode) -> None:
+    def _fail_stream(self, stream: Stream, code: Http2ErrorCode) -> None:
         """End a stream for an error of its client's, section 5.4.2."""
         self._charge_control()
         with self._lock:
@@ -961,7 +965,7 @@ class Connection:
         self._streams.pop(stream.id, None)
         if stream.is_remote_open:
             self._remember_reset(stream.id)
-            self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(ErrorCode.NO_ERROR)))
+            self._put(frames.frame(frames.RST_STREAM, 0, stream.id, frames.UINT32.pack(Http2ErrorCode.NO_ERROR)))
 
     def _forget(self, stream: Stream) -> bool:
         """Drop a stream and what it has to send; False when it was closed before."""
@@ -1056,7 +1060,7 @@ class Connection:
         except Exception:  # noqa: BLE001 - the thread's boundary
             # The thread serves all connections: an error in one of them must not be the end of the others.
             _LOG.exception("unexpected error on the connection of %s", self.peer)
-            self._server.drop(self, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
+            self._server.drop(self, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
 
     def flush(self) -> None:
         """Send what the socket takes, and tell the receivers whose queues became empty."""
@@ -1078,10 +1082,10 @@ class Connection:
         with self._lock:
             if not self._is_going_away:
                 self._is_going_away = True
-                self._put(frames.goaway(_GOING_AWAY, ErrorCode.NO_ERROR))
+                self._put(frames.goaway(_GOING_AWAY, Http2ErrorCode.NO_ERROR))
                 self._flush_if_elsewhere()
 
-    def end_going_away(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
+    def end_going_away(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, text: str = "") -> None:
         """Take no further streams; those that are open go on."""
         with self._lock:
             if not self._is_ending:
@@ -1112,17 +1116,17 @@ class Connection:
             self._data_stream = None
             self._socket.close()
         for stream in streams:
-            self._server.guarded(partial(stream.receiver.on_reset, ErrorCode.CANCEL))
+            self._server.guarded(partial(stream.receiver.on_reset, Http2ErrorCode.CANCEL))
 
     def tick(self, now_s: float) -> None:
         """Look after what time does to a connection. Raises ConnectionFault when it must end."""
         settings = self._limits
         if self._handshake_end_s and now_s >= self._handshake_end_s:
-            raise ConnectionFault(ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
+            raise ConnectionFault(Http2ErrorCode.SETTINGS_TIMEOUT, "the connection's preface did not come")
         if self._stalled_since_s and now_s - self._stalled_since_s >= settings.stall_s:
-            raise ConnectionFault(ErrorCode.NO_ERROR, "the client reads nothing")
+            raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client reads nothing")
         if self._block_stream and now_s - self.last_received_s >= settings.stall_s:
-            raise ConnectionFault(ErrorCode.NO_ERROR, "the client stopped within a header block")
+            raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client stopped within a header block")
         for stream in list(self._streams.values()):
             stream.receiver.on_tick(now_s)
             if stream.queue:
@@ -1130,26 +1134,26 @@ class Connection:
                     stream.stalled_since_s = now_s
                 elif now_s - stream.stalled_since_s >= settings.stall_s:
                     # The client leaves its window closed: what waits would be held for ever.
-                    self._fail_stream(stream, ErrorCode.CANCEL)
+                    self._fail_stream(stream, Http2ErrorCode.CANCEL)
         if settings.max_age_s and self._is_going_away and not self._streams and not self._server.is_draining:
             # It was told at an earlier tick, and has opened nothing since.
-            raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
+            raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is too old")
         if self._age_end_s and now_s >= self._age_end_s:
             if not self._is_going_away:
                 self.begin_going_away()
                 self._age_end_s = now_s + settings.max_age_grace_s if settings.max_age_grace_s else 0.0
             else:
-                raise ConnectionFault(ErrorCode.NO_ERROR, "the connection is too old")
+                raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the connection is too old")
         self._keep_alive(now_s)
         if self._is_ending and not self._streams and not self._output:
-            raise ConnectionFault(ErrorCode.NO_ERROR, "")
+            raise ConnectionFault(Http2ErrorCode.NO_ERROR, "")
 
     def _keep_alive(self, now_s: float) -> None:
         """Ping a client that is silent, and give it up when it does not answer."""
         settings = self._limits
         if self._ping_sent_s:
             if now_s - self._ping_sent_s >= settings.keepalive_timeout_s:
-                raise ConnectionFault(ErrorCode.NO_ERROR, "the client does not answer PING")
+                raise ConnectionFault(Http2ErrorCode.NO_ERROR, "the client does not answer PING")
             return
         if not settings.keepalive_time_s or now_s - self.last_received_s < settings.keepalive_time_s:
             return

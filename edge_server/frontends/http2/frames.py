@@ -30,7 +30,7 @@ UINT32 = struct.Struct(">I")
 SETTING = struct.Struct(">HI")
 
 
-class ErrorCode(enum.IntEnum):
+class Http2ErrorCode(enum.IntEnum):
     """Section 7."""
 
     NO_ERROR = 0
@@ -70,7 +70,7 @@ def window_update(stream_id: int, size: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(size))
 
 
-def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
+def goaway(last_stream_id: int, code: Http2ErrorCode, text: str = "") -> bytes:
     """Return a GOAWAY frame."""
     return frame(GOAWAY, 0, 0, struct.pack(">II", last_stream_id, code) + text.encode("utf-8", "replace"))
 

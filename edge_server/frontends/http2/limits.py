@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_server.records import dataclass
+from dataclasses import dataclass
 
 STREAM_WINDOW_BYTES = 4 << 20
 """How much a client may send on a stream before more is granted: a camera frame comes without a pause."""
@@ -37,7 +37,7 @@ OUTPUT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Http2Limits:
     """Limits that the owner sets. Times are in seconds; 0 for an age or a keepalive time means none.
 
     `max_header_list_bytes` is announced; a larger list (up to four times as large) is marked `HeaderBlock.is_too_large`

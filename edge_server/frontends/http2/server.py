@@ -18,14 +18,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from edge_server.frontends.http2.connection import Connection, ConnectionFault, Stream
-from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, ErrorCode
-from edge_server.frontends.http2.limits import MAX_HEADER_BLOCK_BYTES, Limits
-from edge_server.frontends.http2.receiver import Receiver
+from edge_server.frontends.http2.connection import ConnectionFault, Http2Connection, Stream
+from edge_server.frontends.http2.frames import FRAME_HEADER_BYTES, Http2ErrorCode
+from edge_server.frontends.http2.limits import MAX_HEADER_BLOCK_BYTES, Http2Limits
+from edge_server.frontends.http2.stream_interface import StreamReceiver
 
 _LOG = logging.getLogger(__name__)
 
-OnStream: TypeAlias = Callable[[Stream], Receiver]
+OnStream: TypeAlias = Callable[[Stream], StreamReceiver]
 """Called on the reading thread when the headers of a request have come. Must not block, and must not raise."""
 
 _BUFFER_BYTES = 256 << 10
@@ -45,7 +45,7 @@ _LOG_EVERY_S = 60.0
 _NO_RESOURCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Timer:
+class Http2Timer:
     """A call that is due at a time, until `cancel`. Made by `Http2Server.call_at`."""
 
     __slots__ = ("call",)
@@ -64,24 +64,26 @@ class Http2Server:
     `on_stream` is called for each new stream, see `receiver.Receiver` for what follows. `tls` must offer "h2" by ALPN.
     """
 
-    def __init__(self, on_stream: OnStream, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(
+        self, on_stream: OnStream, limits: Http2Limits | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.limits = limits or Http2Limits()
         self.on_stream = on_stream
         self.is_draining = False
         """Whether connections are asked to go elsewhere."""
         self._tls = tls
         self._listeners: dict[int, socket.socket] = {}
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, Http2Connection] = {}
         self._handshakes: dict[int, tuple[ssl.SSLSocket, tuple[str, int] | str, float]] = {}
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: deque[Callable[[], None]] = deque()
         self._is_woken = False
         self._wake_lock = threading.Lock()
-        self._timers: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, Http2Timer]] = []
         self._timer_numbers = itertools.count()
         self._clean_timers_at = _CLEAN_TIMERS_AT
-        self.more: dict[int, Connection] = {}
+        self.more: dict[int, Http2Connection] = {}
         """Connections with bytes that TLS has decrypted already: epoll does not tell of them."""
         self._accepts_from_s = 0.0
         self._logged_s = -_LOG_EVERY_S
@@ -95,7 +97,7 @@ class Http2Server:
         self.view = memoryview(self.buffer)
         self.now_s = time.monotonic()
         self.thread_id = 0
-        self.unsent: list[Connection] = []
+        self.unsent: list[Http2Connection] = []
         """Those with output made on the reading thread, which is sent in a moment."""
 
     def start(self, address: str, port: int, *, reuses_port: bool = False) -> int:
@@ -148,9 +150,9 @@ class Http2Server:
                 self._is_woken = True
                 os.eventfd_write(self._wake_fd, 1)
 
-    def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Http2Timer:
         """Have the reading thread make a call at a time of time.monotonic. From the reading thread only."""
-        timer = Timer(call)
+        timer = Http2Timer(call)
         heapq.heappush(self._timers, (when_s, next(self._timer_numbers), timer))
         if len(self._timers) >= self._clean_timers_at:
             self._timers = [item for item in self._timers if item[2].call is not None]
@@ -163,7 +165,7 @@ class Http2Server:
         if self._tls is not None:
             self._tls = context
 
-    def watch(self, connection: Connection, events: int) -> None:
+    def watch(self, connection: Http2Connection, events: int) -> None:
         """Have epoll tell of these events of a connection. For connections, which hold their lock."""
         with contextlib.suppress(OSError):
             self._epoll.modify(connection.fd, events)
@@ -253,7 +255,7 @@ class Http2Server:
             if connection.is_unsent and not connection.is_closed:
                 connection.on_event(0)
 
-    def drop(self, connection: Connection, fault: ConnectionFault | None = None) -> None:
+    def drop(self, connection: Http2Connection, fault: ConnectionFault | None = None) -> None:
         """Close a connection, and tell the client why if there is a reason."""
         if connection.is_closed:
             return
@@ -276,7 +278,7 @@ class Http2Server:
             except Exception:  # noqa: BLE001 - the thread's boundary
                 # As in Connection.on_event.
                 _LOG.exception("unexpected error on the connection of %s", connection.peer)
-                self.drop(connection, ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error"))
+                self.drop(connection, ConnectionFault(Http2ErrorCode.INTERNAL_ERROR, "internal error"))
         for fd, (_, _, until_s) in list(self._handshakes.items()):
             if self.now_s >= until_s:
                 self._end_handshake(fd).close()
@@ -311,7 +313,7 @@ class Http2Server:
                 if not isinstance(where, str):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is None:
-                    self._add(Connection(self, sock, peer, is_tls=False))
+                    self._add(Http2Connection(self, sock, peer, is_tls=False))
                     continue
                 tls = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             except OSError as error:
@@ -322,7 +324,7 @@ class Http2Server:
             self._epoll.register(tls.fileno(), select.EPOLLIN)
             self._shake_hands(tls.fileno())
 
-    def _add(self, connection: Connection) -> None:
+    def _add(self, connection: Http2Connection) -> None:
         self._epoll.register(connection.fd, select.EPOLLIN)
         self._connections[connection.fd] = connection
         connection.flush()
@@ -354,7 +356,7 @@ class Http2Server:
             _LOG.info("the TLS client %s does not offer the protocol h2", peer)
             tls.close()
             return
-        connection = Connection(self, tls, peer, is_tls=True)
+        connection = Http2Connection(self, tls, peer, is_tls=True)
         self._add(connection)
         connection.on_event(select.EPOLLIN)
 

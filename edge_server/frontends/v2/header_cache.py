@@ -12,15 +12,18 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from edge_server.core.message import Parameter, Request, RequestMemo, Response, SequenceStep
-from edge_server.core.model import ModelSpec
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Parameter, Request, RequestMemo, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_codec import DecodedRequest, answer_text, decode_infer, encode_infer, is_sent_raw
-from edge_server.frontends.v2.json_data import (
+from edge_server.frontends.v2.json_number_arrays import LARGE_BYTES
+from edge_server.frontends.v2.json_parser import parse_object
+from edge_server.frontends.v2.json_tensor_data import (
     FEW,
     FLOATS,
     LARGEST_FP32,
@@ -28,13 +31,10 @@ from edge_server.frontends.v2.json_data import (
     integer_range,
     json_text_from_tensor,
 )
-from edge_server.frontends.v2.json_numbers import LARGE_BYTES
-from edge_server.frontends.v2.json_text import parse_object
-from edge_server.frontends.v2.outputs import RequestedOutput
 from edge_server.frontends.v2.parameters import DEADLINE_KEY
-from edge_server.frontends.v2.regions import Pins, Regions
-from edge_server.protocol.raw import Buffer, raw_from_tensor, tensor_from_raw
-from edge_server.records import dataclass
+from edge_server.frontends.v2.requested_outputs import RequestedOutput
+from edge_server.memory.region_pins import Regions, RequestRegions
+from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_from_raw
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 2048
@@ -108,7 +108,7 @@ class HeaderCache:
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
-        self._nothing_pinned = Pins(regions)
+        self._nothing_pinned = RequestRegions(regions)
         self._known: dict[tuple[str, int | None, bytes], _Known] = {}
         self._seen: set[int] = set()
 

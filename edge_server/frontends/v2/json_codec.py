@@ -9,28 +9,27 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
-from edge_server.core.device import DevicePiece
-from edge_server.core.message import Parameter, Request, Response
-from edge_server.core.model import ModelSpec
+from edge_server.core.device_tensor import DevicePiece
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Parameter, Request, Response
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.json_data import json_text_from_tensor, tensor_from_json
-from edge_server.frontends.v2.json_text import json_string, json_type, parse_object, to_json
-from edge_server.frontends.v2.outputs import RequestedOutput, classify, place_in_pin
+from edge_server.frontends.v2.json_parser import json_string, json_type, parse_object, to_json
+from edge_server.frontends.v2.json_tensor_data import json_text_from_tensor, tensor_from_json
 from edge_server.frontends.v2.parameters import (
     binary_data_size,
     region_reference,
     requested_output,
     split_parameters,
 )
-from edge_server.frontends.v2.regions import Pin, Pins, Regions
-from edge_server.protocol.raw import Buffer, raw_from_tensor, tensor_from_raw
-from edge_server.records import dataclass
+from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify, place_in_pin
+from edge_server.memory.region_pins import Regions, RegionView, RequestRegions
+from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_from_raw
 
 Json: TypeAlias = dict[str, object]
 
@@ -54,8 +53,8 @@ class DecodedRequest:
     request: Request
     outputs: dict[str, RequestedOutput]
     binary_output: bool
-    output_pins: Pins
-    output_places: dict[str, Pin] = field(default_factory=dict)
+    output_pins: RequestRegions
+    output_places: dict[str, RegionView] = field(default_factory=dict)
 
 
 def parse_header_length(text: str) -> int:
@@ -88,7 +87,7 @@ def decode_infer(
         raise InvalidRequest(f"inference header size should be in range (0, {len(view)}), got: {header_length}")
     text = body if header_length in (None, len(view)) else view[:header_length]
     payload = view[len(text) :]
-    input_pins, output_pins = Pins(regions), Pins(regions)
+    input_pins, output_pins = RequestRegions(regions), RequestRegions(regions)
     try:
         return _InferBody(parse_object(text, cuts=True), spec).decode(payload, input_pins, output_pins, version, extra)
     except BaseException:
@@ -98,7 +97,7 @@ def decode_infer(
 
 
 def _targets(
-    outputs: Mapping[str, RequestedOutput], places: Mapping[str, Pin], pins: Pins
+    outputs: Mapping[str, RequestedOutput], places: Mapping[str, RegionView], pins: RequestRegions
 ) -> Mapping[str, DevicePiece] | None:
     """Return the GPU memory for outputs, held with the inputs; None without any."""
     regions = {name: outputs[name].region for name, place in places.items() if place.device is not None}
@@ -116,8 +115,8 @@ class _InferBody:
     def decode(
         self,
         payload: memoryview,
-        input_pins: Pins,
-        output_pins: Pins,
+        input_pins: RequestRegions,
+        output_pins: RequestRegions,
         version: int | None,
         extra: Mapping[str, Parameter] | None,
     ) -> DecodedRequest:
@@ -146,7 +145,7 @@ class _InferBody:
             raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(value)}")
         return value
 
-    def _inputs(self, payload: memoryview, pins: Pins) -> dict[str, Tensor]:
+    def _inputs(self, payload: memoryview, pins: RequestRegions) -> dict[str, Tensor]:
         if "inputs" not in self._members:
             raise InvalidRequest("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
         inputs: dict[str, Tensor] = {}
@@ -163,7 +162,7 @@ class _InferBody:
             )
         return inputs
 
-    def _input(self, name: str, item: Json, rest: memoryview, pins: Pins) -> tuple[Tensor, int]:
+    def _input(self, name: str, item: Json, rest: memoryview, pins: RequestRegions) -> tuple[Tensor, int]:
         """Return the tensor and how many bytes of `rest` it took."""
         dtype, shape = _datatype(name, item), _shape(name, item)
         parameters = _object(item, "parameters", f"input '{name}'")
@@ -262,7 +261,7 @@ def _decode_raw(
     else:
         tensor = tensor_from_raw(declared.name, declared.dtype, shape, payload, model=spec.name)
     request = Request(model=spec.name, version=version, inputs={declared.name: tensor}, parameters=dict(extra))
-    return DecodedRequest(request, {}, True, Pins(regions))
+    return DecodedRequest(request, {}, True, RequestRegions(regions))
 
 
 def _raw_shape(payload: memoryview, spec: ModelSpec) -> tuple[int, ...]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from edge_server.core.message import Parameter, SequenceStep
+from edge_server.core.request_response import Parameter, SequenceStep
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.outputs import RequestedOutput
-from edge_server.frontends.v2.regions import RegionRef
-from edge_server.records import dataclass
+from edge_server.frontends.v2.requested_outputs import RequestedOutput
+from edge_server.memory.region_pins import RegionRef
 
 RESERVED_PREFIX = "triton_"
 

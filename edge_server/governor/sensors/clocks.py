@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edge_server.governor.readings import Clock
-from edge_server.governor.sensors.files import Files, Found, source
-from edge_server.records import dataclass
+from edge_server.governor.sensors.sysfs import FoundPaths, SysfsFiles, source
 
 _DEVFREQ = "/sys/class/devfreq"
 _CPUFREQ = "/sys/devices/system/cpu/cpufreq"
@@ -27,10 +28,10 @@ class _Place:
 class Clocks:
     """`gpu`, on Thor also `gpu-nvd`, `emc` where it is told, and `cpu0`, `cpu4` ... for the clusters."""
 
-    def __init__(self, files: Files, most_clusters: int = 16) -> None:
+    def __init__(self, files: SysfsFiles, most_clusters: int = 16) -> None:
         self._files = files
         self._most_clusters = most_clusters
-        self._places: Found[_Place] = Found(self._find)
+        self._places: FoundPaths[_Place] = FoundPaths(self._find)
 
     def read(self, now_s: float) -> tuple[Clock, ...]:
         clocks = []
@@ -79,7 +80,7 @@ class Clocks:
         return None if number is None else number * unit_hz
 
 
-def gpu_devfreq(files: Files) -> str | None:
+def gpu_devfreq(files: SysfsFiles) -> str | None:
     """Return the devfreq folder of a Jetson's GPU, None where there is none (yet)."""
     for entry in files.names(_DEVFREQ):
         if _devfreq_name(entry, files.maybe_text(f"{_DEVFREQ}/{entry}/device/of_node/name")) == "gpu":

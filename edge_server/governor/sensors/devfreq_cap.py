@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from edge_server.governor.sensors.clocks import gpu_devfreq
-from edge_server.governor.sensors.files import Files
+from edge_server.governor.sensors.sysfs import SysfsFiles
 
 
 class DevfreqCap:
@@ -17,7 +17,7 @@ class DevfreqCap:
 
     def __init__(self, sysfs_root: str | Path = "/") -> None:
         self._root = Path(sysfs_root)
-        self._files = Files(sysfs_root)
+        self._files = SysfsFiles(sysfs_root)
         self._before_hz: int | None = None
         self._capped_hz: int | None = None
 

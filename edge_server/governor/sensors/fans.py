@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edge_server.governor.readings import Fan
-from edge_server.governor.sensors.files import Files, source
+from edge_server.governor.readings import FanReading
+from edge_server.governor.sensors.sysfs import SysfsFiles, source
 
 _FULL = 255
 """Of a pulse width (Documentation/hwmon/sysfs-interface.rst)."""
 
 
-def jetson_fans(files: Files) -> tuple[Fan, ...]:
+def jetson_fans(files: SysfsFiles) -> tuple[FanReading, ...]:
     """Return the fan of a Jetson: one monitor drives it, another one counts its turns."""
     duty, rpm, from_ = None, None, ""
     for name, folder in files.hwmons():
@@ -21,10 +21,10 @@ def jetson_fans(files: Files) -> tuple[Fan, ...]:
             turns = files.maybe_number(f"{folder}/rpm")
             rpm = turns if turns is not None else files.maybe_number(f"{folder}/fan1_input")
             from_ = from_ or source(f"{folder}/rpm")
-    return () if duty is None and rpm is None else (Fan("fan", duty, rpm, from_),)
+    return () if duty is None and rpm is None else (FanReading("fan", duty, rpm, from_),)
 
 
-def hwmon_fans(files: Files) -> tuple[Fan, ...]:
+def hwmon_fans(files: SysfsFiles) -> tuple[FanReading, ...]:
     """Return every fan that turns are counted of."""
     fans = []
     for name, folder in files.hwmons():
@@ -32,5 +32,5 @@ def hwmon_fans(files: Files) -> tuple[Fan, ...]:
             rpm = files.maybe_number(f"{folder}/{entry}")
             label = files.maybe_text(f"{folder}/{entry.replace('input', 'label')}") or entry.removesuffix("_input")
             if rpm is not None:
-                fans.append(Fan(f"{name} {label}", None, rpm, source(f"{folder}/{entry}")))
+                fans.append(FanReading(f"{name} {label}", None, rpm, source(f"{folder}/{entry}")))
     return tuple(fans)

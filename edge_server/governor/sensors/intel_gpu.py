@@ -6,22 +6,23 @@ Integrated ones have no power of their own: it is a part of the package's. Cards
 
 from __future__ import annotations
 
-from edge_server.governor.readings import EnergyCounter, Gpu, Rail, Slowdown
-from edge_server.governor.sensors.counters import EnergyMeter
-from edge_server.governor.sensors.files import Absent, Files, Found, source
-from edge_server.records import dataclass
+from dataclasses import dataclass
+
+from edge_server.governor.readings import EnergyCounter, Gpu, Rail, ThrottleReason
+from edge_server.governor.sensors.counter_rates import EnergyMeter
+from edge_server.governor.sensors.sysfs import FoundPaths, MissingReason, SysfsFiles, source
 
 _DRM = "/sys/class/drm"
 
 _CAUSES = {
-    "thermal": Slowdown.THERMAL,
-    "prochot": Slowdown.THERMAL,
-    "ratl": Slowdown.THERMAL,
-    "vr_thermalert": Slowdown.THERMAL,
-    "pl1": Slowdown.POWER_CAP,
-    "pl2": Slowdown.POWER_CAP,
-    "pl4": Slowdown.POWER_CAP,
-    "vr_tdc": Slowdown.OVER_CURRENT,
+    "thermal": ThrottleReason.THERMAL,
+    "prochot": ThrottleReason.THERMAL,
+    "ratl": ThrottleReason.THERMAL,
+    "vr_thermalert": ThrottleReason.THERMAL,
+    "pl1": ThrottleReason.POWER_CAP,
+    "pl2": ThrottleReason.POWER_CAP,
+    "pl4": ThrottleReason.POWER_CAP,
+    "vr_tdc": ThrottleReason.OVER_CURRENT,
 }
 """What follows `throttle_reason_` or `reason_`; "status" only says that there is one."""
 
@@ -41,9 +42,9 @@ class _Card:
 class IntelGpus:
     """Every GPU of Intel's that has one of these drivers."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SysfsFiles) -> None:
         self._files = files
-        self._cards: Found[_Card] = Found(self._find)
+        self._cards: FoundPaths[_Card] = FoundPaths(self._find)
         self._meters: dict[str, EnergyMeter] = {}
 
     def read(self, now_s: float) -> tuple[tuple[Gpu, ...], tuple[Rail, ...], tuple[EnergyCounter, ...]]:
@@ -60,18 +61,18 @@ class IntelGpus:
         clock_mhz = self._files.number(card.current)
         highest_mhz = self._files.maybe_number(card.highest)
         reasons = frozenset(reason for reason, path in card.reasons if self._files.maybe_number(path))
-        if isinstance(clock_mhz, Absent):
+        if isinstance(clock_mhz, MissingReason):
             self._cards.forget()
         return Gpu(
             card.key,
             name=f"Intel GPU ({card.driver})",
             is_integrated=not card.monitor,
-            clock_hz=None if isinstance(clock_mhz, Absent) else clock_mhz * 1_000_000,
+            clock_hz=None if isinstance(clock_mhz, MissingReason) else clock_mhz * 1_000_000,
             highest_clock_hz=None if highest_mhz is None else highest_mhz * 1_000_000,
             reasons=reasons if card.reasons else None,
             slowed_by=frozenset(_CAUSES[reason] for reason in reasons),
             sources={"clock_hz": source(card.current)},
-            missing={"clock_hz": clock_mhz.reason} if isinstance(clock_mhz, Absent) else {},
+            missing={"clock_hz": clock_mhz.reason} if isinstance(clock_mhz, MissingReason) else {},
         )
 
     def _energy(self, card: _Card, now_s: float) -> tuple[Rail, EnergyCounter | None]:
@@ -79,7 +80,7 @@ class IntelGpus:
         limit_uw = self._files.maybe_number(f"{card.monitor}/power1_max")
         limit_mw = limit_uw // 1000 if limit_uw else None
         count = self._files.number(path)
-        if isinstance(count, Absent):
+        if isinstance(count, MissingReason):
             return Rail(card.key, None, False, limit_mw, source=source(path), problem=count.reason), None
         energy_uj, power_uw = self._meters.setdefault(card.key, EnergyMeter()).feed(count, now_s)
         problem = "" if power_uw is not None else f"{path}: power follows from two readings"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from edge_server.governor.readings import PowerMode
-from edge_server.governor.sensors.files import Files
-from edge_server.records import dataclass
+from edge_server.governor.sensors.sysfs import SysfsFiles
 
 _JETPACKS: tuple[tuple[str, str], ...] = (
     ("35.2.1", "5.1"),
@@ -46,7 +46,7 @@ class Identity:
     jetpack: str | None
 
 
-def read_identity(files: Files) -> Identity:
+def read_identity(files: SysfsFiles) -> Identity:
     board = files.maybe_text("/proc/device-tree/model") or None
     compatible = (files.maybe_text("/proc/device-tree/compatible") or "").split("\0")
     soc = next((name.removeprefix("nvidia,") for name in compatible if name.startswith("nvidia,tegra")), None)
@@ -64,7 +64,7 @@ def jetpack(l4t: str) -> str | None:
     return max(older)[1] if older else None
 
 
-def read_power_mode(files: Files) -> PowerMode | str:
+def read_power_mode(files: SysfsFiles) -> PowerMode | str:
     """Return the power mode in force, or why it is not known."""
     status = files.maybe_text(_STATUS)
     if status is None:
@@ -99,7 +99,7 @@ def _release(text: str) -> str | None:
     return f"{found[1]}.{found[2].strip('.')}" if found else None
 
 
-def _package_release(files: Files) -> str | None:
+def _package_release(files: SysfsFiles) -> str | None:
     """Return the release of the package nvidia-l4t-core; images without the release file have it in dpkg's list."""
     is_core = False
     for line in files.lines("/var/lib/dpkg/status"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from edge_server.governor.readings import BoxReading, MemoryState
-from edge_server.governor.sensors.files import Absent, Files, source
+from edge_server.governor.sensors.sysfs import MissingReason, SysfsFiles, source
 
 _MEMINFO = "/proc/meminfo"
 _PRESSURE = "/proc/pressure/memory"
@@ -18,7 +18,7 @@ _PRESSURE = "/proc/pressure/memory"
 class MemorySensor:
     """Reads the machine's memory."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SysfsFiles) -> None:
         self._files = files
 
     def read(self, now_s: float) -> BoxReading:
@@ -41,7 +41,7 @@ class MemorySensor:
 
     def _text(self, metric: str, path: str, missing: dict[str, str]) -> str:
         text = self._files.text(path)
-        if isinstance(text, Absent):
+        if isinstance(text, MissingReason):
             missing[metric] = text.reason
             return ""
         return text

@@ -18,11 +18,11 @@ from edge_server.governor.sensors.nvml_gpu import (
     MEMORY_CALLS,
     SOURCE,
     VERSION_MISMATCH,
-    Asker,
     Closed,
-    Device,
-    Gone,
-    Parts,
+    GpuGone,
+    GpuReadingParts,
+    NvmlGpu,
+    NvmlQueries,
     is_of_jetson,
     read_gpu,
     silent_gpu,
@@ -45,7 +45,7 @@ class NvmlSensor:
 
     def __init__(self) -> None:
         self._nvml: ModuleType | None = None
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, NvmlGpu] = {}
         self._owner = 0
         self._is_open = False
         self._tried_s: float | None = None
@@ -166,12 +166,12 @@ class NvmlSensor:
         assert nvml is not None
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            ask = Asker(nvml, handle)
+            ask = NvmlQueries(nvml, handle)
             uuid = ask("uuid", ("nvmlDeviceGetUUID",))
             identity = uuid or f"index {index}"
             if identity not in self._devices:
                 self._devices[identity] = self._new(ask, index, uuid)
-        except Gone as error:
+        except GpuGone as error:
             return self._meet_mute(index, str(error), is_lost=True)
         except nvml.NVMLError as error:
             return self._meet_mute(index, str(error), is_lost=error.value in LOST)
@@ -183,17 +183,17 @@ class NvmlSensor:
         """Enter a GPU that is listed but answers nothing; one already known by its UUID is missed anyway."""
         identity = f"index {index}"
         if all(device.handle is not None for name, device in self._devices.items() if name != identity):
-            device = self._devices.setdefault(identity, Device(self._free_key(index), None, None, False))
+            device = self._devices.setdefault(identity, NvmlGpu(self._free_key(index), None, None, False))
             device.handle, device.is_lost, device.problem = None, is_lost, problem
         return identity
 
-    def _new(self, ask: Asker, index: int, uuid: str | None) -> Device:
+    def _new(self, ask: NvmlQueries, index: int, uuid: str | None) -> NvmlGpu:
         name = ask("name", ("nvmlDeviceGetName",))
         memory = ask("memory", *MEMORY_CALLS)
         # A GPU without memory of its own shares the machine's.
         has_none = ask.is_never("memory") if memory is None else memory.total == 0
         is_integrated = has_none or is_of_jetson(name)
-        return Device("igpu" if is_integrated else self._free_key(index), uuid, name, is_integrated)
+        return NvmlGpu("igpu" if is_integrated else self._free_key(index), uuid, name, is_integrated)
 
     def _free_key(self, index: int) -> str:
         taken = {device.key for device in self._devices.values()}
@@ -201,12 +201,12 @@ class NvmlSensor:
             index += 1
         return f"gpu{index}"
 
-    def _parts(self, device: Device, now_s: float) -> Parts:
+    def _parts(self, device: NvmlGpu, now_s: float) -> GpuReadingParts:
         if device.handle is not None:
             assert self._nvml is not None
             try:
-                return read_gpu(Asker(self._nvml, device.handle), device, now_s)
-            except Gone as error:
+                return read_gpu(NvmlQueries(self._nvml, device.handle), device, now_s)
+            except GpuGone as error:
                 device.handle, device.is_lost, device.problem = None, True, str(error)
                 self._tried_s = now_s
             except Closed as error:

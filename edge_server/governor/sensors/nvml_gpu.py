@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from edge_server.governor.readings import EnergyCounter, Fan, Gpu, Rail, Slowdown, Trips, Zone
-from edge_server.governor.sensors.counters import EnergyMeter
-from edge_server.records import dataclass
+from edge_server.governor.readings import EnergyCounter, FanReading, Gpu, Rail, ThrottleReason, TripPoints, Zone
+from edge_server.governor.sensors.counter_rates import EnergyMeter
 
 SOURCE = "nvml"
 
@@ -57,15 +56,15 @@ _NEVER_ZERO = (
 )  # fmt: skip
 
 _CAUSES = {
-    "sw_power_cap": Slowdown.POWER_CAP,
-    "board_limit": Slowdown.POWER_CAP,
-    "sw_thermal_slowdown": Slowdown.THERMAL,
-    "hw_thermal_slowdown": Slowdown.THERMAL,
-    "hw_power_brake_slowdown": Slowdown.POWER_BRAKE,
+    "sw_power_cap": ThrottleReason.POWER_CAP,
+    "board_limit": ThrottleReason.POWER_CAP,
+    "sw_thermal_slowdown": ThrottleReason.THERMAL,
+    "hw_thermal_slowdown": ThrottleReason.THERMAL,
+    "hw_power_brake_slowdown": ThrottleReason.POWER_BRAKE,
 }
 
 
-class Gone(Exception):
+class GpuGone(Exception):
     """This GPU answers nothing any more."""
 
 
@@ -78,7 +77,7 @@ class Closed(Exception):
 
 
 @dataclass(slots=True)
-class Device:
+class NvmlGpu:
     """A GPU that was seen once. `handle` is None while it cannot be asked; `is_lost`: it is the GPU's own doing.
     `has_power`: it told its power once."""
 
@@ -99,17 +98,17 @@ class Device:
 
 
 @dataclass(slots=True)
-class Parts:
+class GpuReadingParts:
     """What one GPU comes to in a reading."""
 
     gpu: Gpu
     zone: Zone | None = None
     rail: Rail | None = None
     energy: EnergyCounter | None = None
-    fan: Fan | None = None
+    fan: FanReading | None = None
 
 
-class Asker:
+class NvmlQueries:
     """Asks one GPU, metric by metric, and keeps why something is not known. Raises Gone and Closed."""
 
     def __init__(self, nvml: ModuleType, handle: Any) -> None:
@@ -142,7 +141,7 @@ class Asker:
     def _refused(self, metric: str, name: str, error: Any) -> None:
         code = error.value
         if code in LOST:
-            raise Gone(str(error)) from None
+            raise GpuGone(str(error)) from None
         if code in _CLOSED:
             raise Closed(code, str(error)) from None
         self._note(metric, code, f"{name}: {error}")
@@ -157,7 +156,7 @@ class Asker:
             self.codes[metric], self.missing[metric] = code, why
 
 
-def read_gpu(ask: Asker, device: Device, now_s: float) -> Parts:
+def read_gpu(ask: NvmlQueries, device: NvmlGpu, now_s: float) -> GpuReadingParts:
     """Return what a GPU tells now. Raises Gone and Closed."""
     zone = _zone(ask, device)
     power_mw = ask("power_mw", ("nvmlDeviceGetPowerUsage",))
@@ -172,17 +171,17 @@ def read_gpu(ask: Asker, device: Device, now_s: float) -> Parts:
     counter = None
     if energy_mj is not None:
         counter = EnergyCounter(device.key, device.meter.feed(energy_mj, now_s)[0], True, SOURCE)
-    return Parts(
+    return GpuReadingParts(
         gpu,
         zone if zone.temperature_c is not None or zone.margin_c is not None or zone.problem else None,
         Rail(device.key, power_mw, is_counted, limit_mw, source=SOURCE, problem=problem),
         counter,
-        None if fan is None else Fan(device.key, min(1.0, fan / 100), None, SOURCE),
+        None if fan is None else FanReading(device.key, min(1.0, fan / 100), None, SOURCE),
     )
 
 
 def _gpu(
-    ask: Asker, device: Device, zone: Zone, power_mw: int | None, limit_mw: int | None, energy_mj: int | None
+    ask: NvmlQueries, device: NvmlGpu, zone: Zone, power_mw: int | None, limit_mw: int | None, energy_mj: int | None
 ) -> Gpu:
     rates = ask("utilization", ("nvmlDeviceGetUtilizationRates",))
     memory = ask("memory_total_bytes", *MEMORY_CALLS)
@@ -220,7 +219,7 @@ def _gpu(
     )
 
 
-def _zone(ask: Asker, device: Device) -> Zone:
+def _zone(ask: NvmlQueries, device: NvmlGpu) -> Zone:
     """Return the GPU's temperature with its trips. Newer drivers tell the margin and no trips."""
     temperature_c = ask(
         "temperature_c", ("nvmlDeviceGetTemperatureV", _GPU_SENSOR), ("nvmlDeviceGetTemperature", _GPU_SENSOR)
@@ -232,12 +231,12 @@ def _zone(ask: Asker, device: Device) -> Zone:
     )
     # Above GPU_MAX the driver lowers the clocks, above SLOWDOWN the hardware does. 0 stands for none.
     passive = [trip for trip in (gpu_max_c, slowdown_c) if trip]
-    trips = Trips(_degrees(min(passive, default=None)), _degrees(slowdown_c), _degrees(shutdown_c))
+    trips = TripPoints(_degrees(min(passive, default=None)), _degrees(slowdown_c), _degrees(shutdown_c))
     problem = "" if ask.is_never("temperature_c") else ask.missing.get("temperature_c", "")
     return Zone(device.key, _degrees(temperature_c), trips, _float(margin_c), SOURCE, problem)
 
 
-def _violations(ask: Asker) -> Mapping[str, int] | None:
+def _violations(ask: NvmlQueries) -> Mapping[str, int] | None:
     """Return for how many nanoseconds each policy held the GPU back; drivers without the call have fields for them."""
     times: dict[str, int] = {}
     for policy, number in _POLICIES.items():
@@ -249,7 +248,7 @@ def _violations(ask: Asker) -> Mapping[str, int] | None:
     return times or None
 
 
-def _violation_fields(ask: Asker) -> Mapping[str, int] | None:
+def _violation_fields(ask: NvmlQueries) -> Mapping[str, int] | None:
     values = ask("violations_ns", ("nvmlDeviceGetFieldValues", list(_POLICY_FIELDS.values()))) or ()
     times = {
         policy: value.value.ullVal
@@ -259,16 +258,16 @@ def _violation_fields(ask: Asker) -> Mapping[str, int] | None:
     return times or None
 
 
-def _slowed_by(reasons: frozenset[str], zone: Zone) -> frozenset[Slowdown]:
+def _slowed_by(reasons: frozenset[str], zone: Zone) -> frozenset[ThrottleReason]:
     found = {_CAUSES[reason] for reason in reasons if reason in _CAUSES}
-    if "hw_slowdown" in reasons and not found & {Slowdown.THERMAL, Slowdown.POWER_BRAKE}:
+    if "hw_slowdown" in reasons and not found & {ThrottleReason.THERMAL, ThrottleReason.POWER_BRAKE}:
         # The hardware brakes for heat or for power, and older GPUs do not say for which.
         is_hot = zone.headroom_c is not None and zone.headroom_c <= _NEAR_LIMIT_C
-        found.add(Slowdown.THERMAL if is_hot else Slowdown.POWER_BRAKE)
+        found.add(ThrottleReason.THERMAL if is_hot else ThrottleReason.POWER_BRAKE)
     return frozenset(found)
 
 
-def silent_gpu(device: Device) -> Parts:
+def silent_gpu(device: NvmlGpu) -> GpuReadingParts:
     """Return what is left of a GPU that cannot be asked: a lost one has no heat and power that would matter."""
     gpu = Gpu(
         device.key,
@@ -279,9 +278,9 @@ def silent_gpu(device: Device) -> Parts:
         missing={SOURCE: device.problem},
     )
     if device.is_lost:
-        return Parts(gpu)
+        return GpuReadingParts(gpu)
     zone = Zone(device.key, None, source=SOURCE, problem=device.problem)
-    return Parts(gpu, zone, Rail(device.key, None, device.has_power, source=SOURCE, problem=device.problem))
+    return GpuReadingParts(gpu, zone, Rail(device.key, None, device.has_power, source=SOURCE, problem=device.problem))
 
 
 def is_of_jetson(name: str | None) -> bool:

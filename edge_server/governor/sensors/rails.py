@@ -8,11 +8,10 @@ depends on the board, and is told by their labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge_server.governor.readings import Rail
-from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
-from edge_server.records import dataclass
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source
 
 _CHANNELS = (1, 2, 3)
 
@@ -52,9 +51,9 @@ class _Channel:
 class JetsonRails:
     """The rails of the board, each with its own fate."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SysfsFiles) -> None:
         self._files = files
-        self._channels: Found[_Channel] = Found(self._find, lambda channel: files.bears(channel.mark))
+        self._channels: FoundPaths[_Channel] = FoundPaths(self._find, lambda channel: files.bears(channel.mark))
 
     def read(self, now_s: float) -> tuple[Rail, ...]:
         rails = [self._rail(channel) for channel in self._channels.items(now_s)]
@@ -99,7 +98,7 @@ class JetsonRails:
             source=source(channel.current),
         )
         for value in (voltage_mv, current_ma):
-            if isinstance(value, Absent):
+            if isinstance(value, MissingReason):
                 return replace(rail, problem=value.reason)
         assert isinstance(voltage_mv, int)
         assert isinstance(current_ma, int)
@@ -109,7 +108,7 @@ class JetsonRails:
 
     def _measured(self, channel: _Channel) -> Rail:
         power_uw = self._files.number(channel.power)
-        if isinstance(power_uw, Absent):
+        if isinstance(power_uw, MissingReason):
             return Rail(channel.name, None, False, source=source(channel.power), problem=power_uw.reason)
         return Rail(
             channel.name,

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edge_server.governor.readings import EnergyCounter, Rail
-from edge_server.governor.sensors.counters import EnergyMeter
-from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
-from edge_server.records import dataclass
+from edge_server.governor.sensors.counter_rates import EnergyMeter
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source
 
 _POWERCAP = "/sys/class/powercap"
 _LONGEST_S = 30.0
@@ -32,9 +33,9 @@ class _Domain:
 class Rapl:
     """The power domains, as rails and as energy counters."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SysfsFiles) -> None:
         self._files = files
-        self._domains: Found[_Domain] = Found(
+        self._domains: FoundPaths[_Domain] = FoundPaths(
             self._find, lambda domain: files.bears(Mark(f"{domain.folder}/name", domain.kind))
         )
         self._meters: dict[str, EnergyMeter] = {}
@@ -44,7 +45,7 @@ class Rapl:
         for domain in self._domains.items(now_s):
             path = f"{domain.folder}/energy_uj"
             count = self._files.number(path)
-            if isinstance(count, Absent):
+            if isinstance(count, MissingReason):
                 # What may never be read is not counted: it would make the power of all the rest unknown.
                 is_counted = domain.is_counted and domain.name in self._meters
                 rail = Rail(domain.name, None, is_counted, domain.limit_mw, source=source(path), problem=count.reason)

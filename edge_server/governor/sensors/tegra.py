@@ -5,17 +5,16 @@ Preferred to NVML on these boards, also where NVML answers: it reports zeros and
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from edge_server.governor.readings import BoxReading, Clock, EventCounter, Gpu, PowerMode, Slowdown, Zone
+from edge_server.governor.readings import BoxReading, Clock, EventCounter, Gpu, PowerMode, ThrottleReason, Zone
 from edge_server.governor.sensors.clocks import Clocks, gpu_devfreq
-from edge_server.governor.sensors.counters import EventRate, Smooth
+from edge_server.governor.sensors.counter_rates import EventRate, Smooth
 from edge_server.governor.sensors.fans import jetson_fans
-from edge_server.governor.sensors.files import FIND_AGAIN_S, Absent, Files, Found, Mark, source
 from edge_server.governor.sensors.jetson import Identity, read_identity, read_power_mode
 from edge_server.governor.sensors.rails import JetsonRails
+from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, FoundPaths, Mark, MissingReason, SysfsFiles, source
 from edge_server.governor.sensors.thermal import CoolingDevices, ThermalZones
-from edge_server.records import dataclass
 
 _LOADS = (
     "/sys/devices/platform/gpu.0/load",
@@ -29,7 +28,11 @@ _LOADS = (
 _LOAD_SMOOTHING_S = 2.0
 """The load is that of a short moment; several of them make sense."""
 
-_OVER_CURRENT = {"oc1": Slowdown.UNDER_VOLTAGE, "oc2": Slowdown.OVER_CURRENT, "oc3": Slowdown.OVER_CURRENT}
+_OVER_CURRENT = {
+    "oc1": ThrottleReason.UNDER_VOLTAGE,
+    "oc2": ThrottleReason.OVER_CURRENT,
+    "oc3": ThrottleReason.OVER_CURRENT,
+}
 """Alarms of the power monitor: supply voltage too low, average power too high, momentary power too high."""
 
 _IDENTITY_AGAIN_S = 60.0
@@ -45,18 +48,20 @@ class _Counter:
 class TegraSensor:
     """Reads a Jetson; on any other box it tells the board's name and nothing else."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SysfsFiles) -> None:
         self._files = files
         self._identity: Identity | None = None
         self._identity_s = 0.0
-        self._mode: Found[PowerMode | str] = Found(lambda: [read_power_mode(files)])
+        self._mode: FoundPaths[PowerMode | str] = FoundPaths(lambda: [read_power_mode(files)])
         self._zones = ThermalZones(files, zone_name, is_slow=True)
         self._coolers = CoolingDevices(files)
         self._rails = JetsonRails(files)
         self._clocks = Clocks(files)
-        self._counters: Found[_Counter] = Found(self._find_counters, lambda counter: files.bears(counter.mark))
+        self._counters: FoundPaths[_Counter] = FoundPaths(
+            self._find_counters, lambda counter: files.bears(counter.mark)
+        )
         self._rates: dict[str, EventRate] = {}
-        self._load: Found[str] = Found(self._find_load)
+        self._load: FoundPaths[str] = FoundPaths(self._find_load)
         self._smooth = Smooth(_LOAD_SMOOTHING_S)
 
     def read(self, now_s: float) -> BoxReading:
@@ -101,11 +106,11 @@ class TegraSensor:
         clock = next((item for item in clocks if item.name == "gpu"), None)
         zone = next((item for item in zones if item.name == "gpu"), None)
         paths = self._load.items(now_s)
-        load = self._files.number(paths[0]) if paths else Absent("no load file of the GPU is to be found (yet)")
+        load = self._files.number(paths[0]) if paths else MissingReason("no load file of the GPU is to be found (yet)")
         missing: dict[str, str] = {}
         sources: dict[str, str] = {}
         utilization = None
-        if isinstance(load, Absent):
+        if isinstance(load, MissingReason):
             self._load.forget()
             missing["utilization"] = load.reason
         else:
@@ -136,7 +141,7 @@ class TegraSensor:
         counters = []
         for counter in self._counters.items(now_s):
             count = self._files.number(counter.path)
-            if isinstance(count, Absent):
+            if isinstance(count, MissingReason):
                 self._counters.forget()
                 continue
             rate, sustained = self._rates.setdefault(counter.name, EventRate()).feed(count, now_s)

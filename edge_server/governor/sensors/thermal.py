@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from edge_server.governor.readings import Cooler, Trips, Zone
-from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
-from edge_server.records import dataclass
+from edge_server.governor.readings import CoolingDevice, TripPoints, Zone
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source
 
 JUNCTION = "tj"
 """Name of a Jetson's zone that is the hottest of the chip's others."""
@@ -28,7 +28,7 @@ _READ_AGAIN_S = 0.45
 class _ZonePlace:
     name: str
     path: str
-    trips: Trips
+    trips: TripPoints
     mark: Mark
 
 
@@ -48,13 +48,13 @@ class ThermalZones:
     """
 
     def __init__(
-        self, files: Files, name_of: Callable[[str], str | None], *, has_trips: bool = True, is_slow: bool = False
+        self, files: SysfsFiles, name_of: Callable[[str], str | None], *, has_trips: bool = True, is_slow: bool = False
     ) -> None:
         self._files = files
         self._name_of = name_of
         self._has_trips = has_trips
         self._again_s = _READ_AGAIN_S if is_slow else 0.0
-        self._places: Found[_ZonePlace] = Found(self._find, lambda place: files.bears(place.mark))
+        self._places: FoundPaths[_ZonePlace] = FoundPaths(self._find, lambda place: files.bears(place.mark))
         self._zones: tuple[Zone, ...] = ()
         self._read_s = -math.inf
 
@@ -71,12 +71,12 @@ class ThermalZones:
             mark = Mark(f"{folder}/type", self._files.maybe_text(f"{folder}/type") or "")
             name = self._name_of(mark.text)
             if name and name not in places:
-                trips = self._trips(folder) if self._has_trips else Trips()
+                trips = self._trips(folder) if self._has_trips else TripPoints()
                 places[name] = _ZonePlace(name, f"{folder}/temp", trips, mark)
         # The junction comes first: reading it may be slow, and it should be as fresh as can be.
         return sorted(places.values(), key=lambda place: place.name != JUNCTION)
 
-    def _trips(self, folder: str) -> Trips:
+    def _trips(self, folder: str) -> TripPoints:
         """Return the lowest trip of each kind. Those at zero and below, and beyond all reason, are not set."""
         lowest: dict[str, float] = {}
         for entry in self._files.names(folder, r"trip_point_\d+_type"):
@@ -84,14 +84,14 @@ class ThermalZones:
             at_mc = self._files.maybe_number(f"{folder}/{entry.removesuffix('type')}temp")
             if kind and at_mc is not None and at_mc in _PLAUSIBLE_MC and at_mc > 0:
                 lowest[kind] = min(lowest.get(kind, at_mc / 1000), at_mc / 1000)
-        return Trips(lowest.get("passive"), lowest.get("hot"), lowest.get("critical"))
+        return TripPoints(lowest.get("passive"), lowest.get("hot"), lowest.get("critical"))
 
     def _zone(self, place: _ZonePlace) -> Zone:
         at_mc = self._files.number(place.path)
-        if place.name == JUNCTION and isinstance(at_mc, Absent) and at_mc.is_passing:
+        if place.name == JUNCTION and isinstance(at_mc, MissingReason) and at_mc.is_passing:
             # Now and then the firmware is busy; the others are not worth a second try.
             at_mc = self._files.number(place.path)
-        if isinstance(at_mc, Absent):
+        if isinstance(at_mc, MissingReason):
             if not at_mc.is_passing:
                 self._places.forget()
             return Zone(place.name, None, place.trips, source=source(place.path), problem=at_mc.reason)
@@ -103,12 +103,12 @@ class ThermalZones:
 class CoolingDevices:
     """The devices that slow something down. Fans do not, and a hot-surface alert warns fingers."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SysfsFiles) -> None:
         self._files = files
-        self._places: Found[_CoolerPlace] = Found(self._find, lambda place: files.bears(place.mark))
+        self._places: FoundPaths[_CoolerPlace] = FoundPaths(self._find, lambda place: files.bears(place.mark))
 
-    def read(self, now_s: float) -> tuple[Cooler, ...]:
-        coolers: dict[str, Cooler] = {}
+    def read(self, now_s: float) -> tuple[CoolingDevice, ...]:
+        coolers: dict[str, CoolingDevice] = {}
         for place in self._places.items(now_s):
             state = self._files.maybe_number(place.path)
             if state is None:
@@ -117,7 +117,7 @@ class CoolingDevices:
             known = coolers.get(place.name)
             if known is None or known.state < state:
                 is_alert = place.name.endswith("throttle-alert")
-                coolers[place.name] = Cooler(place.name, state, place.max_state, is_alert, source(place.path))
+                coolers[place.name] = CoolingDevice(place.name, state, place.max_state, is_alert, source(place.path))
         return tuple(coolers.values())
 
     def _find(self) -> list[_CoolerPlace]:

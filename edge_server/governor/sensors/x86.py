@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from edge_server.governor.readings import BoxReading, EventCounter, Slowdown, Trips, Zone
+from edge_server.governor.readings import BoxReading, EventCounter, ThrottleReason, TripPoints, Zone
 from edge_server.governor.sensors.clocks import Clocks
-from edge_server.governor.sensors.counters import EventRate
+from edge_server.governor.sensors.counter_rates import EventRate
 from edge_server.governor.sensors.fans import hwmon_fans
-from edge_server.governor.sensors.files import Absent, Files, Found, Mark, source
 from edge_server.governor.sensors.intel_gpu import IntelGpus
 from edge_server.governor.sensors.rapl import Rapl
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source
 from edge_server.governor.sensors.thermal import ThermalZones, implausible
-from edge_server.records import dataclass
 
 _CPUS = "/sys/devices/system/cpu"
 
@@ -27,7 +26,7 @@ _CPUS = "/sys/devices/system/cpu"
 class _Temperature:
     name: str
     path: str
-    trips: Trips
+    trips: TripPoints
     mark: Mark
 
 
@@ -42,14 +41,16 @@ class _Throttle:
 class X86Sensor:
     """Reads processors and what is built in with them."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SysfsFiles) -> None:
         self._files = files
-        self._temperatures: Found[_Temperature] = Found(self._find_temperatures, lambda place: files.bears(place.mark))
+        self._temperatures: FoundPaths[_Temperature] = FoundPaths(
+            self._find_temperatures, lambda place: files.bears(place.mark)
+        )
         # The trips of x86_pkg_temp are alarms that programs set for themselves.
         self._package = ThermalZones(files, _package_name, has_trips=False)
         self._others = ThermalZones(files, _zone_name)
         self._rapl = Rapl(files)
-        self._throttles: Found[_Throttle] = Found(self._find_throttles)
+        self._throttles: FoundPaths[_Throttle] = FoundPaths(self._find_throttles)
         self._rates: dict[str, EventRate] = {}
         # Every core has a policy of its own here, and all are bounded alike.
         self._clocks = Clocks(files, most_clusters=1)
@@ -92,7 +93,7 @@ class X86Sensor:
     def _zone(self, place: _Temperature) -> Zone:
         at_mc = self._files.number(place.path)
         zone = Zone(place.name, None, place.trips, source=source(place.path))
-        if isinstance(at_mc, Absent):
+        if isinstance(at_mc, MissingReason):
             self._temperatures.forget()
             return replace(zone, problem=at_mc.reason)
         problem = implausible(place.path, at_mc)
@@ -112,7 +113,9 @@ class X86Sensor:
         packages = {number: label for number, label in labels.items() if label.startswith("Package id ")}
         for number, label in (packages or labels).items():
             # tempN_crit is TjMax, at which the processor slows itself down; where it switches off is not told.
-            trips = Trips(self._degrees(f"{folder}/temp{number}_crit"), self._degrees(f"{folder}/temp{number}_max"))
+            trips = TripPoints(
+                self._degrees(f"{folder}/temp{number}_crit"), self._degrees(f"{folder}/temp{number}_max")
+            )
             name = label.lower().replace("package id ", "package-").replace(" ", "-")
             yield _Temperature(name, f"{folder}/temp{number}_input", trips, Mark(f"{folder}/temp{number}_label", label))
 
@@ -120,7 +123,7 @@ class X86Sensor:
         labels = {label: number for number, label in self._labels(folder)}
         # Tctl is Tdie plus an offset on some models; tempN_max is a constant of the driver.
         number = labels.get("Tdie") or labels.get("Tctl") or "1"
-        trips = Trips(self._degrees(f"{folder}/temp{number}_crit") or self._degrees(f"{folder}/temp1_crit"))
+        trips = TripPoints(self._degrees(f"{folder}/temp{number}_crit") or self._degrees(f"{folder}/temp1_crit"))
         mark = Mark(f"{folder}/name", "k10temp")
         yield _Temperature(f"package-{index}", f"{folder}/temp{number}_input", trips, mark)
 
@@ -144,7 +147,7 @@ class X86Sensor:
                 continue
             rate, sustained = self._rates.setdefault(place.name, EventRate()).feed(sum(known), now_s)
             from_ = source(place.paths[0])
-            counters.append(EventCounter(place.name, Slowdown.THERMAL, sum(known), rate, sustained, from_))
+            counters.append(EventCounter(place.name, ThrottleReason.THERMAL, sum(known), rate, sustained, from_))
         return tuple(counters)
 
     def _find_throttles(self) -> list[_Throttle]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from edge_server.errors import InvalidRequest
-from edge_server.records import dataclass
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _ENDPOINT = re.compile(r"(?:(https?)://)?([A-Za-z0-9.-]+:[0-9]{1,5})/(.*)", re.DOTALL)

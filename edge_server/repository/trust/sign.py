@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.repository.scan import is_model_name, parse_version
-from edge_server.repository.trust.manifest import (
+from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
     SIGNATURE_NAME,
     Manifest,

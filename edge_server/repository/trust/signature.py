@@ -73,7 +73,7 @@ def read_private_key(path: Path, password: bytes | None = None) -> PrivateKey:
     try:
         key = library.serialization.load_pem_private_key(content, password)
     except TypeError as error:
-        raise NeedsPassword(f"'{path}' is encrypted") from error
+        raise PasswordRequired(f"'{path}' is encrypted") from error
     except (ValueError, library.UnsupportedAlgorithm):
         key = None
     if not isinstance(key, library.ed25519.Ed25519PrivateKey):
@@ -82,7 +82,7 @@ def read_private_key(path: Path, password: bytes | None = None) -> PrivateKey:
     return PrivateKey(key)
 
 
-class NeedsPassword(ServingFault):
+class PasswordRequired(ServingFault):
     """The private key is encrypted."""
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_server.errors import ChangedWhileLoading, Untrusted
-from edge_server.records import dataclass
-from edge_server.repository.scan import ModelOnDisk, parse_version
-from edge_server.repository.trust.manifest import (
+from edge_server.repository.scan import ModelDirectory, parse_version
+from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
     MAX_MANIFEST_BYTES,
     SIGNATURE_NAME,
@@ -63,7 +62,7 @@ class Verified:
                 raise ChangedWhileLoading(f"'{path}' changed while it was loaded")
 
 
-def verify(model: ModelOnDisk, version: int, policy: TrustPolicy, *, is_config_given: bool = False) -> Verified:
+def verify(model: ModelDirectory, version: int, policy: TrustPolicy, *, is_config_given: bool = False) -> Verified:
     """Verify what a version is made from: its directory, and the model's files outside of the versions.
 
     `is_config_given`: a load call brought a configuration, which nobody signed. Reads every listed file once.
@@ -80,7 +79,7 @@ def verify(model: ModelOnDisk, version: int, policy: TrustPolicy, *, is_config_g
 class _Place:
     """One directory with its own SHA256SUMS: a version's, or the model's for all that is outside of the versions."""
 
-    def __init__(self, model: ModelOnDisk, version: int | None, policy: TrustPolicy) -> None:
+    def __init__(self, model: ModelDirectory, version: int | None, policy: TrustPolicy) -> None:
         self._folder = model.path if version is None else model.path / str(version)
         self._subject = subject_of(model.name, version)
         self._what = f"model '{model.name}'" if version is None else f"model '{model.name}' version {version}"

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from edge_server.config import RedisCache
 from edge_server.errors import ServingFault
-from edge_server.serving.cache.answer import CachedAnswer, CorruptEntry, StoreUnreachable
-from edge_server.serving.cache.packing import pack, unpack
+from edge_server.serving.cache.cached_response import CachedAnswer, CorruptEntry, StoreUnreachable
+from edge_server.serving.cache.serialization import pack, unpack
 
 try:
     import redis

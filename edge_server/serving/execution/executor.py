@@ -11,19 +11,19 @@ from typing import Protocol
 
 from edge_server.backends.base import NOT_ITERATIVE, Array, Execution, RequestSession, Session
 from edge_server.core.batch import BatchPlan
-from edge_server.core.device import placed
-from edge_server.core.message import NO_PARAMETERS, Parameter, Request, Response
-from edge_server.core.model import ModelSpec
+from edge_server.core.device_tensor import placed
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, EdgeServerError
-from edge_server.serving.counters import Counters
+from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.inline import InlineRule
-from edge_server.serving.ticket import Ticket
+from edge_server.serving.execution.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
 
-class Outlet(Protocol):
+class TicketOutlet(Protocol):
     """Where answers leave and tickets are given back: the scheduler."""
 
     def send_final(self, ticket: Ticket, response: Response) -> None: ...
@@ -44,7 +44,7 @@ class BatchExecutor:
     """Told how long runs hold their thread, where it depends on that. Answering is no part of it, but of models that
     answer within their run."""
 
-    def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
+    def __init__(self, spec: ModelSpec, plan: BatchPlan, counters: VersionCounters, outlet: TicketOutlet) -> None:
         self._spec = spec
         self._plan = plan
         self._counters = counters
@@ -245,7 +245,9 @@ class LiveExecution:
 
     __slots__ = ("_closing", "_counters", "_group", "_last_ns", "_outlet", "_plan", "_ticket", "request")
 
-    def __init__(self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: Counters, outlet: Outlet) -> None:
+    def __init__(
+        self, ticket: Ticket, group: _Group, plan: BatchPlan, counters: VersionCounters, outlet: TicketOutlet
+    ) -> None:
         self.request: Request = ticket.request
         self._ticket = ticket
         self._group = group

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_server.vision.heads.declaration import Activation
-from edge_server.vision.heads.outputs import Reals
+from edge_server.vision.heads.output_parameters import Activation
+from edge_server.vision.heads.output_tensors import Reals
 
 
 def activate(scores: Reals, activation: Activation, *, axis: int) -> Reals:

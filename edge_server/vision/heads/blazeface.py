@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.records import dataclass
 from edge_server.vision.heads.activation import activate
-from edge_server.vision.heads.candidates import MOST_CANDIDATES, Candidates, NetworkSize
-from edge_server.vision.heads.declaration import Activation
+from edge_server.vision.heads.box_candidates import MOST_CANDIDATES, Candidates, NetworkSize
 from edge_server.vision.heads.grid import cell_count, cells
-from edge_server.vision.heads.outputs import Reals, fits
-from edge_server.vision.heads.selection import best
+from edge_server.vision.heads.output_parameters import Activation
+from edge_server.vision.heads.output_tensors import Reals, fits
+from edge_server.vision.heads.top_k import best
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.core.frame import ClassScore
-from edge_server.core.model import ModelSpec
-from edge_server.records import dataclass
+from edge_server.core.model_spec import ModelSpec
 from edge_server.vision.heads.activation import activate
-from edge_server.vision.heads.declaration import Activation, ClassDeclaration
-from edge_server.vision.heads.outputs import Slot, named_output
-from edge_server.vision.heads.selection import best
+from edge_server.vision.heads.output_parameters import Activation, ClassDeclaration
+from edge_server.vision.heads.output_tensors import HeadOutput, named_output
+from edge_server.vision.heads.top_k import best
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ClassPlan:
     """How one output becomes the best classes."""
 
-    slot: Slot
+    slot: HeadOutput
     activation: Activation
     labels: tuple[str, ...]
 
@@ -50,7 +50,7 @@ def class_plan(spec: ModelSpec, declaration: ClassDeclaration) -> ClassPlan | No
     if not declaration.is_certain and len(labelled) != 1 and len(spec.outputs) != 1:
         return None
     output = named_output(spec, "class_output", declaration.output)
-    return ClassPlan(Slot(output.name, output.dtype, 1), declaration.activation, output.labels)
+    return ClassPlan(HeadOutput(output.name, output.dtype, 1), declaration.activation, output.labels)
 
 
 def implied_class_plan(spec: ModelSpec) -> ClassPlan | None:
@@ -60,4 +60,4 @@ def implied_class_plan(spec: ModelSpec) -> ClassPlan | None:
         return None
     output = labelled[0]
     is_vector = sum(dim != 1 for dim in output.dims) == 1 and output.dtype.numpy.kind in "fiu"
-    return ClassPlan(Slot(output.name, output.dtype, 1), Activation.NONE, output.labels) if is_vector else None
+    return ClassPlan(HeadOutput(output.name, output.dtype, 1), Activation.NONE, output.labels) if is_vector else None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge_server.core.frame import Detection, Keypoint
-from edge_server.core.model import ModelSpec
+from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendError, BadModelConfig
-from edge_server.records import dataclass
-from edge_server.vision.fit import Fit
-from edge_server.vision.heads.candidates import Candidates, Head, NetworkSize
-from edge_server.vision.heads.choice import choose_parts, make_head
-from edge_server.vision.heads.declaration import TRAITS, DetectionDeclaration
+from edge_server.vision.heads.box_candidates import Candidates, DetectionHead, NetworkSize
+from edge_server.vision.heads.head_selection import choose_parts, make_head
 from edge_server.vision.heads.nms import suppress
-from edge_server.vision.heads.outputs import Slot, check_number, frame_dims
+from edge_server.vision.heads.output_parameters import TRAITS, DetectionDeclaration
+from edge_server.vision.heads.output_tensors import HeadOutput, check_number, frame_dims
+from edge_server.vision.resize import FittedPicture
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,13 +31,13 @@ LARGEST_CLASS = 2**32 - 1
 class DetectionPlan:
     """How a model's outputs become detections. Immutable, usable from any thread."""
 
-    head: Head
-    slots: tuple[Slot, ...]
+    head: DetectionHead
+    slots: tuple[HeadOutput, ...]
     declaration: DetectionDeclaration
     labels: tuple[str, ...]
 
     def read(
-        self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, fit: Fit, *, model: str
+        self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, fit: FittedPicture, *, model: str
     ) -> tuple[Detection, ...]:
         """Return what was found, best first, boxes cut to the frame; what lies wholly outside it is left out.
 
@@ -53,7 +53,7 @@ class DetectionPlan:
             found = _taken(found, suppress(found.boxes, classes, self.declaration.iou_threshold))
         return self._named(_taken(found, np.arange(min(len(found.scores), self.declaration.most))), fit)
 
-    def _named(self, found: Candidates, fit: Fit) -> tuple[Detection, ...]:
+    def _named(self, found: Candidates, fit: FittedPicture) -> tuple[Detection, ...]:
         limits = (fit.width, fit.height, fit.width, fit.height)
         boxes = np.clip(found.boxes, 0, limits).tolist()
         points: list[list[list[float]]] = [[]] * len(boxes) if found.keypoints is None else found.keypoints.tolist()
@@ -72,7 +72,7 @@ def _keypoints(points: list[list[float]]) -> tuple[Keypoint, ...]:
     return tuple(Keypoint(x, y, score) for x, y, score in points)
 
 
-def in_frame(found: Candidates, fit: Fit) -> Candidates:
+def in_frame(found: Candidates, fit: FittedPicture) -> Candidates:
     """Return the finds with sound numbers and some area within the frame, positions brought to it, boxes uncut."""
     is_sound = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
     is_sound &= (found.classes >= 0) & (found.classes <= LARGEST_CLASS)
@@ -91,7 +91,7 @@ def in_frame(found: Candidates, fit: Fit) -> Candidates:
 
 
 def _to_frame(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], fit: Fit
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], fit: FittedPicture
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     x, y = fit.to_original(x, y)
     return np.clip(x, -FARTHEST, FARTHEST), np.clip(y, -FARTHEST, FARTHEST)
@@ -111,7 +111,7 @@ def detection_plan(spec: ModelSpec, declaration: DetectionDeclaration, size: Net
     for output in outputs:
         check_number(spec, output)
     head = make_head(declaration, size, len(outputs))
-    slots = tuple(Slot(output.name, output.dtype, rank) for output, rank in zip(outputs, head.ranks, strict=True))
+    slots = tuple(HeadOutput(output.name, output.dtype, rank) for output, rank in zip(outputs, head.ranks, strict=True))
     shapes = [frame_dims(spec, output, rank) for output, rank in zip(outputs, head.ranks, strict=True)]
     problem = head.problem(shapes)
     if problem is not None:
@@ -122,7 +122,7 @@ def detection_plan(spec: ModelSpec, declaration: DetectionDeclaration, size: Net
 def _mismatch(
     model: str,
     declaration: DetectionDeclaration,
-    slots: tuple[Slot, ...],
+    slots: tuple[HeadOutput, ...],
     expected: str,
     shapes: list[tuple[int, ...]],
 ) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.vision.heads.candidates import NetworkSize
+from edge_server.vision.heads.box_candidates import NetworkSize
 
 if TYPE_CHECKING:
     import numpy.typing as npt

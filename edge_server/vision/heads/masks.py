@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from edge_server.core.frame import Mask
-from edge_server.core.model import ModelSpec, OutputSpec
+from edge_server.core.model_spec import ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
-from edge_server.records import dataclass
-from edge_server.vision.fit import Fit
-from edge_server.vision.heads.candidates import NetworkSize
-from edge_server.vision.heads.declaration import Activation, MaskDeclaration, MaskLayout
-from edge_server.vision.heads.outputs import Reals, Slot, frame_dims, named_output, reals
+from edge_server.vision.heads.box_candidates import NetworkSize
+from edge_server.vision.heads.output_parameters import Activation, MaskDeclaration, MaskLayout
+from edge_server.vision.heads.output_tensors import HeadOutput, Reals, frame_dims, named_output, reals
+from edge_server.vision.resize import FittedPicture
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,14 +31,14 @@ BAND_PIXELS = 1 << 16
 class MaskPlan:
     """How one output becomes a mask of the frame. `size` is that of the network's input."""
 
-    slot: Slot
+    slot: HeadOutput
     layout: MaskLayout
     threshold: float
     unseen: int
     labels: tuple[str, ...]
     size: NetworkSize
 
-    def read(self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, fit: Fit, *, model: str) -> Mask:
+    def read(self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, fit: FittedPicture, *, model: str) -> Mask:
         """Return the class of every pixel of the frame, taken from the network's pixel under its centre.
 
         Raises BackendError for an output of another shape than declared.
@@ -66,7 +66,7 @@ class MaskPlan:
             return np.asarray(scores.squeeze(axis) >= self.threshold, np.uint8)
         return strongest_plane(scores) if self.layout is MaskLayout.PLANAR else strongest_channel(scores)
 
-    def _to_frame(self, small: ClassIndices, fit: Fit) -> ClassIndices:
+    def _to_frame(self, small: ClassIndices, fit: FittedPicture) -> ClassIndices:
         """Undo the fit. Columns first, while there are few rows; whole rows are then copied."""
         height, width = small.shape
         columns, is_column = _sources(fit.width, fit.scale_x, fit.offset_x, self.size.width, width)
@@ -147,7 +147,9 @@ def mask_plan(spec: ModelSpec, declaration: MaskDeclaration, size: NetworkSize) 
     threshold = declaration.threshold
     if declaration.activation is Activation.SIGMOID:
         threshold = _logit(threshold)
-    return MaskPlan(Slot(output.name, output.dtype, rank), layout, threshold, declaration.unseen, output.labels, size)
+    return MaskPlan(
+        HeadOutput(output.name, output.dtype, rank), layout, threshold, declaration.unseen, output.labels, size
+    )
 
 
 def _logit(probability: float) -> float:

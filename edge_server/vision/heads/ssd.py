@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.records import dataclass
 from edge_server.vision.heads.activation import activate, best_class
-from edge_server.vision.heads.candidates import MOST_CANDIDATES, BoxCode, Candidates
-from edge_server.vision.heads.declaration import Activation
-from edge_server.vision.heads.outputs import Reals, fits
-from edge_server.vision.heads.selection import best
+from edge_server.vision.heads.box_candidates import MOST_CANDIDATES, BoxCode, Candidates
+from edge_server.vision.heads.output_parameters import Activation
+from edge_server.vision.heads.output_tensors import Reals, fits
+from edge_server.vision.heads.top_k import best
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.records import dataclass
-from edge_server.vision.heads.candidates import Candidates, NetworkSize
-from edge_server.vision.heads.declaration import Activation
+from edge_server.vision.heads.box_candidates import Candidates, NetworkSize
 from edge_server.vision.heads.grid import cell_count, cells
-from edge_server.vision.heads.outputs import Reals
+from edge_server.vision.heads.output_parameters import Activation
+from edge_server.vision.heads.output_tensors import Reals
 from edge_server.vision.heads.yolo import with_objectness
 
 if TYPE_CHECKING:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from edge_server.records import dataclass
-from edge_server.vision.heads.candidates import MOST_CANDIDATES, Candidates, NetworkSize
+from edge_server.vision.heads.box_candidates import MOST_CANDIDATES, Candidates, NetworkSize
 from edge_server.vision.heads.grid import cell_count, cells
-from edge_server.vision.heads.outputs import Reals, fits
-from edge_server.vision.heads.selection import best
+from edge_server.vision.heads.output_tensors import Reals, fits
+from edge_server.vision.heads.top_k import best
 
 _PARTS = (("cls", 1), ("obj", 1), ("bbox", 4), ("kps", 10))
 """Kinds of output in order, and the numbers of each for one cell."""

@@ -15,16 +15,16 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.tensorrt.adapter import load_library
-from edge_server.backends.tensorrt.building import Site, build
-from edge_server.backends.tensorrt.order import order_of
-from edge_server.backends.tensorrt.verify import Sample, verify
+from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build
+from edge_server.backends.tensorrt.engine_options import order_of
+from edge_server.backends.tensorrt.library_adapter import load_library
+from edge_server.backends.tensorrt.verify_engine import VerificationSample, verify
 from edge_server.core.batch import BatchPlan
-from edge_server.core.check import RequestCheck
-from edge_server.core.engine import Range
-from edge_server.core.message import Request, Response
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.engines.samples import answers, requests_for
+from edge_server.core.tensorrt_engine import Range
+from edge_server.engines.verification_samples import answers, requests_for
 from edge_server.errors import BackendError, BadModelConfig, LoadError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
@@ -86,7 +86,9 @@ def make_plan(gpu: Any, host: Any, resizing: ModelFile, tmp_path: Path) -> Make:
         library = load_library("tensorrt_rtx")
         order = order_of(found.spec, found.file, 0, library.name, library.version, {})
         folder = tmp_path / "plans" / "1"
-        built = build(order, Site(folder, (8, 6), tmp_path / "timing.cache"), library, lambda *_: None, lambda: False)
+        built = build(
+            order, BuildEnvironment(folder, (8, 6), tmp_path / "timing.cache"), library, lambda *_: None, lambda: False
+        )
         plan = built.plan.rename(folder / "model.plan")
         host["N"] = []
         host["S"] = [tuple(list(one) for one in three(profile["S"])) for profile in order.profiles]
@@ -275,7 +277,7 @@ def test_an_engine_is_compared_with_the_values_that_it_is_made_fastest_for(
         made = dict(zip(("Y", "N"), runtime.run(["Y", "N"], batches.gather_one(asked)), strict=True))
         take(Response("made", 1, "", batches.scatter_one(made, asked, rows)))
 
-    samples: list[Sample] = answers(requests_for(found.spec, order, resizing.model_dir), found.spec, submit)
+    samples: list[VerificationSample] = answers(requests_for(found.spec, order, resizing.model_dir), found.spec, submit)
     assert samples[-1].inputs["S"].tolist() == [8, 8, 8]
     assert samples[-1].outputs["N"].tolist() == [8, 8, 8]
     assert verify(order, plan.path, samples, library, has_rows=True) <= order.tolerance

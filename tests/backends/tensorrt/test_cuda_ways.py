@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.backends.tensorrt import cuda, cuda_pycuda
+from edge_server.backends.tensorrt import cuda_driver, cuda_pycuda
 
 SCRIPT = """
 import sys
@@ -59,7 +59,7 @@ def test_a_way_to_the_driver_allocates_copies_and_tells_faults(way: str, library
     try_it = [sys.executable, "-c", f"import {library}"]
     if subprocess.run(try_it, env=environment, capture_output=True, check=False).returncode:
         pytest.skip(f"{library} does not import here")
-    ways = repr([item for item in cuda._WAYS if item[0] == library])
+    ways = repr([item for item in cuda_driver._WAYS if item[0] == library])
     script = f"from edge_server.backends.tensorrt import cuda\ncuda._WAYS = {ways}\n{SCRIPT}"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -70,12 +70,12 @@ def test_why_there_is_no_gpu_is_told_without_a_runtime_being_made(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = str(fake_gpu.library)
-    assert cuda.missing(library) == ""
-    assert cuda.missing("libnone.so.1") == "there is no NVIDIA driver (libnone.so.1 does not load)"
+    assert cuda_driver.missing(library) == ""
+    assert cuda_driver.missing("libnone.so.1") == "there is no NVIDIA driver (libnone.so.1 does not load)"
     monkeypatch.setenv("FAKE_CUDA_COUNT", "0")
-    assert cuda.missing(library) == "the NVIDIA driver finds no GPU"
+    assert cuda_driver.missing(library) == "the NVIDIA driver finds no GPU"
     monkeypatch.setenv("FAKE_CUDA_INIT", "803")
-    assert cuda.missing(library) == "the NVIDIA driver does not start (cuInit: CUresult 803)"
+    assert cuda_driver.missing(library) == "the NVIDIA driver does not start (cuInit: CUresult 803)"
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ def test_pycudas_words_tell_whether_the_context_is_lost(
     pycuda.RuntimeError = type("RuntimeError", (pycuda.Error,), {})
     monkeypatch.setitem(sys.modules, "pycuda", ModuleType("pycuda"))
     monkeypatch.setitem(sys.modules, "pycuda.driver", pycuda)
-    with pytest.raises(cuda.CudaFault, match=said) as fault, cuda_pycuda._translated():
+    with pytest.raises(cuda_driver.CudaFault, match=said) as fault, cuda_pycuda._translated():
         raise pycuda.Error(said)
     assert fault.value.is_context_lost is is_lost
 
 
 def test_a_driver_that_becomes_ready_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = (cuda.Device("late", (8, 7), 1 << 30, True),)
-    cuda._found.cache_clear()
-    monkeypatch.setattr(cuda, "driver", lambda: SimpleNamespace(devices=lambda: found))
-    monkeypatch.setattr(cuda, "missing", lambda: "the NVIDIA driver does not start (cuInit: CUresult 802)")
-    assert cuda.devices() == ()
-    monkeypatch.setattr(cuda, "missing", lambda: "")
+    found = (cuda_driver.CudaDevice("late", (8, 7), 1 << 30, True),)
+    cuda_driver._found.cache_clear()
+    monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(devices=lambda: found))
+    monkeypatch.setattr(cuda_driver, "missing", lambda: "the NVIDIA driver does not start (cuInit: CUresult 802)")
+    assert cuda_driver.devices() == ()
+    monkeypatch.setattr(cuda_driver, "missing", lambda: "")
     try:
-        assert cuda.devices() == found
+        assert cuda_driver.devices() == found
     finally:
-        cuda._found.cache_clear()
+        cuda_driver._found.cache_clear()

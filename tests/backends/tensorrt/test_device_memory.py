@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends import cuda_device
+from edge_server.backends import cuda_devices
 from edge_server.backends.base import ModelFile
-from edge_server.core.device import DeviceArray, DeviceTensor, on_host
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.core.device_tensor import DeviceArray, DeviceTensor, on_host
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, ServingFault
 from edge_server.memory.cuda_memory import CudaMemoryRegistry, CudaPin
@@ -52,7 +52,7 @@ def rows(count: int) -> np.ndarray:
 
 @pytest.fixture
 def regions(gpu: Any) -> Iterator[CudaMemoryRegistry]:
-    made = CudaMemoryRegistry(True, "", cuda_device.CudaDevices)
+    made = CudaMemoryRegistry(True, "", cuda_devices.CudaDevices)
     yield made
     made.close()
     assert gpu.driver.fake_cuda_open_count() == 0, "an allocation of a client stayed mapped"

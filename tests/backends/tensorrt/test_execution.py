@@ -12,9 +12,9 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile
-from edge_server.backends.tensorrt import cuda
-from edge_server.backends.tensorrt.adapter import EngineFault
-from edge_server.core.model import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, OutputSpec
+from edge_server.backends.tensorrt import cuda_driver
+from edge_server.backends.tensorrt.library_adapter import EngineFault
+from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError, OutOfMemory, SessionLost
 
@@ -139,7 +139,7 @@ def _open_with_groups(
     file: ModelFile, groups: tuple[InstanceGroup, ...], name: str = "plans_0_0", device_id: int = 0
 ) -> Any:
     from edge_server.backends.base import OpenJob
-    from edge_server.core.model import ModelSpec
+    from edge_server.core.model_spec import ModelSpec
 
     spec = ModelSpec("plans", "tensorrt_rtx", "", 8, IN, OUT, groups)
     return load_backend("tensorrt_rtx").open(OpenJob(spec, file, name, device_id))
@@ -240,7 +240,7 @@ def test_without_a_driver_a_plan_is_refused_and_no_runtime_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_session: Open
 ) -> None:
     trt = pytest.importorskip("tensorrt_rtx")
-    monkeypatch.setattr(cuda, "LIBRARY", "libthereisnone.so.1")
+    monkeypatch.setattr(cuda_driver, "LIBRARY", "libthereisnone.so.1")
     monkeypatch.setattr(trt, "Runtime", None)
     path = tmp_path / "1" / "model.plan"
     path.parent.mkdir()

@@ -10,9 +10,9 @@ import pytest
 
 from edge_server.backends.base import ModelFile
 from edge_server.backends.tensorrt import session as sessions
-from edge_server.backends.tensorrt.adapter import EngineFault, Library
-from edge_server.backends.tensorrt.recordings import Recordings
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.tensorrt.cuda_graphs import CudaGraphs
+from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorRTLibrary
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
 
@@ -40,9 +40,9 @@ def left_at_release(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
     """How many execution contexts were made, and how many of them were left, each time an engine's share went back."""
     made: list[weakref.ref[Any]] = []
     seen: list[tuple[int, int]] = []
-    make_context, begin = Library.make_context, sessions.TensorRTSession.__init__
+    make_context, begin = TensorRTLibrary.make_context, sessions.TensorRTSession.__init__
 
-    def watched(self: Library, engine: Any, *, has_own_memory: bool) -> Any:
+    def watched(self: TensorRTLibrary, engine: Any, *, has_own_memory: bool) -> Any:
         context = make_context(self, engine, has_own_memory=has_own_memory)
         made.append(weakref.ref(context))
         return context
@@ -56,7 +56,7 @@ def left_at_release(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
 
         begin(self, *given[:-1], release)
 
-    monkeypatch.setattr(Library, "make_context", watched)
+    monkeypatch.setattr(TensorRTLibrary, "make_context", watched)
     monkeypatch.setattr(sessions.TensorRTSession, "__init__", begun)
     return seen
 
@@ -75,14 +75,14 @@ def test_execution_contexts_end_before_the_engine_does_where_a_recording_fails(
     left_at_release: list[tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record, before = Recordings.record, gpu.live()
+    record, before = CudaGraphs.record, gpu.live()
 
-    def fail_at_four(self: Recordings, engine: Any, stream: int, rows: int) -> None:
+    def fail_at_four(self: CudaGraphs, engine: Any, stream: int, rows: int) -> None:
         if rows == 4:
             raise EngineFault("failed as told")
         record(self, engine, stream, rows)
 
-    monkeypatch.setattr(Recordings, "record", fail_at_four)
+    monkeypatch.setattr(CudaGraphs, "record", fail_at_four)
     with pytest.raises(LoadError, match="failed as told"):
         open_session(plan, **SPEC)
     assert left_at_release == [(2, 0)]

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.base import ModelFile
-from edge_server.backends.tensorrt.graphs import padded_size
-from edge_server.backends.tensorrt.order import order_from_json, order_of, order_to_json
-from edge_server.backends.tensorrt.profiles import choose, profiles_of
-from edge_server.backends.tensorrt.progress import Progress
-from edge_server.backends.tensorrt.verify import Sample, difference, load_samples, save_samples
-from edge_server.core.engine import Range
-from edge_server.core.model import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
+from edge_server.backends.tensorrt.build_progress import BuildProgress
+from edge_server.backends.tensorrt.cuda_graph_sizes import padded_size
+from edge_server.backends.tensorrt.engine_options import order_from_json, order_of, order_to_json
+from edge_server.backends.tensorrt.optimization_profiles import choose, profiles_of
+from edge_server.backends.tensorrt.verify_engine import VerificationSample, difference, load_samples, save_samples
+from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import BadModelConfig, LoadError
 
 SPEC = ModelSpec(
@@ -94,7 +94,7 @@ def test_a_batch_is_filled_up_to_the_smallest_size_that_holds_it(sizes: set[int]
 
 
 def test_progress_counts_what_is_done_of_the_step_under_way() -> None:
-    progress = Progress()
+    progress = BuildProgress()
     progress.begin("all", None, 4)
     progress.step("all", 0)
     assert progress.percent == 25.0
@@ -117,7 +117,7 @@ Step = tuple[str, str, int]
     )
 )
 def test_progress_never_falls_and_stays_between_0_and_100_whatever_is_told(steps: list[Step]) -> None:
-    progress, last = Progress(), 0.0
+    progress, last = BuildProgress(), 0.0
     for number, (kind, name, value) in enumerate(steps):
         if kind == "begin":
             progress.begin(name, "abc"[number % 3] if number % 2 else None, value)
@@ -165,7 +165,10 @@ def test_difference_is_measured_by_the_largest_magnitude() -> None:
 
 
 def test_samples_come_back_as_they_were_saved(tmp_path: Path) -> None:
-    samples = [Sample({"a/b": np.ones(2)}, {"out": np.arange(3)}), Sample({"a/b": np.zeros(2)}, {})]
+    samples = [
+        VerificationSample({"a/b": np.ones(2)}, {"out": np.arange(3)}),
+        VerificationSample({"a/b": np.zeros(2)}, {}),
+    ]
     save_samples(tmp_path / "samples.npz", samples)
     found = load_samples(tmp_path / "samples.npz")
     assert [list(sample.outputs) for sample in found] == [["out"], []]

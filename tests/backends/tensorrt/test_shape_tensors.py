@@ -16,12 +16,12 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.tensorrt.adapter import load_library
-from edge_server.backends.tensorrt.building import Site, build
-from edge_server.backends.tensorrt.order import order_of
-from edge_server.core.engine import Range
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build
+from edge_server.backends.tensorrt.engine_options import order_of
+from edge_server.backends.tensorrt.library_adapter import load_library
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
+from edge_server.core.tensorrt_engine import Range
 from edge_server.errors import BackendError, LoadError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
@@ -219,7 +219,7 @@ def test_a_configuration_with_a_shape_tensor_becomes_an_engine_that_is_served(
     library = load_library("tensorrt_rtx")
     order = order_of(found.spec, found.file, 0, library.name, library.version, {})
     assert order.profiles == ({"X": Range((1, 4), (8, 4), (8, 4)), "S": Range((1, 1), (8, 4), (32, 32))},)
-    site = Site(tmp_path, (8, 6), tmp_path / "timing.cache")
+    site = BuildEnvironment(tmp_path, (8, 6), tmp_path / "timing.cache")
     built = build(order, site, library, lambda phase, percent: None, lambda: False)
     host["S"] = [VALUES]
     gpu.register(built.plan.read_bytes(), reshaped.path, [{"X": [[1, 4], [8, 4], [8, 4]]}])

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import ModelFile
-from edge_server.backends.tensorrt.adapter import Library, load_library
-from edge_server.backends.tensorrt.building import BuildCancelled, BuildFault, Site, build
-from edge_server.core.engine import EngineOrder
+from edge_server.backends.tensorrt.engine_build import BuildCancelled, BuildEnvironment, BuildFault, build
+from edge_server.backends.tensorrt.library_adapter import TensorRTLibrary, load_library
+from edge_server.core.tensorrt_engine import EngineOrder
 
 pytestmark = pytest.mark.full
 
@@ -87,7 +87,7 @@ class Timed:
     def __init__(self) -> None:
         self.given: list[bytes] = []
         self.builds = True
-        self.real: Library = load_library("tensorrt_rtx")
+        self.real: TensorRTLibrary = load_library("tensorrt_rtx")
         self.trt = self
 
     def __getattr__(self, name: str) -> Any:
@@ -114,7 +114,7 @@ def order(write_onnx: Callable[..., ModelFile]) -> EngineOrder:
 
 
 def run(timed: Timed, order: EngineOrder, folder: Path, *, is_cancelled: bool = False) -> None:
-    site = Site(folder, (8, 6), folder / "timing.cache")
+    site = BuildEnvironment(folder, (8, 6), folder / "timing.cache")
     build(order, site, timed, lambda phase, percent: None, lambda: is_cancelled)  # type: ignore[arg-type]
 
 

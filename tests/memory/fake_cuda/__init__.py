@@ -55,13 +55,13 @@ class FakeCuda:
 
     def install(self, patch: pytest.MonkeyPatch) -> ctypes.CDLL:
         """Give this process the driver for one test; return its library, to ask for `fake_cuda_open_count`."""
-        from edge_server.backends.tensorrt import cuda, cuda_ctypes
+        from edge_server.backends.tensorrt import cuda_ctypes, cuda_driver
 
         patch.setenv("FAKE_CUDA_STATE", str(self.state))
-        patch.setattr(cuda, "LIBRARY", str(self.library))
+        patch.setattr(cuda_driver, "LIBRARY", str(self.library))
         made = cuda_ctypes.make(str(self.library))
-        patch.setattr(cuda, "driver", lambda: made)
-        patch.setattr(cuda, "devices", lambda: made.devices())
+        patch.setattr(cuda_driver, "driver", lambda: made)
+        patch.setattr(cuda_driver, "devices", lambda: made.devices())
         return ctypes.CDLL(str(self.library))
 
     def allocate(self, byte_size: int) -> Allocation:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.core.message import Request
-from edge_server.core.model import InputSpec, ModelFile, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelFile, ModelSpec, OutputSpec
+from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import StorageFault
-from edge_server.serving.cache.key import RequestKeys, content_digest, identity
+from edge_server.serving.cache.request_key import RequestKeys, content_digest, identity
 
 SPEC = ModelSpec(
     "m", "stub", "", 8,

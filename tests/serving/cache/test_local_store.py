@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.serving.cache.answer import CachedAnswer, kept
-from edge_server.serving.cache.local import LocalStore
+from edge_server.serving.cache.cached_response import CachedAnswer, kept
+from edge_server.serving.cache.local_store import LocalStore
 
 CAPACITY = 10_000
 

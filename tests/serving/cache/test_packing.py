@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as some
 
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.serving.cache.answer import CorruptEntry, kept
-from edge_server.serving.cache.packing import pack, unpack
+from edge_server.serving.cache.cached_response import CorruptEntry, kept
+from edge_server.serving.cache.serialization import pack, unpack
 
 shapes = some.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 

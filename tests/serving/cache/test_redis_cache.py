@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from edge_server.config import RedisCache
-from edge_server.core.message import Response
+from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled
-from edge_server.serving.cache.cache import ResponseCache
-from edge_server.serving.cache.packing import pack
+from edge_server.serving.cache.response_cache import ResponseCache
+from edge_server.serving.cache.serialization import pack
 
 pytestmark = pytest.mark.full
 pytest.importorskip("redis", reason="needs redis, of the extra test-all")
@@ -136,7 +136,7 @@ def test_every_type_of_tensor_comes_back_from_redis_as_it_was(new_cache: Any) ->
 
 
 def cache_entry(tensors: tuple[Tensor, ...]) -> Any:
-    from edge_server.serving.cache.answer import kept
+    from edge_server.serving.cache.cached_response import kept
 
     return kept(Response("m", 1, "", tensors))
 
@@ -334,7 +334,7 @@ def test_a_redis_that_sends_its_answer_byte_by_byte_does_not_hold_the_request(ne
 def test_more_lookups_than_can_wait_are_computed_at_once(
     new_house: Any, new_cache: Any, model_root: Path, redis_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_server.serving.cache.cache._MOST_WAITING", 2)
+    monkeypatch.setattr("edge_server.serving.cache.response_cache._MOST_WAITING", 2)
     cache = new_cache()
     house = new_house(cache=cache)
     house.load(house.spec(is_cached=True), root=model_root)

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.composition import Ensemble, EnsembleStep, SequenceBatching
-from edge_server.core.device import DeviceArray, DeviceTensor
-from edge_server.core.lifecycle import ModelWish
-from edge_server.core.message import Request, Response, SequenceStep
-from edge_server.core.model import DynamicBatching, InputSpec, ModelSpec, OutputSpec
+from edge_server.core.composition_spec import Ensemble, EnsembleStep, SequenceBatching
+from edge_server.core.device_tensor import DeviceArray, DeviceTensor
+from edge_server.core.model_spec import DynamicBatching, InputSpec, ModelSpec, OutputSpec
+from edge_server.core.request_response import Request, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
+from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import BackendError, Cancelled, InvalidRequest, ServingFault, Throttled
-from edge_server.serving.cache import workers
-from edge_server.serving.cache.cache import ResponseCache
-from edge_server.serving.cache.local import LocalStore
+from edge_server.serving.cache import worker_threads
+from edge_server.serving.cache.local_store import LocalStore
+from edge_server.serving.cache.response_cache import ResponseCache
 
 MIB = 1 << 20
 
@@ -299,7 +299,7 @@ def test_without_a_thread_to_look_a_large_input_up_it_is_computed_and_leaves_not
             raise RuntimeError("can't start new thread")
 
     version = house.load(house.spec(is_cached=True))
-    monkeypatch.setattr(workers, "threading", SimpleNamespace(Thread=Refused, Condition=threading.Condition))
+    monkeypatch.setattr(worker_threads, "threading", SimpleNamespace(Thread=Refused, Condition=threading.Condition))
     assert ask(house, 3.0, width=1 << 17).outputs[0].array[0, 0] == 3.0
     version.stop_taking()
     version.drain()
@@ -372,7 +372,7 @@ def load_pair(house: Any, **more: Any) -> Any:
     house.load(house.spec("a"))
     house.load(house.spec("b", **more))
     spec = pair(house)
-    house.manager.wish_for(ModelWish("both", {1: house.version_wish(spec)}, members=(("a", None), ("b", None))))
+    house.manager.wish_for(DesiredModel("both", {1: house.version_wish(spec)}, members=(("a", None), ("b", None))))
     assert house.manager.wait_settled(["both"], 20)
     assert house.manager.failure("both") is None
     return house.manager.route("both", None)

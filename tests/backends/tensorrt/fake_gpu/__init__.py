@@ -47,12 +47,12 @@ class FakeGpu:
         """Give this process the GPU for one test."""
         import tensorrt_rtx
 
-        from edge_server.backends.tensorrt import cuda, cuda_ctypes
+        from edge_server.backends.tensorrt import cuda_ctypes, cuda_driver
 
-        patch.setattr(cuda, "LIBRARY", str(self.library))
+        patch.setattr(cuda_driver, "LIBRARY", str(self.library))
         made = cuda_ctypes.make(str(self.library))
-        patch.setattr(cuda, "driver", lambda: made)
-        patch.setattr(cuda, "devices", lambda: made.devices())
+        patch.setattr(cuda_driver, "driver", lambda: made)
+        patch.setattr(cuda_driver, "devices", lambda: made.devices())
         patch.setenv("FAKE_ENGINES", str(self.engines))
         patch.setenv("FAKE_CUDA_TALLY", str(self.tally))
         patch.setattr(tensorrt_rtx, "Runtime", tensorrt_rtx.Runtime)

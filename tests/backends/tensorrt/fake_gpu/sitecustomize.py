@@ -8,9 +8,9 @@ if os.environ.get("FAKE_CUDA_LIBRARY") and not any("pip" in word for word in sys
     import runtime_double
     import tensorrt_rtx
 
-    from edge_server.backends.tensorrt import cuda
+    from edge_server.backends.tensorrt import cuda_driver
 
     # cuda-python, where it is installed, looks for a driver of the system's.
-    cuda._WAYS = ()
-    cuda.LIBRARY = os.environ["FAKE_CUDA_LIBRARY"]
-    runtime_double.install(tensorrt_rtx, cuda.LIBRARY)
+    cuda_driver._WAYS = ()
+    cuda_driver.LIBRARY = os.environ["FAKE_CUDA_LIBRARY"]
+    runtime_double.install(tensorrt_rtx, cuda_driver.LIBRARY)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, Session, SessionInfo, Signature
-from edge_server.core.model import InputSpec, OutputSpec
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
 
@@ -30,9 +30,9 @@ class ThermalBackend(Backend):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> Signature:
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         load_curve(file)
-        return Signature(
+        return ModelSignature(
             (InputSpec("COUNTS", DType.UINT16, (-1, -1)),), (OutputSpec("CELSIUS", DType.FP32, (-1, -1)),), True
         )
 

@@ -1,0 +1,207 @@
+"""JAX functions exported by jax.export (model.jaxexport), as backend `jax`: StableHLO, compiled by XLA for the CPU.
+
+Write the file with `path.write_bytes(jax.export.export(jax.jit(function))(*shapes).serialize())`; it runs without the
+code that made it. A symbolic first dimension lets the model batch:
+
+    rows, = jax.export.symbolic_shape("rows")
+    shapes = [jax.ShapeDtypeStruct((rows, 224, 224, 3), "float32")]
+
+Names. Keyword arguments and the keys of dictionaries are names, joined by a dot where they are nested; positional
+arguments are INPUT__0 and so on, results without a key OUTPUT__0 and so on, counted over all tensors. Where that would
+name two tensors alike, all of them are called by their number.
+
+XLA compiles anew for each shape that it meets: a `model_warmup` sample for each batch size keeps the first clients from
+waiting for that. Threads are XLA's own, one pool for the process. All instances share what was compiled.
+
+XLA's reader does not survive every damaged file: a cut one is refused, but flipped bits in the program have ended the
+process in trials. Where files may be damaged on their way, put SHA256SUMS beside them: it is checked before that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
+from edge_server.backends.runtime_library import (
+    SharedModels,
+    existing_file,
+    file_title,
+    fingerprint,
+    import_runtime,
+    is_batchable,
+    load_error,
+    precision_of_tensors,
+    readable,
+    words,
+)
+from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.tensor import BY_NAME, DType
+from edge_server.errors import BackendError, LoadError
+
+_TYPES = {
+    "bool": DType.BOOL, "bfloat16": DType.BF16, "float16": DType.FP16, "float32": DType.FP32, "float64": DType.FP64,
+    **{name.lower(): BY_NAME[name] for name in BY_NAME if name.startswith(("INT", "UINT"))},
+}  # fmt: skip
+"""JAX's name of an element type -> ours. What it has beside these (int4, float8, keys) no request can carry."""
+
+_FAILURES = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, OSError,
+             AssertionError, ImportError, MemoryError, struct.error)  # fmt: skip
+"""What JAX raises when it reads a file or runs one; its own exceptions derive from these."""
+
+
+def make(name: str) -> JaxBackend:
+    return JaxBackend(name)
+
+
+class JaxBackend(Backend):
+    """The JAX library, and the functions that instances share."""
+
+    default_filename = "model.jaxexport"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._jax: Any = import_runtime("jax", "jit")
+        self._export = import_runtime("jax.export", "deserialize")
+        # Reads the files, and is no dependency of jax itself.
+        import_runtime("flatbuffers", "Builder", "jax")
+        self._shared: SharedModels[_Function] = SharedModels()
+
+    def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
+        return self._read(file, self._path(file)).signature
+
+    def open(self, job: OpenJob) -> JaxSession:
+        if job.device_id is not None:
+            raise LoadError(f"model '{job.spec.name}': backend jax computes on the CPU; state kind: KIND_CPU")
+        path = self._path(job.file)
+        key = fingerprint(path)
+        function = self._shared.take(key, lambda: self._load(job.file, path))
+        info = SessionInfo(
+            f"jax {self._jax.__version__}", "CPU", precision_of_tensors(job.spec), is_bound=False, only_computes=True
+        )
+        return JaxSession(job.spec.name, info, function, lambda: self._shared.give_back(key))
+
+    def _path(self, file: ModelFile) -> Path:
+        return existing_file(file, self.default_filename)
+
+    def _read(self, file: ModelFile, path: Path) -> _Function:
+        """Return the exported function, not compiled yet. Raises LoadError."""
+        try:
+            exported = self._export.deserialize(bytearray(path.read_bytes()))
+            return _Function(self._jax, file, exported)
+        except _FAILURES as error:
+            failure = load_error(file, "jax", error)
+        raise failure
+
+    def _load(self, file: ModelFile, path: Path) -> _Function:
+        """As `_read`, with the program itself read too. Raises LoadError."""
+        function = self._read(file, path)
+        try:
+            function.check_program()
+        except _FAILURES as error:
+            failure = load_error(file, "jax", error)
+        else:
+            return function
+        raise failure
+
+
+class _Function:
+    """An exported function by the names of its tensors; called by any number of threads. Raises LoadError."""
+
+    def __init__(self, jax: Any, file: ModelFile, exported: Any) -> None:
+        if exported.nr_devices != 1:
+            raise LoadError(f"{file_title(file)}: it is exported for {exported.nr_devices} devices, not for one")
+        if "cpu" not in exported.platforms:
+            raise LoadError(
+                f"{file_title(file)}: it is exported for {', '.join(exported.platforms)}, not for the CPU; "
+                "export it with platforms=['cpu']"
+            )
+        self._jax = jax
+        self._exported = exported
+        self.inputs = _names(jax, exported.in_tree, "INPUT")
+        self.outputs = _names(jax, exported.out_tree, "OUTPUT")
+        self._dtypes = [_dtype(file, name, aval) for name, aval in zip(self.inputs, exported.in_avals, strict=True)]
+        declared = [_dtype(file, name, aval) for name, aval in zip(self.outputs, exported.out_avals, strict=True)]
+        given = zip(self.inputs, self._dtypes, exported.in_avals, strict=True)
+        made = zip(self.outputs, declared, exported.out_avals, strict=True)
+        inputs = tuple(InputSpec(name, dtype, _dims(aval)) for name, dtype, aval in given)
+        outputs = tuple(OutputSpec(name, dtype, _dims(aval)) for name, dtype, aval in made)
+        self.signature = ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
+        self._types = [np.dtype(aval.dtype) for aval in exported.in_avals]
+        self._device = jax.devices("cpu")[0]
+        self._call = jax.jit(self._call_by_place)
+        # It has moved.
+        home = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+        self._enable_x64 = home.enable_x64
+
+    def _call_by_place(self, leaves: Sequence[Any]) -> list[Any]:
+        arguments, keywords = self._jax.tree_util.tree_unflatten(self._exported.in_tree, leaves)
+        return list(self._jax.tree_util.tree_leaves(self._exported.call(*arguments, **keywords)))
+
+    def check_program(self) -> None:
+        """Parse the StableHLO inside, which reading the file does not."""
+        self._exported.mlir_module()
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # Without this, JAX would make 32 bits of every 64. It holds for this thread and this call.
+        with self._enable_x64(True):
+            leaves = [
+                self._jax.device_put(readable(inputs[name]).view(kind), self._device)
+                for name, kind in zip(self.inputs, self._types, strict=True)
+            ]
+            results = self._call(leaves)
+            # Copies: on the CPU an array of JAX's may be the memory that it was given.
+            return {name: np.array(result) for name, result in zip(self.outputs, results, strict=True)}
+
+
+def _names(jax: Any, tree: Any, role: str) -> list[str]:
+    """Return the names of a tree's tensors, in order."""
+    places = jax.tree_util.tree_unflatten(tree, range(tree.num_leaves))
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(places)[0]]
+    numbered = [f"{role}__{place}" for place in range(len(paths))]
+    keys = [[str(getattr(step, "key", getattr(step, "name", ""))) for step in path] for path in paths]
+    named = [".".join(filter(None, path)) or number for path, number in zip(keys, numbered, strict=True)]
+    return named if len(set(named)) == len(named) else numbered
+
+
+def _dtype(file: ModelFile, name: str, aval: Any) -> DType:
+    found = _TYPES.get(str(aval.dtype))
+    if found is None:
+        raise LoadError(f"{file_title(file)}: '{name}' is of type {aval.dtype}, which requests cannot carry")
+    return found
+
+
+def _dims(aval: Any) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else -1 for size in aval.shape)
+
+
+class JaxSession(Session):
+    """One instance's use of a shared function."""
+
+    def __init__(self, model: str, info: SessionInfo, function: _Function, give_back: Callable[[], None]) -> None:
+        self.info = info
+        self._model = model
+        self._function: _Function | None = function
+        self._bf16 = frozenset(one.name for one in function.signature.outputs if one.dtype is DType.BF16)
+        self._give_back = give_back
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        assert self._function is not None
+        try:
+            found = self._function(inputs)
+        except _FAILURES as error:
+            said = words(error)
+        else:
+            found.update({name: found[name].view(DType.BF16.numpy) for name in self._bf16})
+            return {name: found[name] for name in outputs}
+        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+        raise BackendError(f"model '{self._model}': jax failed: {said}")
+
+    def close(self) -> None:
+        self._function = None
+        self._give_back()

@@ -1,0 +1,184 @@
+"""Reads from an ONNX file in which arithmetic its weights are written, and what goes in and out, without loading it.
+
+ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). Only tags and lengths are
+followed; weight bytes are stepped over in a memory map and never read. Used by the backend files of this folder only.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_QUANTISED_OPERATORS = frozenset(
+    (
+        b"ConvInteger",
+        b"DequantizeLinear",
+        b"DynamicQuantizeLinear",
+        b"MatMulInteger",
+        b"QLinearConv",
+        b"QLinearMatMul",
+        b"QuantizeLinear",
+    )
+)
+
+_FLOATS = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
+"""TensorProto.DataType numbers of the floating types."""
+
+_MOST_ELEMENTS = 1 << 64
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+_MODEL_GRAPH, _GRAPH_NODE, _GRAPH_INITIALIZER, _NODE_OPERATOR = 7, 1, 5, 4
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME = 1, 2, 8
+_GRAPH_INPUT, _GRAPH_OUTPUT = 11, 12
+_VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _ELEMENT, _SHAPE, _DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """An input or output as the graph declares it. `element` is a TensorProto.DataType number, 0 for what is no tensor;
+    `dims` has -1 for a dimension of any size, and is None where the graph does not say how many there are."""
+
+    name: str
+    element: int
+    dims: tuple[int, ...] | None
+
+
+def declared(path: Path) -> tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]:
+    """Return the inputs that have to be given, and the outputs. Raises ValueError when it is not ONNX."""
+    inputs: list[GraphTensor] = []
+    outputs: list[GraphTensor] = []
+    weights: set[str] = set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        for number, start, end in _fields(view, 0, len(view)):
+            if number != _MODEL_GRAPH:
+                continue
+            for inner, begin, stop in _fields(view, start, end):
+                if inner == _GRAPH_INITIALIZER:
+                    weights.add(_text(view, begin, stop, _TENSOR_NAME))
+                elif inner == _GRAPH_INPUT:
+                    inputs.append(_value(view, begin, stop))
+                elif inner == _GRAPH_OUTPUT:
+                    outputs.append(_value(view, begin, stop))
+    if not outputs:
+        raise ValueError("not an ONNX file: it declares no output")
+    # Files of IR version 3 list their weights among the inputs.
+    return tuple(item for item in inputs if item.name not in weights), tuple(outputs)
+
+
+def _value(view: mmap.mmap, start: int, end: int) -> GraphTensor:
+    element, dims = 0, None
+    for number, begin, stop in _fields(view, start, end):
+        if number == _VALUE_TYPE:
+            for kind, first, last in _fields(view, begin, stop):
+                if kind == _TYPE_TENSOR:
+                    element, dims = _tensor_type(view, first, last)
+    return GraphTensor(_text(view, start, end, _VALUE_NAME), element, dims)
+
+
+def _tensor_type(view: mmap.mmap, start: int, end: int) -> tuple[int, tuple[int, ...] | None]:
+    element, dims = 0, None
+    for number, begin, stop in _fields(view, start, end):
+        if number == _ELEMENT:
+            element = _varint(view, begin, stop)[0]
+        elif number == _SHAPE:
+            dims = tuple(_dim(view, first, last) for kind, first, last in _fields(view, begin, stop) if kind == _DIM)
+    return element, dims
+
+
+def _dim(view: mmap.mmap, start: int, end: int) -> int:
+    for number, begin, stop in _fields(view, start, end):
+        if number == _DIM_VALUE:
+            size = _varint(view, begin, stop)[0]
+            return size if 0 < size < 1 << 63 else -1
+    return -1
+
+
+def _text(view: mmap.mmap, start: int, end: int, wanted: int) -> str:
+    for number, begin, stop in _fields(view, start, end):
+        if number == wanted:
+            return view[begin:stop].decode("utf-8", "replace")
+    return ""
+
+
+def arithmetic(path: Path) -> str | None:
+    """Return "int8" for a file with quantised operators, else the floating type of most weights ("f32", "f16" ...).
+
+    None when the file holds no floating weights outside its operators. Raises ValueError when it is not ONNX.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        elements: Counter[str] = Counter()
+        for number, start, end in _fields(view, 0, len(view)):
+            if number == _MODEL_GRAPH and _count_weights(view, start, end, elements):
+                return "int8"
+    return elements.most_common(1)[0][0] if elements else None
+
+
+def _count_weights(view: mmap.mmap, start: int, end: int, elements: Counter[str]) -> bool:
+    """Add up a graph's weights by type; True (and no more counting) at the first quantised operator."""
+    for number, begin, stop in _fields(view, start, end):
+        if number == _GRAPH_INITIALIZER:
+            kind, count = _tensor(view, begin, stop)
+            if kind in _FLOATS:
+                elements[_FLOATS[kind]] += count
+        elif number == _GRAPH_NODE and _operator(view, begin, stop) in _QUANTISED_OPERATORS:
+            return True
+    return False
+
+
+def _operator(view: mmap.mmap, start: int, end: int) -> bytes:
+    for number, begin, stop in _fields(view, start, end):
+        if number == _NODE_OPERATOR:
+            return view[begin : min(stop, begin + 64)]
+    return b""
+
+
+def _tensor(view: mmap.mmap, start: int, end: int) -> tuple[int, int]:
+    """Return a weight's element type and number of elements."""
+    kind, count = 0, 1
+    for number, begin, stop in _fields(view, start, end):
+        if number == _TENSOR_TYPE:
+            kind = _varint(view, begin, stop)[0]
+        elif number == _TENSOR_DIMS:
+            while begin < stop:
+                size, begin = _varint(view, begin, stop)
+                # A damaged file may have a million of them; their product would take hours.
+                count = min(count * size, _MOST_ELEMENTS)
+    return kind, count
+
+
+def _fields(view: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Walk one message: field number, and where its value begins and ends (for varints: the varint itself)."""
+    at = start
+    while at < end:
+        tag, at = _varint(view, at, end)
+        wire = tag & 7
+        if wire == _VARINT:
+            stop = _varint(view, at, end)[1]
+        elif wire == _BYTES:
+            length, at = _varint(view, at, end)
+            stop = at + length
+        elif wire in (_FIXED64, _FIXED32):
+            stop = at + (8 if wire == _FIXED64 else 4)
+        else:
+            raise ValueError(f"not an ONNX file: wire type {wire} at byte {at}")
+        if stop > end:
+            raise ValueError(f"not a whole ONNX file: a field ends at byte {stop}, its message at {end}")
+        yield tag >> 3, at, stop
+        at = stop
+
+
+def _varint(view: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    """Decode a varint; return it and the position behind it."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError(f"not an ONNX file: a number does not end by byte {at}")

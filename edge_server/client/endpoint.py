@@ -1,0 +1,69 @@
+"""Where a stream goes and how: address, TLS, keepalive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+KEEPALIVE_S = 10.0
+"""A peer that is silent that long while a frame is under way is asked whether it lives."""
+
+_CHANNEL_OPTIONS = [
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Every try is a channel of its own: one that shared its connection, and gRPC's own waiting times with it, would be
+    # refused for as long as those last.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's limit for one attempt to connect.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files for a server that speaks TLS; none of them: what this machine trusts, and no client certificate.
+
+    `server_name` stands in for the address when the certificate is checked.
+    """
+
+    root_certificates: str | Path = ""
+    client_certificate: str | Path = ""
+    client_key: str | Path = ""
+    server_name: str = ""
+
+    def credentials(self) -> Any:
+        """Return grpcio's channel credentials. Raises OSError when a file cannot be read."""
+        root, key, chain = (
+            Path(path).read_bytes() if path else None
+            for path in (self.root_certificates, self.client_key, self.client_certificate)
+        )
+        return grpc.ssl_channel_credentials(root, key, chain)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEndpoint:
+    """`address` is "host:port" or "unix:/path". `credentials` are grpcio's, for what Tls cannot say."""
+
+    address: str
+    tls: Tls | None = None
+    credentials: Any = None
+    metadata: Sequence[tuple[str, str]] = ()
+    options: Sequence[tuple[str, Any]] = field(default=())
+
+    def channel(self, library: Any) -> Any:
+        """Return a channel of `library`: grpc, or grpc.aio."""
+        options = [*_CHANNEL_OPTIONS, *self.options]
+        credentials = self.credentials
+        if self.tls is not None:
+            credentials = credentials or self.tls.credentials()
+            if self.tls.server_name:
+                options.append(("grpc.ssl_target_name_override", self.tls.server_name))
+        if credentials is None:
+            return library.insecure_channel(self.address, options)
+        return library.secure_channel(self.address, credentials, options)

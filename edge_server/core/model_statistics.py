@@ -1,0 +1,139 @@
+"""Counters of one model version, in the shape of Triton's statistics extension. Durations are nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something happened and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        self.count += count
+        self.ns += ns
+
+    def copy(self) -> Duration:
+        return Duration(self.count, self.ns)
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Executions of one batch size; each duration counts executions, not requests."""
+
+    batch_size: int
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+    def copy(self) -> BatchStatistics:
+        return BatchStatistics(
+            self.batch_size, self.compute_input.copy(), self.compute_infer.copy(), self.compute_output.copy()
+        )
+
+
+@dataclass(slots=True)
+class ResponseStatistics:
+    """Responses at one position of a decoupled model's streams."""
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+    def copy(self) -> ResponseStatistics:
+        return ResponseStatistics(
+            self.compute_infer.copy(),
+            self.compute_output.copy(),
+            self.success.copy(),
+            self.fail.copy(),
+            self.empty_response.copy(),
+            self.cancel.copy(),
+        )
+
+
+LAST_POSITION = 127
+"""The last position in a stream that has counters of its own; what comes after it counts there too."""
+
+CACHE_LOSSES = ("too_big", "busy", "unreachable", "corrupt")
+"""Why the response cache could not serve a lookup, or did not store an answer."""
+
+
+@dataclass(slots=True)
+class CacheStatistics:
+    """The response cache as a whole. `capacity_bytes`, `size_bytes`, `entry_count` and `eviction_count` are 0 where
+    the cache is another process's: it counts them itself. `losses` are by CACHE_LOSSES."""
+
+    capacity_bytes: int = 0
+    size_bytes: int = 0
+    entry_count: int = 0
+    eviction_count: int = 0
+    hit_count: int = 0
+    miss_count: int = 0
+    lookup: Duration = field(default_factory=Duration)
+    insertion: Duration = field(default_factory=Duration)
+    losses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CACHE_LOSSES, 0))
+
+    def copy(self) -> CacheStatistics:
+        """Return a copy that shares nothing which changes."""
+        return replace(self, lookup=self.lookup.copy(), insertion=self.insertion.copy(), losses=dict(self.losses))
+
+
+@dataclass(slots=True)
+class VersionStatistics:
+    """A consistent copy of one version's counters.
+
+    `success.count` is requests; `inference_count` is rows (the sum of batch sizes); `execution_count` is batches.
+    Sums of queue and compute times are per request, so a batch of four adds its compute time four times.
+    `last_inference_ms` is milliseconds since the epoch, 0 before the first request.
+    `failures` counts failed requests by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER).
+    `responses` are by position in a decoupled model's streams, up to LAST_POSITION.
+    `is_cached`: answers may come from the response cache. Those count in `success`, `queue` and `cache_hit` alone.
+    """
+
+    name: str
+    version: int
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    pending_count: int = 0
+    load_duration_s: float = 0.0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    responses: dict[int, ResponseStatistics] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    is_cached: bool = False
+    live_sequences: int | None = None
+    """How many sequences hold a slot, None for a model that knows none; `waiting_sequences`: how many wait for one."""
+    waiting_sequences: int = 0
+    gpu_bytes: dict[int, int] = field(default_factory=dict)
+    """Memory that its load took of each GPU, by the GPU's number."""
+
+    def copy(self) -> VersionStatistics:
+        """Return a copy that shares nothing which changes."""
+        return replace(
+            self,
+            success=self.success.copy(),
+            fail=self.fail.copy(),
+            queue=self.queue.copy(),
+            compute_input=self.compute_input.copy(),
+            compute_infer=self.compute_infer.copy(),
+            compute_output=self.compute_output.copy(),
+            cache_hit=self.cache_hit.copy(),
+            cache_miss=self.cache_miss.copy(),
+            batches={size: item.copy() for size, item in self.batches.items()},
+            responses={index: item.copy() for index, item in self.responses.items()},
+            failures=dict(self.failures),
+        )

@@ -1,0 +1,78 @@
+"""Ragged batches: requests whose items differ in shape run together, flat, beside inputs that tell them apart.
+
+A ragged input reaches the model as one row of all elements, request after request. The model learns where each
+request begins from its batch inputs; its batch outputs, flat as well, are cut by the shapes of the inputs they follow.
+Kinds and their values follow Triton's model_config.proto. A *shape* here is a request's whole shape, rows included;
+counts are of requests, not of rows, but for the item shapes, of which there is one for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from edge_server.core.composition_spec import BatchInputKind
+from edge_server.core.tensor import DType
+from edge_server.errors import BackendError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[np.generic]"
+Shape: TypeAlias = tuple[int, ...]
+
+BATCH_INPUT_DTYPES = (DType.INT32, DType.FP32)
+"""The types that an input made from the batch may have, Triton's."""
+
+
+def concatenate(arrays: Sequence[Array]) -> Array:
+    """Return all elements as one dimension; a view where there is one array and its memory allows it."""
+    if len(arrays) == 1:
+        return arrays[0].reshape(-1)
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def make_batch_input(kind: BatchInputKind, dtype: DType, shapes: Sequence[Shape]) -> Array:
+    """Return the input that tells of the batch, where `shapes` are those of the source input in each request.
+
+    Raises BackendError where a number is more than INT32 holds.
+    """
+    if kind is BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+        return np.zeros(max(prod(shape) for shape in shapes), dtype.numpy)
+    if kind in (BatchInputKind.ITEM_SHAPE, BatchInputKind.ITEM_SHAPE_FLATTEN):
+        items = [shape[1:] for shape in shapes for _ in range(shape[0])]
+        found = _filled([size for item in items for size in item], dtype)
+        return found if kind is BatchInputKind.ITEM_SHAPE_FLATTEN else found.reshape(len(items), -1)
+    counts = [prod(shape) for shape in shapes]
+    if kind is BatchInputKind.ACCUMULATED_ELEMENT_COUNT:
+        counts = list(accumulate(counts))
+    elif kind is BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+        counts = list(accumulate(counts, initial=0))
+    return _filled(counts, dtype)
+
+
+def _filled(values: Sequence[int], dtype: DType) -> Array:
+    if dtype is DType.INT32 and max(values, default=0) > np.iinfo(np.int32).max:
+        raise BackendError(f"a ragged batch of {max(values)} elements is more than its INT32 counts can hold")
+    return np.array(values, dtype.numpy)
+
+
+def output_shape(dims: Shape, source: Shape) -> Shape:
+    """Return the shape of one request's part of a batch output.
+
+    `dims` are the output's, without rows; each -1 among them, and the rows, is what the source input has there.
+    """
+    return tuple(source[place] if size == -1 else size for place, size in enumerate((-1, *dims)))
+
+
+def cut(array: Array, shapes: Sequence[Shape]) -> list[Array] | None:
+    """Return each request's part, views of a flattened `array`; None where it has not as many elements in all."""
+    ends = list(accumulate(prod(shape) for shape in shapes))
+    if array.size != ends[-1]:
+        return None
+    flat = array.reshape(-1)
+    return [flat[end - prod(shape) : end].reshape(shape) for end, shape in zip(ends, shapes, strict=True)]

@@ -1,0 +1,204 @@
+"""Whether a request fits what the model's configuration promised. The sentences follow Triton's: clients match them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from math import prod
+
+from edge_server.core.device_tensor import DeviceTensor
+from edge_server.core.model_spec import InputSpec, ModelSpec
+from edge_server.core.request_response import Request
+from edge_server.core.shape_tensors import batched_shape_inputs
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import InvalidRequest
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(slots=True)
+class CheckedHead:
+    """What one version's checks say of requests with one and the same head.
+
+    `rows` is what such a request brings, `key` what two requests must have in common to share a batch, `outputs` what
+    is to be computed, in the model's order. `is_certain`: all of it follows from the head; not so where the values of
+    shape tensors are part of the key.
+    """
+
+    check: RequestCheck
+    rows: int
+    key: Hashable
+    outputs: tuple[str, ...]
+    is_certain: bool
+
+
+class RequestCheck:
+    """Checks requests against one ModelSpec. Made once a version, used by any thread."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._limit = spec.max_batch_size
+        self._inputs = {item.name: item for item in spec.inputs}
+        self._output_names = tuple(item.name for item in spec.outputs)
+        self._outputs = frozenset(self._output_names)
+        self._required = frozenset(item.name for item in spec.inputs if not item.is_optional)
+        self._shape_tensors = batched_shape_inputs(spec)
+        self._expected_dims = {
+            item.name: item.dims if item.name in self._shape_tensors else spec.wire_dims(item.dims)
+            for item in spec.inputs
+        }
+        shapes_vary = any(item.is_optional or -1 in item.dims for item in spec.inputs)
+        self._keys_vary = shapes_vary or bool(self._shape_tensors)
+        batches = spec.max_batch_size > 0
+        self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and batches)
+        self._counted = frozenset(item.sources[0] for item in spec.batch_inputs if item.dtype is DType.INT32)
+
+    def head(self, request: Request) -> CheckedHead:
+        """Check the request, and return what that says of all with its head. Kept in its memo, if there is one.
+
+        Raises InvalidRequest with Triton's words, naming model, tensor, expected and given.
+        """
+        outputs = self._output_names
+        if request.outputs:
+            outputs = tuple([name for name in outputs if name in request.outputs])
+        head = CheckedHead(self, self.rows(request), self.merge_key(request), outputs, not self._shape_tensors)
+        if request.memo is not None:
+            request.memo.keep(head)
+        return head
+
+    def rows(self, request: Request) -> int:
+        """Return how many rows the request brings: its batch size, or 1 for a model that does not batch.
+
+        Raises InvalidRequest with Triton's words, naming model, tensor, expected and given.
+        """
+        inputs = request.inputs
+        if inputs.keys() != self._inputs.keys():
+            self._check_names(request)
+        rows = 0
+        for name, tensor in inputs.items():
+            spec = self._inputs[name]
+            if tensor.dtype is not spec.dtype:
+                raise self._error(
+                    request,
+                    f"inference input '{name}' data-type is '{tensor.dtype.value}', but model '{self._spec.name}' "
+                    f"expects '{spec.dtype.value}'",
+                )
+            rows = self._check_shape(request, spec, tensor, rows)
+        for name in request.outputs:
+            if name not in self._outputs:
+                raise self._error(request, f"unexpected inference output '{name}' for model '{self._spec.name}'")
+        return rows or 1
+
+    def merge_key(self, request: Request) -> Hashable:
+        """Return what two requests must have in common to share a batch: their inputs, unless ragged their item shapes,
+        and the values of shape tensors.
+
+        Requests with a shape tensor in a GPU's memory share with none: nobody looks there on a request's way in.
+        """
+        if not self._keys_vary:
+            return None
+        inputs = request.inputs
+        if self._ragged:
+            shapes = tuple(
+                (name, () if name in self._ragged else inputs[name].shape[1:])
+                for name in self._inputs
+                if name in inputs
+            )
+        else:
+            shapes = tuple((name, inputs[name].shape[1:]) for name in self._inputs if name in inputs)
+        return (shapes, self._values_key(request)) if self._shape_tensors else shapes
+
+    def _values_key(self, request: Request) -> Hashable:
+        inputs = request.inputs
+        given = [inputs[name] for name in self._inputs if name in self._shape_tensors and name in inputs]
+        if any(isinstance(tensor, DeviceTensor) for tensor in given):
+            return object()
+        return tuple((tensor.name, tensor.array.tobytes()) for tensor in given)
+
+    def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, rows: int) -> int:
+        shape = tensor.shape
+        limit = self._limit
+        if limit and spec.is_shape_tensor:
+            if not _fits(shape, spec.dims):
+                raise self._shape_error(request, spec, shape)
+            return rows
+        item_shape = shape[1:] if limit else shape
+        if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):
+            raise self._shape_error(request, spec, shape)
+        if spec.name in self._counted and max(*shape, prod(shape)) > _INT32_MAX:
+            # Refused here, alone: told of when the batch's inputs are made, it would cost its batch mates theirs.
+            raise self._error(
+                request,
+                f"input '{spec.name}' for model '{self._spec.name}' has the shape {list(shape)}: expected sizes and a "
+                f"number of elements of at most {_INT32_MAX}, which the model is told of in INT32",
+            )
+        if not limit:
+            return rows
+        given: int = shape[0]
+        if given == 0:
+            raise self._shape_error(request, spec, shape)
+        if given > limit:
+            raise self._error(
+                request, f"inference request batch-size must be <= {limit} for '{self._spec.name}', got {given}"
+            )
+        if rows not in (0, given):
+            raise self._error(
+                request,
+                f"input '{spec.name}' batch size does not match other inputs for '{self._spec.name}': "
+                f"expected {rows}, got {given}",
+            )
+        return given
+
+    def _check_names(self, request: Request) -> None:
+        given = request.inputs.keys()
+        missing = sorted(self._required - given)
+        total, required = len(self._inputs), len(self._required)
+        if (missing and len(given) != total) or not required <= len(given) <= total:
+            expected = (
+                f"expected {total} inputs but got {len(given)} inputs for model '{self._spec.name}'"
+                if required == total
+                else f"expected number of inputs between {required} and {total} but got {len(given)} inputs "
+                f"for model '{self._spec.name}'"
+            )
+            raise self._error(
+                request,
+                f"{expected}. Got input(s) [{_quoted(sorted(given))}], but missing required input(s) "
+                f"[{_quoted(missing)}]. Please provide all required input(s).",
+            )
+        for name in given:
+            if name not in self._inputs:
+                raise self._error(
+                    request,
+                    f"unexpected inference input '{name}' for model '{self._spec.name}', "
+                    f"which has {_quoted(list(self._inputs))}",
+                )
+
+    def _shape_error(self, request: Request, spec: InputSpec, shape: tuple[int, ...]) -> InvalidRequest:
+        expected, given = (",".join(map(str, dims)) for dims in (self._expected_dims[spec.name], shape))
+        note = ""
+        if spec.name in self._shape_tensors:
+            note = (
+                " NOTE: it is a shape tensor: it is sent without a batch dimension and without the batch size, which "
+                "the server puts before its values."
+            )
+        elif self._spec.max_batch_size > 0:
+            note = (
+                f" NOTE: max_batch_size is {self._spec.max_batch_size}, so the first dimension of every input is the "
+                "batch and must be at least 1; for a single item it is 1."
+            )
+        return self._error(
+            request,
+            f"unexpected shape for input '{spec.name}' for model '{self._spec.name}'. "
+            f"Expected [{expected}], got [{given}].{note}",
+        )
+
+    def _error(self, request: Request, text: str) -> InvalidRequest:
+        return InvalidRequest(f"[request id: {request.id or '<id_unknown>'}] {text}")
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
+
+
+def _quoted(names: list[str]) -> str:
+    return ",".join(f"'{name}'" for name in names)

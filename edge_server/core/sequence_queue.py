@@ -1,0 +1,109 @@
+"""Which of the steps that could run on one instance run together, by strategy. See core.sequence for the whole rule."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from edge_server.core.batch_queue import BatchQueue, QueueEntry
+from edge_server.core.composition_spec import DirectStrategy, OldestStrategy
+from edge_server.core.model_spec import DynamicBatching
+
+Step = TypeVar("Step")
+
+
+class SequenceReadyQueue(Protocol[Step]):
+    """Holds at most one step of each sequence that is bound to the instance. Steps share a batch if their keys are
+    equal."""
+
+    @property
+    def ripe_ns(self) -> int | None:
+        """When `is_due` would say otherwise than it did last, with nothing new added; None when it never will."""
+
+    def add(self, step: Step, row: int, key: Hashable, now_ns: int) -> None: ...
+
+    def remove(self, step: Step) -> None: ...
+
+    def is_due(self, now_ns: int, row_limit: int) -> bool:
+        """Return whether `take` would return a batch."""
+
+    def take(self, now_ns: int, row_limit: int) -> list[tuple[int, Step]]:
+        """Remove and return the batch, each step with its row, ascending; empty when none should run now."""
+
+
+@dataclass(slots=True)
+class _Ready(Generic[Step]):
+    step: Step
+    key: Hashable
+    since_ns: int
+
+
+class DirectReadyQueue(Generic[Step]):
+    """Each sequence has its row, so whatever is ready goes along. The governor's row limit does not bind it: the batch
+    is as high as its highest row in any case."""
+
+    def __init__(self, rows: int, strategy: DirectStrategy) -> None:
+        self.ripe_ns: int | None = None
+        self._need = math.ceil(rows * strategy.minimum_slot_utilization)
+        self._delay_ns = strategy.max_queue_delay_us * 1000
+        self._ready: OrderedDict[int, _Ready[Step]] = OrderedDict()
+
+    def add(self, step: Step, row: int, key: Hashable, now_ns: int) -> None:
+        self._ready[row] = _Ready(step, key, now_ns)
+
+    def remove(self, step: Step) -> None:
+        row = next(row for row, ready in self._ready.items() if ready.step is step)
+        del self._ready[row]
+
+    def is_due(self, now_ns: int, row_limit: int) -> bool:
+        return bool(self._choose(now_ns))
+
+    def take(self, now_ns: int, row_limit: int) -> list[tuple[int, Step]]:
+        return [(row, self._ready.pop(row).step) for row in sorted(self._choose(now_ns))]
+
+    def _choose(self, now_ns: int) -> list[int]:
+        self.ripe_ns = None
+        if not self._ready:
+            return []
+        first = next(iter(self._ready.values()))
+        rows = [row for row, ready in self._ready.items() if ready.key == first.key]
+        if len(rows) < self._need and now_ns < first.since_ns + self._delay_ns:
+            self.ripe_ns = first.since_ns + self._delay_ns
+            return []
+        return rows
+
+
+class OldestReadyQueue(Generic[Step]):
+    """The dynamic batcher over the first waiting step of each sequence, in the order in which they became that."""
+
+    def __init__(self, max_rows: int, strategy: OldestStrategy, name: str) -> None:
+        preferred = strategy.preferred_batch_sizes or (max_rows,)
+        batching = DynamicBatching(preferred, strategy.max_queue_delay_us) if max_rows > 1 else None
+        self._queue: BatchQueue[Step] = BatchQueue(max_rows, batching, name)
+        self._max_rows = max_rows
+        self._entries: dict[Step, QueueEntry[Step]] = {}
+
+    @property
+    def ripe_ns(self) -> int | None:
+        return self._queue.next_wakeup_ns()
+
+    def add(self, step: Step, row: int, key: Hashable, now_ns: int) -> None:
+        entry = self._entries[step] = QueueEntry(1, key, now_ns)
+        self._queue.offer(entry, step)
+
+    def remove(self, step: Step) -> None:
+        self._queue.drop(self._entries.pop(step))
+
+    def is_due(self, now_ns: int, row_limit: int) -> bool:
+        self._queue.row_limit = min(self._max_rows, row_limit)
+        return self._queue.is_due(now_ns)
+
+    def take(self, now_ns: int, row_limit: int) -> list[tuple[int, Step]]:
+        self._queue.row_limit = min(self._max_rows, row_limit)
+        steps = self._queue.take(now_ns)
+        for step in steps:
+            del self._entries[step]
+        return list(enumerate(steps))

@@ -1,0 +1,150 @@
+"""Running the process that builds, and surviving whatever becomes of it: it is cancelled, paused, killed when it takes
+too long or too much, and what it says last is told with the reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge_server.engines.json_process import JsonProcess, NoAnswer
+
+MODULE = "edge_server.backends.tensorrt.build_process_main"
+
+_LOOK_S = 0.1
+_CANCEL_PATIENCE_S = 10.0
+"""How long a process that was asked to end may take; it writes its timing cache meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`timeout_s` counts what the process ran, pauses left out; `memory_bytes` is what it may keep in memory, 0: any.
+    `floor_bytes`: it is ended when less than that is available to the whole box."""
+
+    timeout_s: float
+    memory_bytes: int = 0
+    floor_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOutcome:
+    """`end` is "built", "verified", "cancelled" or "failed"; `facts` what the process said with it. `reason` says why
+    it failed; `is_final`: the same again would fail again."""
+
+    end: str
+    facts: Mapping[str, Any]
+    reason: str = ""
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildControl:
+    """What the process is asked at every look. `should_cancel` and `should_pause` return why, "" for no."""
+
+    should_cancel: Callable[[], str]
+    should_pause: Callable[[], str]
+    report: Callable[[str, float], None]
+    paused: Callable[[str], None]
+
+
+def run_child(job: Mapping[str, object], bounds: Bounds, orders: BuildControl) -> BuildOutcome:
+    """Run one job to its end. Never raises for what the process does."""
+    try:
+        child = JsonProcess(MODULE)
+    except OSError as error:
+        return BuildOutcome("failed", {}, f"the process that builds does not start: {error.strerror}")
+    return _Run(child, bounds, orders).until_end({**job, "parent": os.getpid()})
+
+
+class _Run:
+    def __init__(self, child: JsonProcess, bounds: Bounds, orders: BuildControl) -> None:
+        self._child = child
+        self._bounds = bounds
+        self._orders = orders
+        self._ran_s = 0.0
+        self._is_paused = False
+        self._stop_reason = ""
+        self._cancel_at_s: float | None = None
+
+    def until_end(self, job: Mapping[str, object]) -> BuildOutcome:
+        try:
+            self._child.tell(job)
+            self._child.tell_no_more()
+            end = self._follow()
+        except BaseException:
+            self._child.kill()
+            raise
+        self._child.join()
+        return end or self._end_without_words()
+
+    def _follow(self) -> BuildOutcome | None:
+        """Hand on what the process says until it has said its last, or is gone."""
+        then_s = time.monotonic()
+        while True:
+            try:
+                said = self._child.hear(_LOOK_S)
+            except NoAnswer:
+                said = {}
+            if said is None:
+                return None
+            if "end" in said:
+                return self._as_outcome(said)
+            if "phase" in said:
+                self._orders.report(str(said["phase"]), float(said["percent"]))
+            now_s = time.monotonic()
+            if not self._is_paused:
+                self._ran_s += now_s - then_s
+            then_s = now_s
+            self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Pause, cancel or kill, as it is time to."""
+        if self._cancel_at_s is not None:
+            if now_s - self._cancel_at_s > _CANCEL_PATIENCE_S:
+                self._child.signal(signal.SIGKILL)
+            return
+        bounds = self._bounds
+        too_much = self._child.too_much(bounds.memory_bytes, bounds.floor_bytes, "--engine-build-memory-mb")
+        self._stop_reason = too_much or self._too_long()
+        if self._stop_reason or self._orders.should_cancel():
+            self._cancel_at_s = now_s
+            self._resume()
+            # What has run long enough may write down what it measured; what takes memory gives it back now.
+            self._child.signal(signal.SIGKILL if too_much else signal.SIGTERM)
+        else:
+            self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        why = self._orders.should_pause()
+        if why and not self._is_paused:
+            self._child.signal(signal.SIGSTOP)
+            self._is_paused = True
+            self._orders.paused(why)
+        elif not why and self._is_paused:
+            self._resume()
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._child.signal(signal.SIGCONT)
+            self._is_paused = False
+            self._orders.paused("")
+
+    def _too_long(self) -> str:
+        if self._ran_s <= self._bounds.timeout_s:
+            return ""
+        return f"it took longer than {self._bounds.timeout_s:g} s (--engine-build-timeout-secs)"
+
+    def _as_outcome(self, said: dict[str, Any]) -> BuildOutcome:
+        if self._stop_reason and said["end"] == "cancelled":
+            return BuildOutcome("failed", said, self._stop_reason)
+        return BuildOutcome(str(said["end"]), said, str(said.get("reason", "")), bool(said.get("is_final", False)))
+
+    def _end_without_words(self) -> BuildOutcome:
+        if self._stop_reason:
+            return BuildOutcome("failed", {}, self._stop_reason)
+        if self._cancel_at_s is not None:
+            return BuildOutcome("cancelled", {})
+        return BuildOutcome("failed", {}, f"the process that builds {self._child.end_in_words()}")

@@ -1,0 +1,50 @@
+"""Whether engines are built on this box. Cheap where they are not: nothing of TensorRT or of the works is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+
+from edge_server.backends import ONNX_ORDER, TENSORRT_LIBRARIES, load_backend
+from edge_server.config import EngineConfig
+from edge_server.errors import BackendMissing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildCapability:
+    """What the box offers. `onnx_order`: the runtimes for ONNX files that name none, its TensorRT before others."""
+
+    onnx_order: tuple[str, ...]
+    gpu_count: int
+
+
+def look(config: EngineConfig) -> BuildCapability | None:
+    """Return what there is to build and to run engines with; None without a TensorRT, a driver or a GPU, or where it is
+    switched off. Imports nothing where the libraries are not installed."""
+    if not config.is_enabled:
+        return None
+    installed = [name for name in TENSORRT_LIBRARIES if importlib.util.find_spec(name) is not None]
+    if not installed:
+        return None
+    # Only now: most boxes never need what follows.
+    from edge_server.backends.tensorrt import cuda_driver
+
+    missing = cuda_driver.missing()
+    if missing:
+        log.debug("%s is installed, but %s", installed[0], missing)
+        return None
+    for name in installed:
+        try:
+            load_backend(name)
+        except BackendMissing as error:
+            log.warning("no engines are built with %s: %s", name, error.message)
+            continue
+        try:
+            return BuildCapability((name, *ONNX_ORDER), len(cuda_driver.devices()))
+        except cuda_driver.CudaFault as error:
+            log.warning("no engines are built: the GPU does not answer: %s", error)
+            return None
+    return None

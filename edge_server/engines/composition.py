@@ -1,0 +1,56 @@
+"""The works of a box that builds engines, made by the composition root where chance.py finds that it can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from edge_server.config import EngineConfig
+from edge_server.engines.build_process import Bounds
+from edge_server.engines.build_queue import EngineBuildQueue
+from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
+from edge_server.engines.gpu_identity import read_box
+from edge_server.engines.server_callbacks import PublishEvent, ServingCallbacks
+from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.routing.version_interface import ServedVersion
+
+log = logging.getLogger(__name__)
+
+_LEAST_FLOOR_MB = 128
+
+
+def make_works(
+    config: EngineConfig,
+    manager: Manager,
+    announce: PublishEvent,
+    may_build: Callable[[], str],
+    lost_gpus: Callable[[], Mapping[int, str]],
+    *,
+    floor_mb: int,
+    root: Path,
+) -> EngineBuildQueue | None:
+    """Make the works; None when engines cannot be kept, which is logged. `root` is where the box's files are."""
+    cache = EngineCache(Path(config.cache_dir), config.cache_limit_mb << 20)
+    try:
+        cache.open()
+    except EngineCacheFault as error:
+        log.warning("%s; --engine-cache-dir names another folder. ONNX models are served by other runtimes", error)
+        return None
+
+    def serving(name: str, version: int) -> ServedVersion | None:
+        return next((item for item in manager.ready_versions(name) if item.version == version), None)
+
+    return EngineBuildQueue(
+        cache,
+        read_box(root),
+        Bounds(config.build_timeout_s, config.build_memory_mb << 20, max(floor_mb, _LEAST_FLOOR_MB) << 20),
+        ServingCallbacks(
+            serving=serving,
+            is_settled=lambda name: manager.wait_settled([name], 0),
+            renew=manager.renew,
+            may_build=may_build,
+            announce=announce,
+            lost_gpus=lost_gpus,
+        ),
+    )

@@ -1,0 +1,268 @@
+"""Verified engines on disk, and those under way.
+
+    <folder>/engines/<digest>/engine.plan, engine.json      verified: written once, never changed
+    <folder>/work/<digest>/...                              being built, or built and not yet verified
+    <folder>/work/<digest>.lock                             there, and locked, while a process builds it, see claim.py
+    <folder>/timing/<library>-<version>-<gpu>.cache         what TensorRT measured, for the next build
+
+A verified engine comes into its place by one rename. `engine.json` holds the key's fields, the plan's hash, which is
+checked before the plan is opened, and how the engine was verified. Engines are programs: the folder is this user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.backends.tensorrt.engine_build import PLAN
+from edge_server.engines.build_lock import BuildLock, claim, holder
+from edge_server.engines.engine_key import EngineKey, words_for
+
+log = logging.getLogger(__name__)
+
+ENGINE_FACTS = "engine.json"
+BUILD_FACTS = "build.json"
+LOCK = ".lock"
+
+_ABANDONED_S = 7 * 86_400.0
+
+
+class EngineCacheFault(Exception):
+    """The folder cannot be used; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedEngine:
+    """A verified engine. `facts` is what engine.json says."""
+
+    plan: Path
+    facts: Mapping[str, object]
+
+
+class EngineCache:
+    """One folder, for any number of processes. What is below work/ is for the one that has the claim to it.
+
+    `limit_bytes`: engines that were not used for longest are deleted beyond it; 0: none is. Thread-safe.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int = 0) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._sound: dict[str, tuple[int, int]] = {}
+
+    def open(self) -> None:
+        """Make the folder, and tidy up what a crash left. Raises CacheFault."""
+        try:
+            for name in ("engines", "work", "timing"):
+                (self._folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.chmod(0o700)
+            probe = self._folder / "work" / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise EngineCacheFault(f"engines cannot be kept in '{self._folder}': {error.strerror}") from error
+        for path in (self._folder / "work").iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    self._tidy(path)
+
+    def _tidy(self, path: Path) -> None:
+        """Delete what a crash left of a build, its lock's file included. Raises OSError."""
+        taken = claim(self._lock_file(path.name.removesuffix(LOCK)))
+        if taken is not None:
+            with taken:
+                if path.suffix != LOCK:
+                    shutil.rmtree(path)
+
+    def claim(self, key: EngineKey) -> BuildLock | None:
+        """Return the right to build an engine, None while another has it. Ask `find` again once it is granted: another
+        may have built it meanwhile. Raises CacheFault."""
+        path = self._lock_file(key.digest)
+        try:
+            # Somebody may have cleared the cache away.
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return claim(path)
+        except OSError as error:
+            raise EngineCacheFault(f"'{path}' cannot be locked: {error.strerror}") from error
+
+    def holder(self, key: EngineKey) -> str:
+        """Return who has the right to build an engine, in words."""
+        return holder(self._lock_file(key.digest))
+
+    def _lock_file(self, digest: str) -> Path:
+        return self._folder / "work" / f"{digest}{LOCK}"
+
+    def find(self, key: EngineKey) -> CachedEngine | None:
+        """Return the verified engine with that key; one that is damaged is thrown away."""
+        folder = self._folder / "engines" / key.digest
+        plan = folder / PLAN
+        facts = _read(folder / ENGINE_FACTS)
+        if facts is None or not plan.is_file():
+            return None
+        try:
+            is_sound = self._is_sound(key.digest, plan, str(facts.get("plan_sha256")))
+        except OSError as error:
+            # Gone since the look above, thrown away by another process; or a disk that stutters: it took long to build.
+            log.warning("the engine '%s' cannot be read: %s", plan, error.strerror)
+            return None
+        if not is_sound:
+            self.drop(key)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return CachedEngine(plan, facts)
+
+    def why_missing(self, key: EngineKey, model: str, version: int) -> str:
+        """Return what is different about the nearest engine that was built for this version, "" when none was."""
+        nearest: tuple[str, ...] = ()
+        for path in (self._folder / "engines").glob(f"*/{ENGINE_FACTS}"):
+            facts = _read(path) or {}
+            of_entry = facts.get("key")
+            if facts.get("model") != model or facts.get("version") != version or not isinstance(of_entry, dict):
+                continue
+            differences = key.differences(of_entry)
+            if differences and (not nearest or len(differences) < len(nearest)):
+                nearest = differences
+        return words_for(nearest)
+
+    def work_folder(self, key: EngineKey) -> Path:
+        """Return the folder in which the engine is built, by who has the claim. Raises CacheFault."""
+        folder = self._folder / "work" / key.digest
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.utime(folder)
+        except OSError as error:
+            raise EngineCacheFault(f"engines cannot be built in '{folder}': {error.strerror}") from error
+        return folder
+
+    def built(self, key: EngineKey) -> Mapping[str, object] | None:
+        """Return what is known of an engine that was built whole but not verified, None when there is none."""
+        folder = self._folder / "work" / key.digest
+        facts = _read(folder / BUILD_FACTS)
+        plan = folder / PLAN
+        try:
+            is_whole = facts is not None and plan.is_file() and _sha256(plan) == facts.get("plan_sha256")
+        except OSError:
+            return None
+        return facts if is_whole else None
+
+    def note_built(self, key: EngineKey, facts: Mapping[str, object]) -> None:
+        """Remember that the plan in the work folder is whole. Raises CacheFault."""
+        self._write(self._folder / "work" / key.digest / BUILD_FACTS, {**facts, "key": dict(key.fields)})
+
+    def commit(self, key: EngineKey, facts: Mapping[str, object]) -> CachedEngine:
+        """Put a verified engine into its place, with the claim to it. Raises CacheFault."""
+        work, place = self._folder / "work" / key.digest, self._folder / "engines" / key.digest
+        self._write(work / ENGINE_FACTS, {**facts, "key": dict(key.fields)})
+        (work / BUILD_FACTS).unlink(missing_ok=True)
+        try:
+            with self._lock:
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if place.exists():
+                    shutil.rmtree(place)
+                for path in work.iterdir():
+                    if path.name not in (PLAN, ENGINE_FACTS):
+                        path.unlink()
+                os.replace(work, place)
+                self._sound.pop(key.digest, None)
+        except OSError as error:
+            raise EngineCacheFault(f"the engine cannot be put into '{place}': {error.strerror}") from error
+        self._prune(key.digest)
+        return CachedEngine(place / PLAN, facts)
+
+    def drop(self, key: EngineKey) -> None:
+        """Delete a verified engine. What another process builds in its place stays."""
+        with self._lock:
+            self._sound.pop(key.digest, None)
+            shutil.rmtree(self._folder / "engines" / key.digest, ignore_errors=True)
+
+    def discard(self, key: EngineKey) -> None:
+        """Delete an engine that was built and is not to be verified again, with the claim to it."""
+        shutil.rmtree(self._folder / "work" / key.digest, ignore_errors=True)
+
+    def timing_file(self, key: EngineKey) -> Path:
+        """Return where measurements for this library, version and GPU are kept."""
+        parts = [str(key.fields[name]) for name in ("library", "library_version", "device", "capability", "tpc_mask")]
+        name = re.sub(r"[^A-Za-z0-9.]+", "_", "-".join(filter(None, parts)))
+        return self._folder / "timing" / f"{name}.cache"
+
+    def size(self) -> tuple[int, int]:
+        """Return how many verified engines there are, and their bytes."""
+        sizes = [size for _, size, _ in self._entries()]
+        return len(sizes), sum(sizes)
+
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        """Return when each was last used, its bytes, and its folder."""
+        found: list[tuple[float, int, Path]] = []
+        try:
+            folders = list((self._folder / "engines").iterdir())
+        except OSError:
+            # Somebody cleared the cache away: there are none, and whoever asks, as the metrics page, is told that.
+            return found
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                found.append((folder.stat().st_mtime, (folder / PLAN).stat().st_size, folder))
+        return found
+
+    def _prune(self, kept: str) -> None:
+        if not self._limit_bytes:
+            return
+        with self._lock:
+            entries = sorted(self._entries())
+            total = sum(size for _, size, _ in entries)
+            for _, size, folder in entries:
+                if total <= self._limit_bytes:
+                    break
+                if folder.name != kept:
+                    # One that is in use is in memory: its file is not needed until the next load.
+                    shutil.rmtree(folder, ignore_errors=True)
+                    total -= size
+
+    def _is_sound(self, digest: str, plan: Path, expected: str) -> bool:
+        """Return whether the plan is as it was verified; read once for as long as it is not touched."""
+        found = plan.stat()
+        mark = (found.st_size, found.st_mtime_ns)
+        with self._lock:
+            if self._sound.get(digest) == mark:
+                return True
+        if _sha256(plan) != expected:
+            return False
+        with self._lock:
+            self._sound[digest] = mark
+        return True
+
+    def _write(self, path: Path, facts: Mapping[str, object]) -> None:
+        draft = path.with_name(f"{path.name}.part")
+        try:
+            draft.write_text(json.dumps(facts, indent=1))
+            os.replace(draft, path)
+        except OSError as error:
+            raise EngineCacheFault(f"'{path}' cannot be written: {error.strerror}") from error
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _sha256(path: Path) -> str:
+    """Return the hash of a file. Raises OSError."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""Bearer tokens of --auth-tokens-file: who may ask what, over every wire, beside Triton's shared words.
+
+The file has a line for each token: a name, the SHA-256 of the token in hexadecimal digits, and the categories it opens,
+separated by commas; `*` stands for all. Empty lines and those that begin with # are passed over.
+
+    alice      9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  model-repository,logging
+    camera-7   60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11d7fa2  inference
+
+With such a file the ordering categories are closed to requests without a token or shared word. Any other category is
+closed once a line names it; `*` names all but health, which load balancers ask for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.config import CATEGORIES
+from edge_server.errors import EdgeServerError, Forbidden, ServingFault, Unauthenticated
+from edge_server.frontends.access_control import ORDERING_CATEGORIES
+from edge_server.telemetry.metrics_page import Family
+
+_MAX_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    name: str
+    digest: bytes
+    categories: frozenset[str]
+    closes: frozenset[str]
+    """The categories that are closed to others because of it."""
+
+
+class Tokens:
+    """Thread-safe. Without a file, nothing is closed."""
+
+    def __init__(self, path: str = "") -> None:
+        """Read the file. Raises ServingFault: it cannot be read, or a line is wrong."""
+        self.is_used = bool(path)
+        self._tokens: tuple[_Token, ...] = ()
+        self._closed: frozenset[str] = frozenset()
+        self._watchers: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self._taken: Counter[tuple[str, str]] = Counter()
+        self._refused: Counter[str] = Counter()
+        if path:
+            self.read(path)
+
+    def read(self, path: str) -> None:
+        """Use this file's tokens from now on. Raises ServingFault, and changes nothing then."""
+        self._tokens = tokens = _read(path)
+        self._closed = frozenset(ORDERING_CATEGORIES).union(*(token.closes for token in tokens))
+        for watcher in self._watchers:
+            watcher()
+
+    def on_change(self, watcher: Callable[[], object]) -> None:
+        """Have `watcher` called after the tokens were read anew, on any thread."""
+        self._watchers.append(watcher)
+
+    def closes(self, category: str) -> bool:
+        """Return whether requests of a category need a token."""
+        return category in self._closed
+
+    def admit(self, authorization: Sequence[str | bytes], category: str) -> str:
+        """Do what `name_of` does, and count the request."""
+        try:
+            name = self.name_of(authorization, category)
+        except EdgeServerError:
+            self.count_refused(category)
+            raise
+        self.count(name, category)
+        return name
+
+    def name_of(self, authorization: Sequence[str | bytes], category: str) -> str:
+        """Return the name of the token that a request's Authorization headers hold.
+
+        Raises Unauthenticated without exactly one known token, Forbidden for one that does not open `category`.
+        """
+        found = self._find(authorization)
+        if found is not None and category in found.categories:
+            return found.name
+        if found is None:
+            raise Unauthenticated(f"'{category}' needs a header 'Authorization: Bearer <token>' with a known token")
+        raise Forbidden(f"the token '{found.name}' does not open '{category}'")
+
+    def count(self, name: str, category: str) -> None:
+        """Count a request that a token let in."""
+        with self._lock:
+            self._taken[name, category] += 1
+
+    def count_refused(self, category: str) -> None:
+        """Count a request that no token let in."""
+        with self._lock:
+            self._refused[category] += 1
+
+    def families(self) -> list[Family]:
+        """Return the metrics."""
+        taken = Family("edge_auth_requests_total", "counter", "Requests let in by a bearer token, by its name")
+        refused = Family("edge_auth_refused_total", "counter", "Requests that no bearer token let in")
+        with self._lock:
+            for (name, category), count in self._taken.items():
+                taken.add({"name": name, "category": category}, count)
+            for category, count in self._refused.items():
+                refused.add({"category": category}, count)
+        return [taken, refused]
+
+    def _find(self, authorization: Sequence[str | bytes]) -> _Token | None:
+        if len(authorization) != 1:
+            return None
+        given = authorization[0]
+        text = given.encode("utf-8", "surrogateescape") if isinstance(given, str) else given
+        scheme, _, token = text.partition(b" ")
+        digest = hashlib.sha256(token.strip()).digest()
+        found = None
+        # All of them, and each in constant time: how long it takes tells nothing of how near a guess was.
+        for known in self._tokens:
+            if hmac.compare_digest(known.digest, digest):
+                found = known
+        return found if scheme.lower() == b"bearer" else None
+
+
+def _read(path: str) -> tuple[_Token, ...]:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ServingFault(f"the file of tokens '{path}' cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise ServingFault(f"the file of tokens '{path}' has more than {_MAX_FILE_BYTES} bytes")
+    tokens: dict[bytes, _Token] = {}
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        try:
+            token = _parse(words)
+        except ValueError as error:
+            raise ServingFault(f"'{path}' line {number}: {error}") from None
+        if token.digest in tokens:
+            raise ServingFault(f"'{path}' line {number}: the same token as '{tokens[token.digest].name}'")
+        tokens[token.digest] = token
+    return tuple(tokens.values())
+
+
+def _parse(words: Sequence[str]) -> _Token:
+    """Return the token of a line. Raises ValueError, which repeats no digest: it might be the token itself."""
+    if len(words) != 3:
+        raise ValueError("expected three words: <name> <SHA-256 of the token> <category>,...")
+    name, digest, listed = words
+    if not _NAME.fullmatch(name):
+        raise ValueError("expected a name of 1 to 64 letters, digits and . _ @ -")
+    if not _DIGEST.fullmatch(digest.lower()):
+        raise ValueError(f"'{name}': expected the SHA-256 of the token, 64 hexadecimal digits")
+    categories = frozenset(CATEGORIES if listed == "*" else listed.split(","))
+    for category in sorted(categories):
+        if category not in CATEGORIES:
+            raise ValueError(f"'{name}': unknown category '{category[:40]}', expected * or of {', '.join(CATEGORIES)}")
+    closes = categories - {"health"} if listed == "*" else categories
+    return _Token(name, bytes.fromhex(digest), categories, closes)

@@ -1,0 +1,69 @@
+"""The way in to the frame streams. What they need (vision, workers, counters) costs memory: it is made when the first
+camera comes, so that a server without cameras does without."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from edge_server.config import FramesConfig
+from edge_server.core.status_reports import FrameStreamReport
+from edge_server.streams.frame_admission import FrameAdmission
+
+if TYPE_CHECKING:
+    from edge_server.frontends.frames.stream_call import FrameCall
+    from edge_server.frontends.grpc.call import RpcCall
+    from edge_server.service import InferenceService
+    from edge_server.streams.stream_registry import StreamRegistry
+    from edge_server.telemetry.metrics_page import Family
+
+SERVICE = "edge.frames.v1.FrameService"
+
+
+class FrameService:
+    """Thread-safe."""
+
+    def __init__(self, service: InferenceService, gate: FrameAdmission, config: FramesConfig) -> None:
+        self._service = service
+        self._gate = gate
+        self._config = config
+        self._lock = threading.Lock()
+        self._streams: StreamRegistry | None = None
+        self._is_stopped = False
+
+    def open(self, call: RpcCall) -> FrameCall:
+        """Open the side of one call of FrameService/Stream."""
+        from edge_server.frontends.frames.stream_call import FrameCall
+
+        return FrameCall(self._opened, call)
+
+    def reports(self) -> Sequence[FrameStreamReport]:
+        """Return the streams that are open."""
+        return [] if self._streams is None else self._streams.reports()
+
+    def families(self) -> list[Family]:
+        """Return the metrics of the streams; none before the first camera came."""
+        return [] if self._streams is None else list(self._streams.families())
+
+    def refused_counts(self) -> Mapping[str, int]:
+        """Return, by model, how many frames the governor refused."""
+        return {} if self._streams is None else self._streams.refused_counts()
+
+    def stop(self) -> None:
+        """End every stream with its last results, and take no more."""
+        with self._lock:
+            self._is_stopped = True
+            streams = self._streams
+        if streams is not None:
+            streams.stop()
+
+    def _opened(self) -> StreamRegistry:
+        from edge_server.streams.stream_registry import StreamRegistry
+
+        with self._lock:
+            if self._streams is None:
+                self._streams = StreamRegistry(self._service, self._gate, self._config)
+                if self._is_stopped:
+                    self._streams.stop()
+            return self._streams

@@ -1,0 +1,137 @@
+"""FrameService/Stream as the side of a stream call: no thread reads or sends for a stream of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from edge_server.core.frame import Frame, StreamRequest
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.grpc.call import OK, CallStatus, Message, RpcCall, ending, known, run_blocking
+from edge_server.protocol.frame_codec import decode_client_message, encode_server_message
+from edge_server.streams.camera_stream import CameraStream
+from edge_server.streams.stream_registry import StreamRegistry
+
+_LOG = logging.getLogger(__name__)
+
+
+class FrameCall:
+    """One call of the one RPC of the service. `streams` makes what streams need when the first one comes."""
+
+    def __init__(self, streams: Callable[[], StreamRegistry], call: RpcCall) -> None:
+        self._make_streams = streams
+        self._call = call
+        self._streams: StreamRegistry | None = None
+        self._stream: CameraStream | None = None
+        self._has_left = self._is_stopping = False
+        self._may_send = True
+        self._first_end = threading.Lock()
+        """Taken when the end was logged."""
+
+    # -- events of the call
+
+    def on_message(self, message: Message) -> None:
+        stream = self._stream
+        if stream is None:
+            # What the first camera needs takes its time: vision, the model's description.
+            run_blocking(self._call, partial(self._open, message))
+            return
+        try:
+            frame = decode_client_message(message)
+            if not isinstance(frame, Frame):
+                raise InvalidRequest(f"frame stream '{stream.terms.stream_id}' is open already, got another 'open'")
+            assert self._streams is not None
+            stream.receive(frame, self._streams.fault_of(frame))
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            stream.end(known(error))
+            return
+        self._call.receive()
+
+    def on_last_message(self) -> None:
+        if self._stream is None:
+            self._call.end(OK)
+        else:
+            self._stream.close_input()
+
+    def on_woken(self) -> None:
+        self._flush()
+
+    def on_sent(self) -> None:
+        self._may_send = True
+        self._flush()
+
+    def on_client_left(self) -> None:
+        # Said before looking: the thread that opens the stream looks at this when it is open.
+        self._has_left = True
+        if self._stream is not None:
+            self._close(self._stream)
+
+    def on_server_stopping(self) -> None:
+        self._is_stopping = True
+        if self._stream is not None:
+            self._stream.stop()
+
+    # -- opening, sending, and the end
+
+    def _open(self, message: Message) -> None:
+        try:
+            opening = decode_client_message(message)
+            del message
+            if not isinstance(opening, StreamRequest):
+                raise InvalidRequest("the first message of a frame stream must be 'open', got 'frame'")
+            self._streams = self._make_streams()
+            stream = self._streams.open(opening)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            self._call.end(ending(known(error)))
+            return
+        self._stream = stream
+        if self._has_left:
+            self._close(stream)
+            return
+        if self._is_stopping:
+            stream.stop()
+        # Called with the streams' lock held, which a transport's own work must not wait for.
+        stream.watch(self._call.wake)
+        self._call.receive()
+
+    def _flush(self) -> None:
+        """Send what there is, as long as the transport takes it. Only for `on_woken` and `on_sent`: one at a time."""
+        stream = self._stream
+        if stream is None:
+            return
+        while self._may_send:
+            try:
+                message = stream.next_message()
+                if message is not None:
+                    # False before `on_sent` can come, which may be before `send` is back.
+                    self._may_send = False
+                    if self._call.send((encode_server_message(*message),)):
+                        self._may_send = True
+                    continue
+            except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+                self._end(stream, ending(known(error)))
+                return
+            if stream.is_finished:
+                self._end(stream, OK)
+            return
+
+    def _end(self, stream: CameraStream, done: CallStatus) -> None:
+        self._may_send = False
+        self._call.end(done)
+        self._close(stream)
+
+    def _close(self, stream: CameraStream) -> None:
+        stream.end()
+        if not self._first_end.acquire(blocking=False):
+            return
+        counts = stream.report().counts
+        drops = ", ".join(f"{reason.name} {count}" for reason, count in counts.dropped.items()) or "none"
+        _LOG.info(
+            "frame stream '%s' is closed: %d frame(s) received, %d answered, dropped: %s",
+            stream.terms.stream_id,
+            counts.received,
+            counts.answered,
+            drops,
+        )

@@ -1,0 +1,757 @@
+"""gRPC calls over this server's own HTTP/2 transport, the default.
+
+Rules: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. One thread reads
+for all connections: the events of all calls come on it. Calls may be answered on any thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import struct
+import threading
+import time
+import zlib
+from collections import deque
+from functools import partial
+
+import numpy as np
+
+from edge_server.config import GrpcConfig
+from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Refusal, ServingFault, Throttled
+from edge_server.frontends.grpc.call import (
+    MAX_MESSAGE_BYTES,
+    CallHandler,
+    CallStatus,
+    Message,
+    Metadata,
+    Methods,
+    Pieces,
+    ending,
+    known,
+)
+from edge_server.frontends.grpc.tls import tls_context
+from edge_server.frontends.http2.connection import Stream
+from edge_server.frontends.http2.frames import Http2ErrorCode
+from edge_server.frontends.http2.header_blocks import HeaderBlock, encode_headers
+from edge_server.frontends.http2.limits import Http2Limits
+from edge_server.frontends.http2.server import Http2Server, Http2Timer
+from edge_server.frontends.memory_budget import MemoryBudget
+from edge_server.frontends.status import GrpcStatus
+from edge_server.service import READING_THREAD_HOLD_US
+
+_CONTENT_TYPE = "application/grpc"
+_PREFIX = struct.Struct(">BI")
+"""Whether the message is compressed, and its length (protocol, "Length-Prefixed-Message")."""
+
+_PREFIX_BYTES = _PREFIX.size
+_SMALL_BYTES = 4096
+"""Messages up to this are received without a buffer of their own when they come in one piece."""
+
+_ALIGNMENT = 16
+_GRANT_BYTES = 1 << 20
+"""How much of a stream's window may be used up before the client is granted as much again."""
+
+_MESSAGES_IN_A_ROW = 32
+"""Messages of one stream that are taken up before other calls have their turn."""
+
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 1_000_000_000, "m": 1_000_000, "u": 1_000, "n": 1}
+_NOT_METADATA = frozenset(("te", "content-length", "grpc-message-type"))
+_NOT_PLAIN = re.compile(rb"[^\x20-\x24\x26-\x7e]")
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
+"""What zlib calls the formats of doc/compression.md."""
+
+_ZLIB_LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
+_LEAST_COMPRESSED_BYTES = 256
+"""Shorter messages are not compressed: that would save less than it costs."""
+
+_INFLATED_PIECE_BYTES = 1 << 20
+_LARGE_BYTES = 64 << 10
+"""From this size on messages are compressed and inflated on a thread of their own."""
+
+_STALL_S = 60.0
+_LEAST_BYTES_PER_S = 500
+"""The least rate of a message that is not whole, looked at once _STALL_S have passed since it began, or since its unary
+call did: as over HTTP."""
+
+_LAST_ANSWERS_S = 0.5
+"""How long the last answers may take to be sent once the grace of a stop is over."""
+
+_MOST_OPEN = 8
+"""How many times as many calls may be open as may be answered at once: the others wait for their messages."""
+
+
+_OK_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc")])
+_GZIP_HEAD = encode_headers([(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-encoding", b"gzip")])
+_OK_TRAILERS = encode_headers([(b"grpc-status", b"0")])
+_STOPPING = ending(Draining("Server is stopping and takes no further calls"))
+
+
+class CallHead:
+    """What the request headers of a call say. Shared by all calls with the same header block: not to be changed.
+
+    `refusal` is the status of calls that cannot be served; `http_status` is not 200 for what is no gRPC at all.
+    """
+
+    __slots__ = ("accepts_gzip", "encoding", "http_status", "metadata", "method", "refusal", "timeout_ns")
+
+    def __init__(self, headers: HeaderBlock, methods: Methods) -> None:
+        self.timeout_ns = 0
+        self.encoding = ""
+        self.accepts_gzip = False
+        self.refusal: CallStatus | None = None
+        self.http_status = 200
+        content_type = ""
+        metadata: list[tuple[str, str | bytes]] = []
+        for raw_name, raw_value in headers.pairs:
+            name, value = raw_name.decode("ascii", "replace"), raw_value.decode("utf-8", "surrogateescape")
+            if name == "content-type":
+                content_type = value.lower()
+            elif name == "grpc-timeout":
+                self._read_timeout(value)
+            elif name == "grpc-encoding":
+                self.encoding = "" if value == "identity" else value
+            elif name == "grpc-accept-encoding":
+                self.accepts_gzip = "gzip" in value.replace(" ", "").split(",")
+            elif name.endswith("-bin"):
+                # Values of one name may have been joined with commas (protocol, "Custom-Metadata").
+                metadata += [(name, self._binary(name, piece.strip())) for piece in raw_value.split(b",")]
+            elif name not in _NOT_METADATA:
+                metadata.append((name, value))
+        self.metadata = tuple(metadata)
+        path = headers.path.decode("utf-8", "replace")
+        self.method = methods.get(path)
+        if headers.is_too_large:
+            self.http_status = 431
+        elif headers.method != b"POST":
+            self.http_status = 405
+        elif not content_type.startswith(_CONTENT_TYPE) or content_type[len(_CONTENT_TYPE) :][:1] not in ("", "+", ";"):
+            self.http_status = 415
+        elif self.method is None:
+            self.refusal = CallStatus(GrpcStatus.UNIMPLEMENTED, f"method '{path[:200]}' is not known")
+        elif self.encoding and self.encoding not in _WINDOW_BITS:
+            # doc/compression.md: the answer says what is understood.
+            self.refusal = CallStatus(
+                GrpcStatus.UNIMPLEMENTED,
+                f"grpc-encoding '{self.encoding[:32]}' is not understood",
+                (("grpc-accept-encoding", "identity,deflate,gzip"),),
+            )
+
+    def _read_timeout(self, value: str) -> None:
+        found = _TIMEOUT.fullmatch(value)
+        if found is None:
+            self.refusal = CallStatus(GrpcStatus.INTERNAL, f"malformed grpc-timeout '{value[:32]}'")
+        else:
+            # 0 is no deadline here, and one that has passed on the wire.
+            self.timeout_ns = max(1, int(found[1]) * _UNIT_NS[found[2]])
+
+    def _binary(self, name: str, value: bytes) -> bytes:
+        try:
+            # Padding may be left out (protocol, "Binary-Header").
+            return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+        except binascii.Error:
+            self.refusal = CallStatus(GrpcStatus.INTERNAL, f"metadata '{name[:64]}' is not base64")
+            return b""
+
+
+class Http2Call:
+    """One call: the receiver of its stream, and the `Call` of its side."""
+
+    __slots__ = (
+        "_buffer", "_filled", "_has_head", "_head", "_inbox", "_is_answering", "_is_compressed", "_is_delivering",
+        "_is_half_closed", "_is_over", "_is_wanted", "_length", "_lock", "_message", "_prefix", "_server",
+        "_side", "_stream", "_timer", "_transport", "_ungranted", "begun_s", "deadline_ns", "filled", "hold_us",
+        "is_stream",
+    )  # fmt: skip
+
+    def __init__(self, transport: Http2Transport, stream: Stream, head: CallHead) -> None:
+        self._transport = transport
+        self._server = transport.server
+        self._stream = stream
+        self._head = head
+        self._side: CallHandler | None = None
+        self._is_over = self._is_answering = self.is_stream = False
+        self._timer: Http2Timer | None = None
+        self.deadline_ns = time.monotonic_ns() + head.timeout_ns if head.timeout_ns else 0
+        self.hold_us = READING_THREAD_HOLD_US
+
+        # Receiving, on the reading thread.
+        self.begun_s = self._server.now_s
+        """When the message at hand began, or the call."""
+        self._prefix = b""
+        self._buffer: memoryview | None = None
+        """Where the message at hand is received: `_filled` of `_length` bytes so far."""
+        self._filled = self._length = self._ungranted = 0
+        self.filled = 0
+        """What the memory budget counts for it, see memory_budget.Body."""
+        self._is_compressed = self._is_half_closed = False
+        self._message: Message | bytearray | None = None
+        """The message of a unary call; a bytearray where it is still compressed."""
+
+    @property
+    def waits_for_message(self) -> bool:
+        """Whether it is a unary call whose message has not come yet."""
+        return not (self.is_stream or self._is_half_closed)
+
+    def open(self) -> None:
+        """Open the side, or end the call."""
+        head = self._head
+        method = head.method
+        self._lock: threading.Lock | None = None
+        if head.http_status != 200:
+            self._finish(encode_headers([(b":status", str(head.http_status).encode())]))
+            return
+        if head.refusal is not None or method is None:
+            self.end(head.refusal or CallStatus(GrpcStatus.UNIMPLEMENTED))
+            return
+        if method.is_stream:
+            self.is_stream = True
+            # Keeps a stream's end behind what is being sent. Unary calls send once.
+            self._lock = threading.Lock()
+            self._inbox: deque[Message | bytearray] = deque()
+            self._has_head = self._is_delivering = False
+            self._is_wanted = True
+        refusal = self._transport.admit(self)
+        if refusal is not None:
+            self.end(refusal)
+            return
+        try:
+            self._side = method.open(self)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            self.end(ending(known(error)))
+
+    # -- the Call of the side, from any thread
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._head.metadata
+
+    @property
+    def peer(self) -> str:
+        """The client in gRPC's name of a peer."""
+        peer = self._stream.peer
+        if isinstance(peer, str):
+            return f"unix:{peer}"
+        return f"ipv6:[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"ipv4:{peer[0]}:{peer[1]}"
+
+    def answer(self, message: Pieces) -> None:
+        size = 0
+        for piece in message:
+            size += len(piece)
+        if not self._transport.zlib_level or not self._head.accepts_gzip or size < _LEAST_COMPRESSED_BYTES:
+            self._respond(_OK_HEAD, (_PREFIX.pack(0, size), *message), size)
+        elif size < _LARGE_BYTES or threading.get_ident() != self._server.thread_id:
+            self._answer_compressed(message)
+        else:
+            threading.Thread(target=self._answer_compressed, args=(message,), name="grpc-gzip", daemon=True).start()
+
+    def _answer_compressed(self, message: Pieces) -> None:
+        body = _compressed(message, self._transport.zlib_level)
+        self._respond(_GZIP_HEAD, body, len(body[1]))
+
+    def _respond(self, head: bytes, body: Pieces, size: int) -> None:
+        if size < _LARGE_BYTES:
+            self._stream.respond(head, body, _OK_TRAILERS)
+            self._close()
+            return
+        self._is_answering = True
+        if self._stream.send(head, body):
+            self._stream.finish(_OK_TRAILERS)
+            self._close()
+        else:
+            # `on_sent` goes on. Meanwhile it counts as a message on its way.
+            self._server.run_soon(partial(self._hold_answer, size))
+
+    def _hold_answer(self, size: int) -> None:
+        if not self._is_over:
+            self._transport.budget.enter(self)
+            self._transport.budget.grow(self, size)
+
+    def end(self, done: CallStatus) -> None:
+        lock = self._lock
+        if lock is None:
+            self._finish(_encoded_ending(done, is_alone=True))
+            return
+        with lock:
+            if not self._is_over:
+                self._finish(_encoded_ending(done, is_alone=not self._has_head))
+
+    def send(self, message: Pieces) -> bool:
+        body: Pieces
+        level = self._transport.zlib_level if self._head.accepts_gzip else 0
+        if level:
+            body = _compressed(message, level)
+        else:
+            size = sum(map(len, message))
+            body = (_PREFIX.pack(0, size), *message)
+            if size <= _SMALL_BYTES:
+                body = (b"".join(body),)
+        assert self._lock is not None
+        with self._lock:
+            if self._is_over:
+                return False
+            head = None if self._has_head else _GZIP_HEAD if level else _OK_HEAD
+            self._has_head = True
+            return self._stream.send(head, body)
+
+    def wake(self) -> None:
+        self._server.run_soon(self._wake)
+
+    def receive(self) -> None:
+        # Said before looking: the reading thread puts a message there first, and looks at this after.
+        self._is_wanted = True
+        if threading.get_ident() == self._server.thread_id:
+            self._deliver()
+        elif self._inbox or self._is_half_closed:
+            self._server.run_soon(self._deliver)
+
+    # -- the Receiver of the stream, on the reading thread
+
+    def on_data(self, data: memoryview, is_end: bool) -> None:
+        side = self._side
+        if self._is_over or side is None:
+            return
+        size = len(data)
+        if is_end and _PREFIX_BYTES <= size <= _SMALL_BYTES and self._buffer is None and not self.is_stream:
+            flag, length = _PREFIX.unpack_from(data)
+            if not flag and length == size - _PREFIX_BYTES and not self._prefix and self._message is None:
+                # The usual unary call: a small message in one piece.
+                self._is_half_closed = True
+                self._answer(bytes(data[_PREFIX_BYTES:]))
+                return
+        position = 0
+        while position < size and not self._is_over:
+            position = self._take(data, position)
+        self._received(size, is_end)
+
+    def target(self, size: int) -> memoryview | None:
+        if self._buffer is None or self._is_over:
+            return None
+        # The rest of the message, but not the prefix of the next one, which may be in the same frame.
+        return self._buffer[self._filled : self._filled + size]
+
+    def on_filled(self, count: int, is_end: bool) -> None:
+        if self._is_over or self._buffer is None:
+            return
+        self._fill(count)
+        self._received(count, is_end)
+
+    def on_sent(self) -> None:
+        if self._is_answering:
+            self._stream.finish(_OK_TRAILERS)
+            self._close()
+        elif not self._is_over and self._side is not None:
+            self._side.on_sent()
+
+    def on_reset(self, code: int) -> None:
+        self._close()
+        if self._side is not None:
+            self._side.on_client_left()
+
+    def on_tick(self, now_s: float) -> None:
+        """Give up what does not come: the rest of a message, or the message of a unary call."""
+        if self.deadline_ns and time.monotonic_ns() >= self.deadline_ns:
+            self._on_deadline()
+            return
+        waited_s = now_s - self.begun_s
+        is_awaited = self._buffer is not None or self._prefix or self.waits_for_message
+        if is_awaited and waited_s >= _STALL_S and self._filled < _LEAST_BYTES_PER_S * waited_s:
+            self._fail(
+                Refusal(f"{self._filled} bytes of the call's message came in {waited_s:.0f} s, which is too slow")
+            )
+
+    # -- receiving
+
+    def _take(self, data: memoryview, position: int) -> int:
+        """Take up what is there of a prefix or of a message; return the position after it."""
+        buffer = self._buffer
+        if buffer is not None:
+            count = min(self._length - self._filled, len(data) - position)
+            buffer[self._filled : self._filled + count] = data[position : position + count]
+            self._fill(count)
+            return position + count
+        if not self._prefix:
+            self.begun_s = self._server.now_s
+        stop = position + _PREFIX_BYTES - len(self._prefix)
+        prefix = self._prefix + bytes(data[position:stop])
+        if len(prefix) < _PREFIX_BYTES:
+            self._prefix = prefix
+            return len(data)
+        self._prefix = b""
+        flag, length = _PREFIX.unpack(prefix)
+        end: int = stop + length
+        if length <= _SMALL_BYTES and end <= len(data) and not flag and self._message is None:
+            self._put_aside(bytes(data[stop:end]))
+            return end
+        self._begin(flag, length)
+        return stop
+
+    def _begin(self, flag: int, length: int) -> None:
+        """Make a buffer for a message, as its prefix says.
+
+        The message ends at a multiple of 16 in there, as does the data of its last tensor: such data is aligned.
+        """
+        if flag > 1 or (flag and not self._head.encoding):
+            self._fail(InvalidRequest("a message is marked as compressed, but the call names no grpc-encoding"))
+        elif length > self._transport.budget.total:
+            self._fail(
+                Throttled(
+                    f"a message of {length} bytes is longer than all bodies and messages on their way may be together: "
+                    f"{self._transport.budget.total} bytes (--http-max-body-bytes-in-flight)"
+                )
+            )
+        elif length > MAX_MESSAGE_BYTES:
+            self._fail(Throttled(f"a message of {length} bytes is longer than gRPC's {MAX_MESSAGE_BYTES}"))
+        elif self._message is not None:
+            self._fail(InvalidRequest("a unary call has one message, got more"))
+        else:
+            try:
+                # Not filled with zeros: memory is used up by what comes, not by what is announced.
+                whole = np.empty(length + -length % _ALIGNMENT, np.uint8).data
+            except MemoryError:
+                self._fail(Throttled(f"there is no memory for a message of {length} bytes"))
+                return
+            self._is_compressed = bool(flag)
+            self._length, self._filled = length, 0
+            self._buffer = whole[-length % _ALIGNMENT :]
+            self._transport.budget.enter(self)
+            self._fill(0)
+
+    def _fill(self, count: int) -> None:
+        """Count bytes of the message at hand, and put it where it is delivered from once it is whole."""
+        self._filled += count
+        buffer = self._buffer
+        if self._filled < self._length:
+            self._transport.budget.grow(self, count)
+            return
+        assert buffer is not None
+        self._buffer = None
+        self._transport.budget.leave(self)
+        self._put_aside(bytearray(buffer) if self._is_compressed else buffer.toreadonly())
+
+    def _put_aside(self, message: Message | bytearray) -> None:
+        """Keep a whole message until it is delivered."""
+        if self.is_stream:
+            self._inbox.append(message)
+        else:
+            self._message = message
+
+    def _received(self, size: int, is_end: bool) -> None:
+        """Deliver what is whole, and let the client send as much as was delivered."""
+        if self._is_over:
+            return
+        self._ungranted += size
+        if is_end:
+            self._is_half_closed = True
+            if self._buffer is not None or self._prefix:
+                self._fail(InvalidRequest("the client closed its side within a message"))
+            elif self.is_stream:
+                self._deliver()
+            elif self._message is None:
+                self._fail(InvalidRequest("the call ended before its message came"))
+            else:
+                message, self._message = self._message, None
+                self._answer(message)
+                return
+        elif self.is_stream:
+            self._deliver()
+        if self.deadline_ns and self._timer is None and not self._is_over:
+            self._watch_deadline()
+        if self._ungranted >= _GRANT_BYTES:
+            self._grant()
+
+    def _grant(self) -> None:
+        # A client whose messages are not asked for has to wait with more of them.
+        if not self._is_half_closed and not (self.is_stream and self._inbox):
+            count, self._ungranted = self._ungranted, 0
+            self._stream.consume(count)
+
+    def _deliver(self) -> None:
+        """Hand over messages of a stream as far as they are asked for, some in a row at most."""
+        if self._is_delivering or self._side is None:
+            return
+        inbox = self._inbox
+        for _ in range(_MESSAGES_IN_A_ROW):
+            if self._is_over or not self._is_wanted or not (inbox or self._is_half_closed):
+                break
+            self._is_wanted = False
+            self._is_delivering = True
+            if not inbox:
+                self._side.on_last_message()
+            elif not self._hand_over(inbox.popleft()):
+                return  # goes on when it is inflated
+            self._is_delivering = False
+        else:
+            self._server.run_soon(self._deliver)
+        if self._ungranted >= _GRANT_BYTES:
+            self._grant()
+
+    def _hand_over(self, message: Message | bytearray) -> bool:
+        """Give a message to the side. Return False for one that is inflated first, on another thread."""
+        assert self._side is not None
+        if not isinstance(message, bytearray):
+            self._side.on_message(message)
+            return True
+        if len(message) < _LARGE_BYTES // 16:
+            self._inflate(message)
+            return True
+        threading.Thread(target=self._inflate, args=(message,), name="grpc-inflate", daemon=True).start()
+        return False
+
+    def _answer(self, message: Message | bytearray) -> None:
+        """Hand over the message of a unary call, unless too many others are being answered."""
+        transport = self._transport
+        active = transport.active
+        if len(active) + len(transport.streams) >= transport.max_calls:
+            self.end(_too_many(transport.max_calls, "calls"))
+            return
+        if isinstance(message, bytearray):
+            self._hand_over(message)
+        else:
+            assert self._side is not None
+            self._side.on_message(message)
+        if self._is_over:
+            return
+        active.add(self)
+        if self.deadline_ns and self._timer is None:
+            self._watch_deadline()
+        if self._is_over:
+            # Ended by another thread meanwhile, which could not know.
+            active.discard(self)
+
+    def _inflate(self, message: bytearray) -> None:
+        transport = self._transport
+        try:
+            # One after the other: what a few bytes become may be large.
+            with transport.inflating:
+                inflated = _inflated(message, self._head.encoding, transport.budget.total)
+        except EdgeServerError as error:
+            self._server.run_soon(partial(self._fail, error))
+            return
+        self._server.run_soon(partial(self._hand_over_inflated, inflated))
+
+    def _hand_over_inflated(self, message: Message) -> None:
+        if self._is_over or self._side is None:
+            return
+        self._side.on_message(message)
+        if self.is_stream:
+            self._is_delivering = False
+            self._deliver()
+
+    # -- time and the end
+
+    def _wake(self) -> None:
+        if not self._is_over and self._side is not None:
+            self._side.on_woken()
+
+    def _watch_deadline(self) -> None:
+        self._timer = self._server.call_at(self.deadline_ns / 1e9, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        if not self._is_over:
+            self.give_up(CallStatus(GrpcStatus.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
+    def on_server_stopping(self) -> None:
+        if not self._is_over and self._side is not None:
+            self._side.on_server_stopping()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Give the call up: what it holds is needed for others. See memory_budget.Body; from any thread."""
+        error = Throttled(refusal.message, retry_after_s=refusal.retry_after_s)
+        if threading.get_ident() == self._server.thread_id:
+            self._fail(error)
+        else:
+            self._server.run_soon(partial(self._fail, error))
+
+    def _fail(self, error: EdgeServerError) -> None:
+        if not self._is_over:
+            self.give_up(ending(error))
+
+    def give_up(self, done: CallStatus) -> None:
+        """End the call, and tell the side that its answer is of no use any more. On the reading thread."""
+        self.end(done)
+        if self._side is not None:
+            self._side.on_client_left()
+
+    def _finish(self, block: bytes) -> None:
+        if self._is_answering:
+            self._stream.reset(Http2ErrorCode.ENHANCE_YOUR_CALM)
+        else:
+            self._stream.finish(block)
+        self._close()
+
+    def _close(self) -> None:
+        """Let go of the call. May be called again, and from any thread."""
+        self._is_over = True
+        transport = self._transport
+        transport.calls.discard(self)
+        if self.is_stream:
+            transport.streams.discard(self)
+        else:
+            transport.active.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._buffer is not None or self._is_answering:
+            self._server.run_soon(self._drop)
+
+    def _drop(self) -> None:
+        self._buffer = None
+        self._transport.budget.leave(self)
+
+
+class Http2Transport:
+    """A listener on this server's HTTP/2. `start` once, then `stop` once."""
+
+    def __init__(
+        self, methods: Methods, config: GrpcConfig, max_calls: int, max_streams: int, budget: MemoryBudget
+    ) -> None:
+        """Raises ServingFault for TLS files that cannot be used."""
+        self._methods = methods
+        self._config = config
+        self.max_calls = max_calls
+        self._max_streams = max_streams
+        self._is_tls = config.is_tls or config.is_mutual_tls
+        self._is_stopping = False
+        self.zlib_level = _ZLIB_LEVELS[config.compression_level]
+        self.calls: set[Http2Call] = set()
+        """Those that are open."""
+        self.active: set[Http2Call] = set()
+        """Unary ones among them whose message was handed over, and not answered at once."""
+        self.streams: set[Http2Call] = set()
+        """Those of unlimited length among the calls."""
+        self.inflating = threading.Lock()
+        self.budget = budget
+        """Bounds what messages that are not whole, and answers that are not read, hold together with HTTP's bodies."""
+        self.server = Http2Server(
+            self._on_stream,
+            Http2Limits(
+                # More than are served: who opens too many is told so, and tries again later or elsewhere.
+                max_streams=2 * max_calls,
+                keepalive_time_s=config.keepalive_time_ms / 1000,
+                keepalive_timeout_s=config.keepalive_timeout_ms / 1000,
+                permits_keepalive_without_streams=config.keepalive_permit_without_calls,
+                max_pings_without_data=config.http2_max_pings_without_data,
+                min_ping_interval_s=config.http2_min_recv_ping_interval_without_data_ms / 1000,
+                max_ping_strikes=config.http2_max_ping_strikes,
+                max_age_s=config.max_connection_age_ms / 1000,
+                max_age_grace_s=config.max_connection_age_grace_ms / 1000,
+            ),
+            tls_context(config, config.is_mutual_tls) if self._is_tls else None,
+        )
+
+    def start(self) -> int:
+        """Listen and return the bound port. Raises ServingFault (address taken)."""
+        config = self._config
+        try:
+            return self.server.start(config.address, config.port, reuses_port=config.reuses_port)
+        except OSError as error:
+            raise ServingFault(f"gRPC cannot listen on {config.address}:{config.port}: {error}") from None
+
+    def renew_tls(self, config: GrpcConfig) -> None:
+        """Use the TLS files that `config` names for handshakes that begin from now on. *Blocking.*
+
+        Whether clients are asked for a certificate stays as it was at the start. Raises ServingFault, and changes
+        nothing then.
+        """
+        if self._is_tls:
+            self.server.use_tls(tls_context(config, self._config.is_mutual_tls))
+
+    def begin_drain(self) -> None:
+        """Ask clients to open their next calls elsewhere, and answer those that come."""
+        self.server.begin_drain()
+
+    def end_drain(self) -> None:
+        """Take no further connections and calls. *Blocking* for a moment."""
+        self.server.stop_accepting()
+
+    def stop(self, grace_s: float) -> None:
+        """See GrpcFrontend.stop."""
+        self._is_stopping = True
+        self.server.run_soon(partial(self._end_calls, grace_s))
+        self.server.stop(grace_s + _LAST_ANSWERS_S)
+
+    def _end_calls(self, grace_s: float) -> None:
+        """Have streams end when nothing is outstanding on them, and give up what is left after the grace."""
+        for call in list(self.streams):
+            call.on_server_stopping()
+        self.server.call_at(self.server.now_s + grace_s, self._give_up_calls)
+
+    def _give_up_calls(self) -> None:
+        for call in list(self.calls):
+            call.give_up(_STOPPING)
+
+    # -- for calls, on the reading thread
+
+    def _on_stream(self, stream: Stream) -> Http2Call:
+        headers = stream.headers
+        head = headers.memo
+        if not isinstance(head, CallHead):
+            head = headers.memo = CallHead(headers, self._methods)
+        call = Http2Call(self, stream, head)
+        call.open()
+        return call
+
+    def admit(self, call: Http2Call) -> CallStatus | None:
+        """Count a call in, or return the status to refuse it with."""
+        if self._is_stopping:
+            return _STOPPING
+        if call.is_stream:
+            if len(self.streams) >= self._max_streams or len(self.streams) + len(self.active) >= self.max_calls:
+                return _too_many(self._max_streams, "streams")
+            self.streams.add(call)
+        elif len(self.calls) >= _MOST_OPEN * self.max_calls:
+            # Most of them were opened by somebody who sends no messages: the eldest give their places to others.
+            waiting = sorted(
+                (each for each in list(self.calls) if each.waits_for_message), key=lambda each: each.begun_s
+            )
+            for each in waiting[: 1 + len(waiting) // 4]:
+                each.give_up(_too_many(len(self.calls), "calls"))
+        self.calls.add(call)
+        return None
+
+
+def _too_many(most: int, what: str) -> CallStatus:
+    return ending(Throttled(f"{most} {what} are open, which is as many as are served at once"))
+
+
+def _encoded_ending(done: CallStatus, *, is_alone: bool) -> bytes:
+    """Return the trailers that tell a status. `is_alone`: no headers were sent before (protocol, "Trailers-Only")."""
+    if not (is_alone or done.code or done.trailers):
+        return _OK_TRAILERS
+    pairs = [(b":status", b"200"), (b"content-type", b"application/grpc")] if is_alone else []
+    pairs.append((b"grpc-status", str(int(done.code)).encode()))
+    if done.details:
+        # Protocol, "Status-Message": percent-encoded UTF-8.
+        details = done.details.encode("utf-8", "replace")
+        pairs.append((b"grpc-message", _NOT_PLAIN.sub(lambda found: b"%%%02X" % found[0][0], details)))
+    pairs += [(name.encode(), value.encode("ascii", "replace")) for name, value in done.trailers]
+    return encode_headers(pairs)
+
+
+def _compressed(message: Pieces, level: int) -> tuple[bytes, bytes]:
+    """Return the message compressed by gzip, with its prefix."""
+    compressor = zlib.compressobj(level, wbits=_WINDOW_BITS["gzip"])
+    data = b"".join([*map(compressor.compress, message), compressor.flush()])
+    return _PREFIX.pack(1, len(data)), data
+
+
+def _inflated(message: bytearray, encoding: str, limit: int) -> memoryview:
+    """Return the inflated message. Raises InvalidRequest, and Throttled for more than `limit` bytes."""
+    inflator = zlib.decompressobj(_WINDOW_BITS[encoding])
+    pieces: list[bytes] = []
+    size = 0
+    left: bytes | bytearray = message
+    try:
+        while piece := inflator.decompress(left, _INFLATED_PIECE_BYTES):
+            size += len(piece)
+            if size > min(limit, MAX_MESSAGE_BYTES):
+                raise Throttled(f"a compressed message holds more than {min(limit, MAX_MESSAGE_BYTES)} bytes")
+            pieces.append(piece)
+            left = inflator.unconsumed_tail
+    except zlib.error as error:
+        raise InvalidRequest(f"a message is not compressed as {encoding}: {error}") from None
+    if not inflator.eof:
+        raise InvalidRequest(f"a message is not compressed as {encoding}: its end is missing")
+    return memoryview(b"".join(pieces))

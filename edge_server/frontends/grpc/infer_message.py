@@ -1,0 +1,81 @@
+"""ModelInferRequest from received bytes: the small fields through the message class, tensors as views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.grpc.call import Message
+from edge_server.frontends.grpc.raw_fields import split
+from edge_server.protocol.messages import message_class
+
+LEAST_SPLIT_BYTES = 32 << 10
+"""Messages below this size are read by the message class alone: copying them costs less than walking over them."""
+
+Outline: TypeAlias = "tuple[bytes, bytes, list[int]]"
+"""Parts of a serialized ModelInferRequest: its head without the id, the id, and pairs of start and end of each of its
+raw_input_contents."""
+
+_INPUTS, _RAW_CONTENTS = 5, 7
+_TENSOR_CONTENTS = 5
+
+
+@dataclass(slots=True)
+class InferMessage:
+    """A ModelInferRequest as received.
+
+    `message` holds every small field; `inputs` are its InferInputTensor messages, in order; `raw` its
+    raw_input_contents. `contents` maps an input's position to its serialized InferTensorContents where those were cut
+    out of the input message. `outline` is set where the head can be kept.
+    """
+
+    message: Any
+    inputs: Sequence[Any]
+    raw: Sequence[bytes | memoryview]
+    contents: dict[int, memoryview] = field(default_factory=dict)
+    outline: Outline | None = None
+
+
+class MessageReader:
+    """Reads ModelInferRequest messages. Holds the message classes; used by any thread."""
+
+    def __init__(self) -> None:
+        self._request = message_class("inference.ModelInferRequest")
+        self._input = message_class("inference.ModelInferRequest.InferInputTensor")
+
+    def read(self, data: Message) -> InferMessage:
+        """Return the message; its tensors are views of `data`, which must not change. Raises InvalidRequest."""
+        try:
+            return self._read_whole(data) if len(data) < LEAST_SPLIT_BYTES else self._read_split(data)
+        except DecodeError as error:
+            raise InvalidRequest("the request is not a valid ModelInferRequest message") from error
+
+    def _read_whole(self, data: Message) -> InferMessage:
+        message = self._request.FromString(bytes(data))
+        return InferMessage(message, message.inputs, message.raw_input_contents)
+
+    def _read_split(self, data: Message) -> InferMessage:
+        outer = split(data, _RAW_CONTENTS)
+        if outer is None:
+            return self._read_whole(data)
+        if len(outer.rest) < LEAST_SPLIT_BYTES:
+            message = self._request.FromString(bytes(outer.rest))
+            return InferMessage(message, message.inputs, outer.payloads)
+        inner = split(outer.rest, _INPUTS)
+        if inner is None:
+            return self._read_whole(data)
+        found = InferMessage(self._request.FromString(bytes(inner.rest)), [], outer.payloads)
+        found.inputs = [self._read_input(found, position, payload) for position, payload in enumerate(inner.payloads)]
+        return found
+
+    def _read_input(self, found: InferMessage, position: int, data: memoryview) -> Any:
+        parts = split(data, _TENSOR_CONTENTS) if len(data) >= LEAST_SPLIT_BYTES else None
+        # A sub-message given twice is merged by protobuf's rules, which the message class knows.
+        if parts is None or len(parts.payloads) != 1:
+            return self._input.FromString(bytes(data))
+        found.contents[position] = parts.payloads[0]
+        return self._input.FromString(bytes(parts.rest))

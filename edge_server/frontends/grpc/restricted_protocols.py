@@ -1,0 +1,85 @@
+"""Restricted protocols: categories of RPCs that want a secret in the call's metadata, Triton's or a bearer token."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from edge_server.config import RestrictedGroup
+from edge_server.errors import Refusal
+from edge_server.frontends.access_control import is_word
+from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.grpc.call import Metadata
+
+CATEGORY_OF: Mapping[str, str] = {
+    "ServerLive": "health",
+    "ServerReady": "health",
+    "ModelReady": "health",
+    "Check": "health",
+    "ServerMetadata": "metadata",
+    "ModelMetadata": "metadata",
+    "ModelInfer": "inference",
+    "ModelStreamInfer": "inference",
+    "ModelConfig": "model-config",
+    "ModelStatistics": "statistics",
+    "RepositoryIndex": "model-repository",
+    "RepositoryModelLoad": "model-repository",
+    "RepositoryModelUnload": "model-repository",
+    "SystemSharedMemoryStatus": "shared-memory",
+    "SystemSharedMemoryRegister": "shared-memory",
+    "SystemSharedMemoryUnregister": "shared-memory",
+    "CudaSharedMemoryStatus": "shared-memory",
+    "CudaSharedMemoryRegister": "shared-memory",
+    "CudaSharedMemoryUnregister": "shared-memory",
+    "TraceSetting": "trace",
+    "LogSettings": "logging",
+}
+"""The category by which each RPC can be restricted. Reflection, which tells nothing but the schema, cannot be."""
+
+_METADATA_PREFIX = "triton-grpc-protocol-"
+
+_ORDERS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
+"""How the names end of RPCs that can change something."""
+
+_log = logging.getLogger(__name__)
+
+
+class Restriction:
+    """What calls of one RPC must bring: the metadata of a group, or a token. `rpc` is its name."""
+
+    def __init__(self, rpc: str, category: str, group: RestrictedGroup | None, tokens: Tokens) -> None:
+        self._rpc = rpc
+        self._category = category
+        self._group = group
+        # HTTP/2 carries header names in lower case only.
+        self._key = "" if group is None else f"{_METADATA_PREFIX}{group.key}".lower()
+        self._tokens = tokens
+        self._is_order = rpc.endswith(_ORDERS)
+
+    def check(self, metadata: Metadata) -> None:
+        """Raise unless a call with this metadata may pass: Unauthenticated or Forbidden where a token would do, else
+        Refusal, which is UNAVAILABLE as Triton has it."""
+        if self._group is not None and is_word(_values(metadata, self._key), self._group.value):
+            return
+        if self._tokens.closes(self._category):
+            name = self._tokens.admit(_values(metadata, "authorization"), self._category)
+            if self._is_order:
+                _log.info("'%s' orders: %s", name, self._rpc)
+        elif self._group is not None:
+            raise Refusal(f"This protocol is restricted, expecting header '{self._key}'", retry_after_s=None)
+
+
+def restriction(rpc: str, category: str, groups: Iterable[RestrictedGroup], tokens: Tokens) -> Restriction | None:
+    """Return the restriction of an RPC of a category, or None."""
+    group = next((group for group in groups if category in group.categories), None)
+    return Restriction(rpc, category, group, tokens) if group is not None or tokens.is_used else None
+
+
+def restrictions(groups: Iterable[RestrictedGroup], tokens: Tokens) -> dict[str, Restriction]:
+    """Return the restriction of each restricted RPC, by the RPC's name."""
+    found = {rpc: restriction(rpc, category, groups, tokens) for rpc, category in CATEGORY_OF.items()}
+    return {rpc: item for rpc, item in found.items() if item is not None}
+
+
+def _values(metadata: Metadata, key: str) -> list[str | bytes]:
+    return [value for name, value in metadata if name == key]

@@ -1,0 +1,149 @@
+"""The RPCs of this server by their HTTP/2 paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from google.protobuf.message import DecodeError
+
+from edge_server.config import GrpcConfig
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.access_control import is_this_machine
+from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.grpc.call import (
+    CallHandler,
+    Message,
+    Methods,
+    Opener,
+    RpcCall,
+    RpcMethod,
+    UnaryHandler,
+    ending,
+    known,
+    run_blocking,
+)
+from edge_server.frontends.grpc.control_rpcs import ControlRpcs
+from edge_server.frontends.grpc.health_and_reflection import Reflection, health_check
+from edge_server.frontends.grpc.restricted_protocols import Restriction, restriction, restrictions
+from edge_server.frontends.grpc.stream_inference import InferStream
+from edge_server.frontends.grpc.unary_inference import InferContext
+from edge_server.protocol import messages
+from edge_server.protocol.messages import ServiceMethod as Described
+
+if TYPE_CHECKING:
+    from edge_server.service import InferenceService
+
+_AT_ONCE = frozenset(("ServerLive", "ServerReady", "ServerMetadata", "Check"))
+"""Control RPCs that are answered on the transport's thread: they wait for nothing and compute next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamService:
+    """A service of bidirectional streams that another front end answers: its full name, and what opens each RPC's side.
+
+    Its messages are described in protocol/descriptors.binpb; `category` is what it can be restricted by.
+    """
+
+    name: str
+    openers: Mapping[str, Opener]
+    category: str = "inference"
+
+
+def served_methods(
+    service: InferenceService,
+    config: GrpcConfig,
+    guests: Sequence[StreamService] = (),
+    *,
+    allows_code_upload: bool = False,
+    tokens: Tokens | None = None,
+) -> Methods:
+    """Return every RPC that is served: Triton's GRPCInferenceService, health, reflection and the `guests`."""
+    tokens = tokens or Tokens()
+    guards = restrictions(config.restricted, tokens)
+    inference = InferContext(service, config.header_pattern, guards.get("ModelInfer"))
+    rpcs = ControlRpcs(service)
+    control = dict(rpcs.table())
+    control["Check"] = health_check(service.is_ready)
+    found: dict[str, RpcMethod] = {}
+    described = [*messages.service_methods(messages.GRPC_SERVICE), *messages.service_methods(messages.HEALTH_SERVICE)]
+    for method in described:
+        guard = guards.get(method.name)
+        if method.name == "ModelInfer":
+            found[method.path] = RpcMethod(inference.open, is_stream=False)
+        elif method.name == "ModelStreamInfer":
+            found[method.path] = RpcMethod(partial(InferStream.open, inference, guard), is_stream=True)
+        elif method.name == "RepositoryModelLoad":
+            found[method.path] = RpcMethod(_load_opener(rpcs, method, guard, allows_code_upload), is_stream=False)
+        elif method.name in control:
+            found[method.path] = RpcMethod(partial(ControlCall, method, control[method.name], guard), is_stream=False)
+    for guest in guests:
+        for method in messages.service_methods(guest.name):
+            guard = restriction(method.name, guest.category, config.restricted, tokens)
+            opener = guest.openers[method.name]
+            found[method.path] = RpcMethod(
+                opener if guard is None else partial(_guarded, guard, opener), is_stream=True
+            )
+    offered = (messages.GRPC_SERVICE, *(guest.name for guest in guests), messages.HEALTH_SERVICE)
+    for name in messages.REFLECTION_SERVICES:
+        for method in messages.service_methods(name):
+            opener = partial(Reflection, name, (*offered, *messages.REFLECTION_SERVICES))
+            found[method.path] = RpcMethod(opener, is_stream=True)
+    return found
+
+
+class ControlCall(UnaryHandler):
+    """One call of an RPC that is not inference: message in, message out."""
+
+    __slots__ = ("_answer", "_call", "_method")
+
+    def __init__(
+        self, method: Described, answer: Callable[[Any], Any], guard: Restriction | None, call: RpcCall
+    ) -> None:
+        if guard is not None:
+            guard.check(call.metadata)
+        self._method = method
+        self._answer = answer
+        self._call = call
+
+    def on_message(self, message: Message) -> None:
+        if self._method.name in _AT_ONCE:
+            self._run(message)
+        else:
+            run_blocking(self._call, partial(self._run, message))
+
+    def _run(self, message: Message) -> None:
+        try:
+            try:
+                request = self._method.input_class.FromString(bytes(message))
+            except DecodeError as error:
+                raise InvalidRequest(f"the request is not a valid message of {self._method.name}") from error
+            del message
+            answer: bytes = self._answer(request).SerializeToString()
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            self._call.end(ending(known(error)))
+        else:
+            self._call.answer((answer,))
+
+
+def _load_opener(rpcs: ControlRpcs, method: Described, guard: Restriction | None, allows_code_upload: bool) -> Opener:
+    """Return what opens loads: code is taken from this machine, and from others where that is allowed."""
+
+    def open_load(call: RpcCall) -> CallHandler:
+        may_carry_code = allows_code_upload or is_this_machine(_address(call.peer))
+        return ControlCall(method, partial(rpcs.load, may_carry_code=may_carry_code), guard, call)
+
+    return open_load
+
+
+def _guarded(guard: Restriction, opener: Opener, call: RpcCall) -> CallHandler:
+    guard.check(call.metadata)
+    return opener(call)
+
+
+def _address(peer: str) -> str:
+    """Return the address in gRPC's name of a peer, as "ipv4:10.0.0.7:40112" or "ipv6:%5Bfe80::1%25eth0%5D:40112"."""
+    return unquote(peer.partition(":")[2]).rpartition(":")[0].strip("[]")

@@ -1,0 +1,389 @@
+"""ModelStreamInfer: the requests of one stream and the responses to them. No thread is the stream's own.
+
+Requests are submitted on the thread that brings them, responses encoded and sent on the thread that computed them, or
+on the transport's when the one before has left. Responses of models with one response a request leave in the order of
+the requests, those of decoupled models as they come. What is not answered and what is not sent is bounded; a call that
+ends takes back what is outstanding.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_server.core.request_response import RequestMemo, Response
+from edge_server.errors import Draining, EdgeServerError, Throttled
+from edge_server.frontends.grpc.call import OK, Message, Pieces, RpcCall, ending, known, run_blocking
+from edge_server.frontends.grpc.infer_message import InferMessage
+from edge_server.frontends.grpc.infer_request import ResponsePlan
+from edge_server.frontends.grpc.restricted_protocols import Restriction
+from edge_server.frontends.grpc.special_outputs import shaped
+from edge_server.frontends.grpc.unary_inference import (
+    COMPLETE,
+    LARGE_BYTES,
+    REAL_ERRORS_KEY,
+    SEND_END,
+    SEND_START,
+    InferContext,
+    begin_trace,
+    empty_final_message,
+    forwarded_metadata,
+    stream_error_message,
+    stream_message,
+)
+
+if TYPE_CHECKING:
+    from edge_server.service import SubmittedRequest
+    from edge_server.telemetry.trace_record import TracedRequest
+
+MAX_OUTSTANDING = 1024
+"""Requests of one stream read and not yet answered. Beyond, reading stops, and HTTP/2 makes the client wait."""
+
+MAX_OUTSTANDING_BYTES = 256 << 20
+"""Memory of those requests, and of responses not yet sent, at which reading stops; one request always gets through."""
+
+MAX_BACKLOG = 65_536
+MAX_BACKLOG_BYTES = 1 << 30
+"""Responses waiting for a client that does not read, in number and memory; a stream that exceeds either is ended."""
+
+
+class StreamedRequest:
+    """One request of a stream and the responses to it. `take` is its sink."""
+
+    __slots__ = (
+        "_stream", "has_sent", "held", "is_done", "is_ordered", "memo", "plan", "size", "ticket", "trace",
+    )  # fmt: skip
+
+    def __init__(self, stream: InferStream, size: int) -> None:
+        self._stream = stream
+        self.plan = ResponsePlan()
+        self.size = size
+        self.is_ordered = True
+        self.is_done = False
+        self.has_sent = False
+        self.held: list[Response] | None = None
+        self.memo: RequestMemo | None = None
+        self.ticket: SubmittedRequest | None = None
+        self.trace: TracedRequest | None = None
+
+    def take(self, response: Response) -> None:
+        self._stream.take(self, response)
+
+    def close(self) -> None:
+        """Finish the trace and give back the memory for outputs: nothing more is sent for this request."""
+        self.plan.release()
+        if self.trace is not None:
+            self.trace.finish()
+
+
+class EndOfStream:
+    """The last thing in an outbox: nothing more is to be sent. `error` None ends the call OK."""
+
+    def __init__(self, error: EdgeServerError | None = None) -> None:
+        self.error = error
+
+
+Answer: TypeAlias = "tuple[StreamedRequest, Response, int]"
+"""What is to be sent, for whom, and the memory it holds."""
+
+
+class InferStream:
+    """One ModelStreamInfer call. Events come one at a time, responses from any thread."""
+
+    @staticmethod
+    def open(inference: InferContext, restriction: Restriction | None, call: RpcCall) -> InferStream:
+        """Open a call. Raises what the restriction raises, and InvalidRequest for metadata of reserved names."""
+        if restriction is not None:
+            restriction.check(call.metadata)
+        return InferStream(inference, call)
+
+    def __init__(self, inference: InferContext, call: RpcCall) -> None:
+        self._service = inference.service
+        self._reader = inference.reader
+        self._call = call
+        self._forwarded = forwarded_metadata(call.metadata, inference.header_pattern)
+        self._has_real_errors = (REAL_ERRORS_KEY, "true") in call.metadata
+
+        # The lock guards what follows, and is never held while calling out.
+        self._lock = threading.Lock()
+        self._order: deque[StreamedRequest] = deque()
+        self._waiting: set[StreamedRequest] = set()
+        self._outbox: deque[Answer | EndOfStream] = deque()
+        self._open_count = 0
+        self._posted = self._posted_bytes = 0
+        self._is_input_closed = self._is_ended = self._is_stopping = False
+        self._is_sending = False
+        """Whether a thread sends, or the transport has not taken what was sent last. For ever, after the end."""
+        self._reader_waits = False
+
+        # These only grow, the first two on the reading thread, the others on the sending one: no lock is needed.
+        self._accepted = self._accepted_bytes = 0
+        self._finished = self._finished_bytes = 0
+        self._sent = self._sent_bytes = 0
+
+    # -- events of the call
+
+    def on_message(self, message: Message) -> None:
+        self._accepted += 1
+        self._accepted_bytes += len(message)
+        if len(message) >= LARGE_BYTES and not self._reader.is_quick(message):
+            run_blocking(self._call, partial(self._take_up, message))
+        else:
+            self._take_up(message)
+
+    def _take_up(self, message: Message) -> None:
+        try:
+            self._submit(message)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            self._end(known(error))
+            return
+        # Said before looking: who makes room counts first and looks at this flag after.
+        self._reader_waits = True
+        self._read_on()
+
+    def on_last_message(self) -> None:
+        with self._lock:
+            self._is_input_closed = True
+            if not self._open_count:
+                self._post_end()
+        self._flush()
+
+    def on_sent(self) -> None:
+        self._is_sending = False
+        self._flush()
+
+    def on_woken(self) -> None:
+        """Never asked for."""
+
+    def on_client_left(self) -> None:
+        self._end()
+
+    def on_server_stopping(self) -> None:
+        with self._lock:
+            self._is_stopping = True
+            if self._open_count:
+                return
+        self._end(_stopping())
+
+    # -- requests
+
+    def _submit(self, message: Message) -> None:
+        """Submit one request, or answer it with what is wrong with it."""
+        service = self._service
+        exchange = StreamedRequest(self, len(message))
+        plan = exchange.plan
+        request = failure = None
+        traces = service.traces
+        received_ns = time.monotonic_ns() if traces.is_on else 0
+        try:
+            found = self._reader.find(message, plan)
+            if isinstance(found, InferMessage):
+                spec = service.model_spec(plan.model, plan.version)
+            else:
+                spec = service.spec_of(found[0].memo, plan.model, plan.version)
+            exchange.is_ordered = not spec.is_decoupled
+            request = self._reader.request(message, found, plan, self._forwarded)
+            exchange.memo = request.memo
+            if traces.is_on:
+                exchange.trace = begin_trace(traces, request, self._call.metadata, received_ns)
+        except Exception as error:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
+            failure = known(error)
+        with self._lock:
+            self._open_count += 1
+            if exchange.is_ordered:
+                self._order.append(exchange)
+        if request is not None and failure is None:
+            try:
+                # A model that answers any number of times may take any time between them.
+                hold_us = self._call.hold_us if exchange.is_ordered else 0.0
+                ticket = service.submit(request, exchange.take, hold_us=hold_us)
+                if not exchange.is_done:
+                    self._watch(exchange, ticket)
+            except Exception as error:  # noqa: BLE001 - likewise
+                failure = known(error)
+        if failure is not None:
+            self.take(exchange, Response(plan.model, plan.version or 0, plan.request_id, error=failure))
+
+    def _watch(self, exchange: StreamedRequest, ticket: SubmittedRequest) -> None:
+        """Remember an unanswered request, so that it is taken back when the call ends."""
+        exchange.ticket = ticket
+        with self._lock:
+            if exchange.is_done:
+                return
+            if not self._is_ended:
+                self._waiting.add(exchange)
+                return
+        ticket.cancel()
+
+    def _read_on(self) -> None:
+        """Have the next request delivered if reading waits, and there is room for it."""
+        if not self._reader_waits:
+            return
+        with self._lock:
+            if not self._reader_waits or self._is_ended:
+                return
+            held_bytes = self._accepted_bytes - self._finished_bytes + self._posted_bytes - self._sent_bytes
+            if self._accepted - self._finished >= MAX_OUTSTANDING or held_bytes >= MAX_OUTSTANDING_BYTES:
+                return
+            self._reader_waits = False
+        self._call.receive()
+
+    # -- responses
+
+    def take(self, exchange: StreamedRequest, response: Response) -> None:
+        """Take one response from whichever thread made it."""
+        with self._lock:
+            if response.is_final:
+                exchange.is_done = True
+                self._waiting.discard(exchange)
+                self._open_count -= 1
+                if exchange.trace is not None:
+                    exchange.trace.stamp(COMPLETE)
+            is_dropped = self._is_ended
+            if not is_dropped:
+                self._post_in_order(exchange, response)
+                if not self._open_count:
+                    self._post_end()
+            is_overfull = not is_dropped and (
+                self._posted - self._sent > MAX_BACKLOG or self._posted_bytes - self._sent_bytes > MAX_BACKLOG_BYTES
+            )
+        if is_dropped:
+            if response.is_final:
+                exchange.close()
+        elif is_overfull:
+            self._end(Throttled("the client does not read the responses of its stream, of which too many wait"))
+        else:
+            self._flush()
+
+    def _post_in_order(self, exchange: StreamedRequest, response: Response) -> None:
+        """Post the response, or keep it until those before it have come. Called with the lock held."""
+        if not exchange.is_ordered:
+            self._post(exchange, response)
+            return
+        if self._order[0] is not exchange:
+            if exchange.held is None:
+                exchange.held = []
+            exchange.held.append(response)
+            return
+        self._post(exchange, response)
+        if not response.is_final:
+            return
+        self._order.popleft()
+        while self._order and (held := self._order[0].held):
+            first = self._order[0]
+            first.held = None
+            for early in held:
+                self._post(first, early)
+            if not first.is_done:
+                return
+            self._order.popleft()
+
+    def _post(self, exchange: StreamedRequest, response: Response) -> None:
+        size = 0
+        for tensor in response.outputs:
+            size += tensor.nbytes
+        self._posted += 1
+        self._posted_bytes += size
+        self._outbox.append((exchange, response, size))
+
+    def _post_end(self) -> None:
+        if self._is_input_closed:
+            self._outbox.append(EndOfStream())
+        elif self._is_stopping:
+            self._outbox.append(EndOfStream(_stopping()))
+
+    def _flush(self) -> None:
+        """Send what waits, unless another thread does, or the transport has enough to send."""
+        while True:
+            with self._lock:
+                if self._is_sending or not self._outbox:
+                    return
+                # From here to the end of what is sent, this is the one thread that sends.
+                self._is_sending = True
+                item = self._outbox.popleft()
+            if isinstance(item, EndOfStream):
+                self._call.end(OK if item.error is None else ending(known(item.error)))
+                return
+            try:
+                message = self._message(*item)
+            except EdgeServerError as error:
+                self._call.end(ending(known(error)))
+                return
+            if message is not None and not self._call.send(message):
+                return
+            self._is_sending = False
+
+    def _message(self, exchange: StreamedRequest, response: Response, size: int) -> Pieces | None:
+        """Return the response as sent, None when the client does not want to see it.
+
+        Raises the response's error in real-error mode.
+        """
+        self._sent += 1
+        self._sent_bytes += size
+        if not response.is_final:
+            self._read_on()
+            return self._encoded(exchange, response)
+        self._finished += 1
+        self._finished_bytes += exchange.size
+        self._read_on()
+        trace = exchange.trace
+        if trace is not None:
+            trace.stamp(SEND_START)
+        try:
+            return self._encoded(exchange, response)
+        finally:
+            if trace is not None:
+                trace.stamp(SEND_END)
+            exchange.close()
+
+    def _encoded(self, exchange: StreamedRequest, response: Response) -> Pieces | None:
+        error, plan = response.error, exchange.plan
+        if error is None:
+            # A final response without outputs is shown to a client that asked for it, or that would see none at all of
+            # a model that owes it one.
+            if response.is_empty and not plan.wants_empty_final and (exchange.has_sent or not exchange.is_ordered):
+                return None
+            exchange.has_sent = True
+            try:
+                if response.is_empty:
+                    return empty_final_message(plan.model, plan.version_text, plan.request_id)
+                if plan.special:
+                    return stream_message(*shaped(response, plan, self._service), exchange.memo)
+                return stream_message(response, memo=exchange.memo)
+            except Exception as failure:  # noqa: BLE001 - a front-end boundary: `known` logs and maps
+                error = known(failure)
+                if not response.is_final and exchange.ticket is not None:
+                    exchange.ticket.cancel()
+        if self._has_real_errors:
+            self._end()
+            raise error
+        return stream_error_message(error.message, plan.request_id)
+
+    # -- the end
+
+    def _end(self, error: EdgeServerError | None = None) -> None:
+        """Take back what is outstanding and drop what was not sent: the client left, or `error` ends the call."""
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+            tickets = [exchange.ticket for exchange in self._waiting]
+            closing = list(self._order)
+            closing += [item[0] for item in self._outbox if not isinstance(item, EndOfStream)]
+            self._waiting.clear()
+            self._order.clear()
+            self._outbox.clear()
+            self._outbox.append(EndOfStream(error))
+        for ticket in tickets:
+            if ticket is not None:
+                ticket.cancel()
+        for exchange in closing:
+            exchange.close()
+        self._flush()
+
+
+def _stopping() -> EdgeServerError:
+    return Draining("Server is stopping, the stream has stopped accepting new inference requests")

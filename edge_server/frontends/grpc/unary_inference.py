@@ -1,0 +1,651 @@
+"""ModelInfer: requests out of received messages, messages out of responses, and the unary call between them.
+
+Clients repeat themselves: a client's requests to a model differ in their id and in their tensors' bytes. The rest of a
+message, its head, is therefore read by the message class once, and found again by its bytes. What the answers to
+requests with one head have in common is kept with the head's memo. Heads that mean something else each time (a
+deadline, a step of a sequence) or carry data are not kept. Streams use the same functions.
+
+Formats: ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of grpc_service.proto, fields of answers in
+ascending order; tensor memory is not copied.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, RequestMemo, Response
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import ServingFault, Unsupported
+from edge_server.frontends.grpc.call import (
+    MAX_MESSAGE_BYTES,
+    Message,
+    Metadata,
+    RpcCall,
+    UnaryHandler,
+    ending,
+    known,
+    run_blocking,
+)
+from edge_server.frontends.grpc.infer_message import InferMessage, MessageReader, Outline
+from edge_server.frontends.grpc.infer_request import (
+    LazyRegionPins,
+    ResponsePlan,
+    parameter_values,
+    pin_targets,
+    request_of,
+    set_parameters,
+)
+from edge_server.frontends.grpc.restricted_protocols import Restriction
+from edge_server.frontends.grpc.special_outputs import shaped
+from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.parameters import region_reference
+from edge_server.frontends.v2.requested_outputs import RequestedOutput
+from edge_server.frontends.v2.version_text import parse_version
+from edge_server.memory.region_pins import RegionRef, Regions
+from edge_server.protocol.raw_tensors import raw_from_tensor, tensor_from_raw
+from edge_server.protocol.wire_format import (
+    DELIMITED,
+    delimited,
+    delimited_head,
+    number_field,
+    read_varint,
+    text,
+    varint,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from edge_server.service import InferenceService, SubmittedRequest
+    from edge_server.telemetry.trace_record import TracedRequest
+    from edge_server.telemetry.trace_sampling import Traces
+
+
+# -- requests
+
+MOST_HEADS = 256
+MOST_HEAD_BYTES = 2048
+"""Bounds of what is kept, whatever clients send: more of them, or longer ones, are read anew each time."""
+
+_SMALL_BYTES = 4096
+"""Data of up to this is copied: that costs less than a view of it, or than finding out whether it is aligned."""
+
+_REQUEST_ID = 3 << 3 | DELIMITED
+_REQUEST_RAW = 7 << 3 | DELIMITED
+_REQUEST_PLAIN = frozenset(number << 3 | DELIMITED for number in (1, 2, 3, 4, 5, 6))
+"""Tags of model_name, model_version, id, parameters, inputs and outputs: all that a head may consist of."""
+
+KnownMessage: TypeAlias = "tuple[RequestHeader, list[int]]"
+"""A message whose head was met before: the head, and pairs of start and end of its raw_input_contents."""
+
+
+@dataclass(slots=True)
+class HeaderInput:
+    """One input as a head declares it. `size` is how many bytes its data has to have, -1 where that alone does not make
+    it right. `region` is None where the data follows in raw_input_contents."""
+
+    name: str
+    dtype: DType
+    numpy: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    size: int
+    region: RegionRef | None
+
+    def tensor(self, data: Message, start: int, end: int, model: str) -> Tensor:
+        """Return the input over data[start:end]. Raises InvalidRequest when the size does not fit the shape."""
+        size = end - start
+        if size != self.size:
+            return tensor_from_raw(self.name, self.dtype, self.shape, memoryview(data)[start:end], model=model)
+        if size <= _SMALL_BYTES:
+            return Tensor(self.name, self.dtype, np.ndarray(self.shape, self.numpy, bytes(data[start:end])))
+        array: npt.NDArray[np.generic] = np.ndarray(self.shape, self.numpy, data, start)
+        return Tensor(self.name, self.dtype, array if array.flags.aligned else array.copy())
+
+
+@dataclass(slots=True)
+class RequestHeader:
+    """What a head says. Shared by requests: not to be changed. `given` are all its parameters, `custom` those among
+    them that the model sees. `memo` is what the server keeps with it."""
+
+    model: str
+    version_text: str
+    version: int | None
+    outputs: tuple[str, ...]
+    special: Mapping[str, RequestedOutput] | None
+    slots: tuple[HeaderInput, ...]
+    raw_count: int
+    given: Mapping[str, object]
+    custom: Mapping[str, Parameter]
+    priority: int
+    timeout_us: int
+    wants_empty_final: bool
+    memo: RequestMemo = field(default_factory=RequestMemo)
+
+
+def outline(data: Message) -> Outline | None:
+    """Walk over a serialized message; None for one that is not plain, or not whole."""
+    position = 0
+    end = len(data)
+    id_start = id_end = 0
+    request_id = b""
+    raws: list[int] = []
+    try:
+        while position < end:
+            tag = data[position]
+            if tag != _REQUEST_RAW and (tag not in _REQUEST_PLAIN or raws):
+                return None
+            size = data[position + 1]
+            body = position + 2
+            if size >= 0x80:
+                size, body = read_varint(data, position + 1)
+            stop = body + size
+            if tag == _REQUEST_RAW:
+                if not raws:
+                    head_end = position
+                raws.append(body)
+                raws.append(stop)
+            elif tag == _REQUEST_ID:
+                if id_end:
+                    return None
+                id_start, id_end, request_id = position, stop, bytes(data[body:stop])
+            position = stop
+    except (IndexError, ValueError):
+        return None
+    if position != end:
+        return None
+    if not raws:
+        head_end = end
+    if head_end - (id_end - id_start) > MOST_HEAD_BYTES:
+        return None
+    head = bytes(data[:id_start]) + bytes(data[id_end:head_end]) if id_end else bytes(data[:head_end])
+    return head, request_id, raws
+
+
+class RequestReader:
+    """Reads requests; keeps the heads that it met. Used by any thread."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._messages = MessageReader()
+        self._heads: dict[bytes, RequestHeader] = {}
+
+    def is_quick(self, data: Message) -> bool:
+        """Return whether reading a large message takes microseconds: its head is known, and no value is looked at."""
+        parts = outline(data)
+        head = self._heads.get(parts[0]) if parts is not None else None
+        return head is not None and all(slot.size >= 0 for slot in head.slots)
+
+    def find(self, data: Message, plan: ResponsePlan) -> KnownMessage | InferMessage:
+        """Take a received message apart, and fill in its addressee in `plan`. Raises InvalidRequest."""
+        parts = outline(data)
+        head = self._heads.get(parts[0]) if parts is not None else None
+        if parts is not None and head is not None and 2 * head.raw_count == len(parts[2]):
+            try:
+                plan.request_id = parts[1].decode()
+            except UnicodeDecodeError:
+                # For the message class to say.
+                parts = None
+            else:
+                plan.model, plan.version_text, plan.version = head.model, head.version_text, head.version
+                return head, parts[2]
+        found = self._messages.read(data)
+        found.outline = parts
+        message = found.message
+        plan.model, plan.version_text, plan.request_id = message.model_name, message.model_version, message.id
+        plan.version = parse_version(plan.version_text)
+        return found
+
+    def request(
+        self, data: Message, found: KnownMessage | InferMessage, plan: ResponsePlan, forwarded: Mapping[str, Parameter]
+    ) -> Request:
+        """Return the request; its tensors are views of the message or of pinned shared memory. Fill in the plan.
+
+        `forwarded` are request headers that become parameters. Memory of inputs is given back by the request's
+        `release`, that of outputs by the plan's.
+        Raises InvalidRequest, and what the registry raises for a region; nothing stays pinned then.
+        """
+        if isinstance(found, InferMessage):
+            request = request_of(found, plan, self._regions, forwarded)
+            if found.outline is not None and not forwarded and (head := _head_of(found, plan, request)) is not None:
+                self._keep(found.outline, head)
+                request.memo = head.memo
+            return request
+        head, raws = found
+        tensors: dict[str, Tensor] = {}
+        request = Request(head.model, tensors, head.version, plan.request_id, head.outputs, head.custom, head.priority)
+        request.timeout_us = head.timeout_us
+        plan.wants_empty_final = head.wants_empty_final
+        if forwarded:
+            set_parameters(request, plan, {**forwarded, **head.given})
+        else:
+            request.memo = head.memo
+        if head.special or head.raw_count != len(head.slots):
+            plan.special = head.special
+            self._pin_known(request, plan, head, data, raws)
+            return request
+        position = 0
+        for slot in head.slots:
+            tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
+            position += 2
+        return request
+
+    def _pin_known(
+        self, request: Request, plan: ResponsePlan, head: RequestHeader, data: Message, raws: list[int]
+    ) -> None:
+        """Fill in the inputs and places of outputs of a known head that has some in shared memory."""
+        pins = LazyRegionPins(self._regions)
+        tensors: dict[str, Tensor] = {}
+        position = 0
+        try:
+            if plan.special:
+                request.targets = pin_targets(plan, self._regions, pins)
+            for slot in head.slots:
+                if slot.region is None:
+                    tensors[slot.name] = slot.tensor(data, raws[position], raws[position + 1], head.model)
+                    position += 2
+                else:
+                    tensors[slot.name] = pins.pins().tensor(
+                        slot.name, slot.dtype, slot.shape, slot.region, model=head.model
+                    )
+        except BaseException:
+            pins.release()
+            plan.release()
+            raise
+        request.inputs = tensors
+        request.release = pins.made.release if pins.made is not None else None
+
+    def _keep(self, found: Outline, head: RequestHeader) -> None:
+        if len(self._heads) >= MOST_HEADS:
+            # So many heads are not in use at once: a client varies its requests, and their order means nothing.
+            self._heads.clear()
+        self._heads[found[0]] = head
+
+
+def _head_of(found: InferMessage, plan: ResponsePlan, request: Request) -> RequestHeader | None:
+    """Return the head of a valid request, or None where the same bytes may mean something else next time."""
+    if request.sequence is not None or request.deadline_ns:
+        return None
+    slots = []
+    for position, given in enumerate(found.inputs):
+        if position in found.contents or given.HasField("contents"):
+            return None
+        region = region_reference(parameter_values(given.parameters, {}), given.name) if given.parameters else None
+        slots.append(slot_of(request.inputs[given.name], region))
+    raw_count = sum(slot.region is None for slot in slots)
+    if raw_count != len(found.raw):
+        return None
+    return RequestHeader(
+        plan.model,
+        plan.version_text,
+        plan.version,
+        request.outputs,
+        plan.special,
+        tuple(slots),
+        raw_count,
+        parameter_values(found.message.parameters, {}),
+        request.parameters,
+        request.priority,
+        request.timeout_us,
+        plan.wants_empty_final,
+    )
+
+
+def slot_of(tensor: Tensor, region: RegionRef | None) -> HeaderInput:
+    """Return how the head declared an input that came out as this tensor."""
+    shape = tuple(map(int, tensor.shape))
+    size = -1 if tensor.dtype in (DType.BYTES, DType.BOOL) or 0 in shape else tensor.nbytes
+    return HeaderInput(tensor.name, tensor.dtype, tensor.dtype.numpy, shape, size, region)
+
+
+# -- responses
+
+FINAL_KEY = "triton_final_response"
+
+_MODEL_NAME, _MODEL_VERSION, _ID, _PARAMETERS, _OUTPUTS, _RAW = 1, 2, 3, 4, 5, 6
+_STREAM_ERROR, _STREAM_RESPONSE = 1, 2
+_INT64_END, _UINT64_END = 1 << 63, 1 << 64
+_DOUBLE_TAG = b"\x21"
+_RAW_TAG = bytes((_RAW << 3 | 2,))
+_ID_TAG = bytes((_ID << 3 | 2,))
+_ID_HEADS = tuple(_ID_TAG + bytes((size,)) for size in range(0x80))
+_NOTHING_PLACED: Mapping[str, RegionRef] = {}
+
+_MAX_HEAD_BYTES = 1 << 24
+"""More than all of a message takes that is no tensor data; data that leaves less room is counted exactly."""
+
+
+def response_message(
+    response: Response, placed: Mapping[str, RegionRef] = _NOTHING_PLACED, memo: RequestMemo | None = None
+) -> list[bytes | memoryview]:
+    """Return a ModelInferResponse, in pieces. `placed` tells outputs whose data is in shared memory; they carry no
+    bytes here. `memo` is that of the request.
+
+    Raises ServingFault when the message would be longer than gRPC allows.
+    """
+    return _pieces(response, placed, memo, b"")
+
+
+def stream_message(
+    response: Response, placed: Mapping[str, RegionRef] = _NOTHING_PLACED, memo: RequestMemo | None = None
+) -> list[bytes | memoryview]:
+    """Return a ModelStreamInferResponse around the response, saying whether it is the final one. Raises likewise."""
+    pieces = _pieces(response, placed, memo, _FINAL if response.is_final else _NOT_FINAL)
+    pieces.insert(0, delimited_head(_STREAM_RESPONSE, sum(map(len, pieces))))
+    return pieces
+
+
+def stream_error_message(message: str, request_id: str) -> list[bytes]:
+    """Return a ModelStreamInferResponse that tells an error and which request failed."""
+    inner = _FINAL
+    if request_id:
+        inner = delimited(_ID, text(request_id)) + inner
+    # An empty sentence would read as no error at all.
+    return [delimited(_STREAM_ERROR, text(message or "unknown error")), delimited(_STREAM_RESPONSE, inner)]
+
+
+def empty_final_message(model: str, version_text: str, request_id: str) -> list[bytes]:
+    """Return the ModelStreamInferResponse that only says that no more responses follow; names are the request's."""
+    inner = delimited(_MODEL_NAME, text(model))
+    if version_text:
+        inner += delimited(_MODEL_VERSION, text(version_text))
+    if request_id:
+        inner += delimited(_ID, text(request_id))
+    return [delimited(_STREAM_RESPONSE, inner + _FINAL)]
+
+
+class _OutputHead(NamedTuple):
+    """The InferOutputTensor field of an output, and the head of its raw contents of `size` bytes."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    field: bytes
+    raw_head: bytes
+    size: int
+    region: RegionRef | None
+
+
+class _AnswerHead(NamedTuple):
+    """What the answers to requests with one head have in common."""
+
+    model: str
+    version: int
+    fields: bytes
+    outputs: tuple[_OutputHead, ...]
+
+
+def _pieces(
+    response: Response, placed: Mapping[str, RegionRef], memo: RequestMemo | None, final: bytes
+) -> list[bytes | memoryview]:
+    """Return a ModelInferResponse, in pieces."""
+    kept = memo.front_end if memo is not None else None
+    if not isinstance(kept, _AnswerHead) or kept.version != response.version or kept.model != response.model:
+        fields = delimited(_MODEL_NAME, text(response.model)) + delimited(
+            _MODEL_VERSION, str(response.version).encode()
+        )
+        kept = _AnswerHead(response.model, response.version, fields, ())
+    pieces: list[bytes | memoryview] = [kept.fields]
+    request_id = response.request_id
+    if request_id:
+        encoded = request_id.encode("utf-8", "replace")
+        size = len(encoded)
+        pieces.append((_ID_HEADS[size] if size < 0x80 else _ID_TAG + varint(size)) + encoded)
+    if response.parameters:
+        for key, value in response.parameters.items():
+            # Reserved words are the server's own; a model cannot contradict it.
+            if not (final and key == FINAL_KEY):
+                pieces.append(parameter_entry(_PARAMETERS, key, value))
+    if final:
+        pieces.append(final)
+    heads = kept.outputs
+    is_new = len(heads) != len(response.outputs)
+    raws: list[bytes | memoryview] = []
+    made: list[_OutputHead] = []
+    data_bytes = 0
+    for index, tensor in enumerate(response.outputs):
+        region = placed.get(tensor.name) if placed else None
+        raw: bytes | memoryview
+        if region is not None:
+            shape, raw = tuple(tensor.shape), b""
+        else:
+            array = tensor.array
+            shape = array.shape
+            if tensor.dtype is not DType.BYTES and array.nbytes <= _SMALL_BYTES:
+                raw = array.tobytes()
+            else:
+                raw = raw_from_tensor(tensor)
+        size = len(raw)
+        data_bytes += size
+        head = heads[index] if not is_new else None
+        if (
+            head is None
+            or head.shape != shape
+            or head.size != size
+            or head.dtype is not tensor.dtype
+            or head.name != tensor.name
+            or head.region != region
+        ):
+            head = _output_head(tensor, shape, region, size)
+            is_new = True
+        made.append(head)
+        pieces.append(head.field)
+        raws.append(head.raw_head)
+        raws.append(raw)
+    pieces += raws
+    if is_new and memo is not None:
+        memo.front_end = kept._replace(outputs=tuple(made))
+    if data_bytes > MAX_MESSAGE_BYTES - _MAX_HEAD_BYTES:
+        size = sum(map(len, pieces))
+        # Tag and length of a surrounding stream message take less than 16 bytes.
+        if size + 16 > MAX_MESSAGE_BYTES:
+            raise ServingFault(
+                f"response of model '{response.model}' takes {size} bytes, more than the {MAX_MESSAGE_BYTES} bytes "
+                "that a gRPC message may have; ask for fewer outputs or use shared memory"
+            )
+    return pieces
+
+
+def _output_head(tensor: Tensor, shape: tuple[int, ...], region: RegionRef | None, size: int) -> _OutputHead:
+    dims = b"".join(map(varint, shape))
+    inner = delimited(1, text(tensor.name)) + delimited(2, tensor.dtype.value.encode())
+    if dims:
+        inner += delimited(3, dims)
+    if region is not None:
+        inner += parameter_entry(4, "shared_memory_region", region.name)
+        inner += parameter_entry(4, "shared_memory_byte_size", region.byte_size)
+        if region.offset:
+            inner += parameter_entry(4, "shared_memory_offset", region.offset)
+    return _OutputHead(
+        tensor.name, tensor.dtype, shape, delimited(_OUTPUTS, inner), _RAW_TAG + varint(size), size, region
+    )
+
+
+def parameter_entry(field: int, key: str, value: Parameter) -> bytes:
+    """Return one entry of a map<string, InferParameter>. Raises ServingFault for a number that needs over 64 bits."""
+    return delimited(field, delimited(1, text(key)) + delimited(2, _parameter(key, value)))
+
+
+def _parameter(key: str, value: Parameter) -> bytes:
+    if isinstance(value, bool):
+        return number_field(1, int(value))
+    if isinstance(value, int):
+        if -_INT64_END <= value < _INT64_END:
+            return number_field(2, value)
+        if value < 0 or value >= _UINT64_END:
+            raise ServingFault(f"response parameter '{key}' does not fit into 64 bits")
+        return number_field(5, value)
+    if isinstance(value, float):
+        return _DOUBLE_TAG + struct.pack("<d", value)
+    return delimited(3, text(value))
+
+
+_FINAL = parameter_entry(_PARAMETERS, FINAL_KEY, True)
+_NOT_FINAL = parameter_entry(_PARAMETERS, FINAL_KEY, False)
+
+
+# -- calls
+
+REAL_ERRORS_KEY = "triton_grpc_error"
+"""Metadata: when "true", the first error ends a stream with its status instead of travelling in a message."""
+
+LARGE_BYTES = 256 << 10
+"""From this size on messages are read on the transport's thread only if nothing but their head is looked at."""
+
+COMPLETE, SEND_START, SEND_END = "INFER_RESPONSE_COMPLETE", "GRPC_SEND_START", "GRPC_SEND_END"
+"""Triton's names, in traces, for what the front end does after a model has answered."""
+
+
+class InferContext:
+    """What every inference call needs: the service, the reader of requests, the names of forwarded metadata."""
+
+    __slots__ = ("header_pattern", "reader", "restriction", "service")
+
+    def __init__(
+        self, service: InferenceService, header_pattern: re.Pattern[str] | None, restriction: Restriction | None
+    ) -> None:
+        self.service = service
+        self.reader = RequestReader(service.shared_memory)
+        self.header_pattern = header_pattern
+        self.restriction = restriction
+
+    def open(self, call: RpcCall) -> UnaryInferCall:
+        """Open a ModelInfer call. Raises what the restriction raises."""
+        if self.restriction is not None:
+            self.restriction.check(call.metadata)
+        return UnaryInferCall(call, self)
+
+
+class UnaryInferCall(UnaryHandler):
+    """One ModelInfer call."""
+
+    __slots__ = ("_call", "_has_left", "_inference", "_is_answered", "_memo", "_plan", "_response", "_ticket", "_trace")
+
+    def __init__(self, call: RpcCall, inference: InferContext) -> None:
+        self._call = call
+        self._inference = inference
+        self._memo: RequestMemo | None = None
+        self._response: Response | None = None
+        self._ticket: SubmittedRequest | None = None
+        self._trace: TracedRequest | None = None
+        self._is_answered = self._has_left = False
+
+    def on_message(self, message: Message) -> None:
+        if len(message) >= LARGE_BYTES and not self._inference.reader.is_quick(message):
+            run_blocking(self._call, partial(self._submit, message))
+        else:
+            self._submit(message)
+
+    def _submit(self, message: Message) -> None:
+        call, inference = self._call, self._inference
+        service = inference.service
+        self._plan = plan = ResponsePlan()
+        try:
+            traces = service.traces
+            received_ns = time.monotonic_ns() if traces.is_on else 0
+            found = inference.reader.find(message, plan)
+            if isinstance(found, InferMessage):
+                spec = service.model_spec(plan.model, plan.version)
+            else:
+                spec = service.spec_of(found[0].memo, plan.model, plan.version)
+            if spec.is_decoupled:
+                raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+            pattern = inference.header_pattern
+            headers = NO_PARAMETERS if pattern is None else forwarded_metadata(call.metadata, pattern)
+            request = inference.reader.request(message, found, plan, headers)
+            self._memo = request.memo
+            deadline_ns = call.deadline_ns
+            if deadline_ns and not 0 < request.deadline_ns < deadline_ns:
+                request.deadline_ns = deadline_ns
+            if traces.is_on:
+                self._trace = begin_trace(traces, request, call.metadata, received_ns)
+            ticket = service.submit(request, self._take, hold_us=call.hold_us)
+        except Exception as error:  # noqa: BLE001 - the boundary: `known` logs and maps
+            plan.release()
+            if self._trace is not None:
+                self._trace.finish()
+            call.end(ending(known(error)))
+            return
+        if self._is_answered:
+            return
+        # Neither a lock nor an order of events is needed: whichever of these two threads writes first looks second.
+        self._ticket = ticket
+        if self._has_left:
+            ticket.cancel()
+        if self._is_answered:
+            self._ticket = None
+
+    def on_client_left(self) -> None:
+        self._has_left = True
+        ticket = self._ticket
+        if ticket is not None:
+            ticket.cancel()
+
+    def _take(self, response: Response) -> None:
+        """Take the model's responses, on any thread; the last one that is not empty is the answer."""
+        if not response.is_final:
+            if not response.is_empty:
+                self._response = response
+            return
+        if response.is_empty and self._response is not None:
+            response = self._response
+        self._is_answered = True
+        self._ticket = self._response = None
+        plan, trace, error = self._plan, self._trace, response.error
+        if trace is not None:
+            trace.stamp(COMPLETE)
+            trace.stamp(SEND_START)
+        if error is None:
+            try:
+                if plan.special:
+                    message = response_message(*shaped(response, plan, self._inference.service), self._memo)
+                else:
+                    message = response_message(response, memo=self._memo)
+            except Exception as failure:  # noqa: BLE001 - the boundary: `known` logs and maps
+                error = known(failure)
+        if plan.places is not None:
+            plan.release()
+        # Errors are not raised: batch mates share them, and a traceback on one would pin every one of their requests.
+        # The two refer to each other: let go, so that they, and the message, are freed at once.
+        call = self._call
+        del self._call
+        if error is None:
+            call.answer(message)
+        else:
+            call.end(ending(error))
+        if trace is not None:
+            trace.stamp(SEND_END)
+            trace.finish()
+
+
+def forwarded_metadata(metadata: Metadata, pattern: re.Pattern[str] | None) -> Mapping[str, Parameter]:
+    """Return the call's metadata that becomes request parameters. Raises InvalidRequest for reserved names."""
+    if pattern is None:
+        return NO_PARAMETERS
+    # Binary metadata is no text, and the switch for real errors on streams is for this front end alone.
+    return forwarded(
+        (
+            (key, value)
+            for key, value in metadata
+            if isinstance(value, str) and not key.endswith("-bin") and key != REAL_ERRORS_KEY
+        ),
+        pattern,
+    )
+
+
+def begin_trace(traces: Traces, request: Request, metadata: Metadata, received_ns: int) -> TracedRequest | None:
+    """Return the trace of a request that was just read, None for most. `received_ns` is when its bytes were there."""
+    trace = traces.sample(request.model, ((key, value) for key, value in metadata if isinstance(value, str)))
+    if trace is not None:
+        trace.stamps.append(("GRPC_WAITREAD_START", received_ns))
+        trace.start_ns = received_ns
+        trace.stamp("GRPC_WAITREAD_END")
+        request.trace = trace.first
+    return trace

@@ -1,0 +1,241 @@
+"""The generate extension: a flat JSON object in; out, one such object, or each response as a server-sent event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_server.core.request_response import Request, Response
+from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
+from edge_server.frontends.http.body_reader import Body, BodyReader
+from edge_server.frontends.http.compression import request_encoding
+from edge_server.frontends.http.connection import HttpConnection
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
+from edge_server.frontends.http.loop_dispatch import LoopDispatch
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import HttpResponse, error_reply, failure_reply, json_reply
+from edge_server.frontends.v2.generate_codec import decode_generate, encode_generate
+from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.json_parser import to_json
+from edge_server.frontends.v2.version_text import parse_version
+from edge_server.service import InferenceService
+
+if TYPE_CHECKING:
+    from edge_server.telemetry.trace_record import TracedRequest
+
+MAX_BACKLOG = 65_536
+"""Responses waiting for a client that does not read its events; one with more loses its connection."""
+
+_IN_A_ROW = 32
+"""Events of one stream written before the loop looks after everything else."""
+
+_ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
+    "number of responses"
+)
+
+
+@dataclass(slots=True)
+class GenerationRequest:
+    """One request under way, as a task of the event loop."""
+
+    target: GenerationTarget
+    connection: HttpConnection
+    body: Body
+    reader: BodyReader | None
+    task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        connection, head = self.connection, self.target.head
+        try:
+            reply = await self.target.handler(self)
+        except ConnectionError:
+            connection.abort()  # the client left, or does not read
+            return
+        except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
+            reply = failure_reply(error, f"request {head.method} {head.target}")
+            if connection.is_streaming:
+                connection.abort()  # once a part of an answer is out, only this is honest
+                return
+        if reply is None:
+            connection.end_stream()
+        else:
+            connection.reply(reply)
+
+    async def read(self) -> Body:
+        """Return the body, inflated. Raises InvalidRequest, Unsupported (encoding) and Refusal (no room)."""
+        encoding = request_encoding(self.target.head.headers.get("Content-Encoding"))
+        if encoding is None:
+            return self.body
+        self.reader = self.reader or self.connection.body_share()
+        return await self.reader.inflate(self.body, encoding, self.target.workers)
+
+    def release(self) -> None:
+        """Let go of the body. May be called again."""
+        self.body = b""
+        if self.reader is not None:
+            self.reader.release()
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+GenerationHandler: TypeAlias = Callable[[GenerationRequest], Awaitable["HttpResponse | None"]]
+"""Returns the answer, or None when it sent a stream."""
+
+
+@dataclass(slots=True)
+class GenerationTarget:
+    """Target of a request for a model's text. `workers` inflate bodies."""
+
+    handler: GenerationHandler
+    names: Mapping[str, str]
+    head: RequestHead
+    workers: Executor
+    aligned_at: int = 0
+    is_kept: bool = False
+
+    def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> GenerationRequest:
+        request = GenerationRequest(self, connection, body, reader)
+        request.task = asyncio.get_running_loop().create_task(request.run())
+        connection.note_task(request.task)
+        return request
+
+
+class GenerationEndpoints:
+    """Lives on one event loop; `workers` parse what would hold the loop up."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        dispatch: LoopDispatch,
+        workers: Executor,
+        header_pattern: re.Pattern[str] | None,
+    ) -> None:
+        self._service = service
+        self._traces = service.traces
+        self._dispatch = dispatch
+        self._workers = workers
+        self._header_pattern = header_pattern
+
+    async def generate(self, request: GenerationRequest) -> HttpResponse:
+        with self._trace(request) as trace:
+            inference = await self._decode(request, trace)
+            found: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
+            responses: list[Response] = []
+
+            def receive(response: Response) -> None:
+                if not response.is_empty:
+                    responses.append(response)
+                if response.is_final and not found.done():
+                    found.set_result(responses)
+
+            ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive))
+            try:
+                await found
+            except asyncio.CancelledError:
+                ticket.cancel()
+                raise
+            if trace is not None:
+                trace.stamp("INFER_RESPONSE_COMPLETE")
+            for response in responses:
+                if response.error is not None:
+                    raise response.error
+            if len(responses) != 1:
+                raise ServingFault(f"{_ONE_RESPONSE}, got {len(responses)}")
+            return json_reply(encode_generate(responses[0]))
+
+    async def generate_stream(self, request: GenerationRequest) -> None:
+        """Answer with one server-sent event for each response; the first one decides the status.
+
+        What is refused before it has any response is raised; what a response failed with is an event, also of the first
+        one, beside a status that is not 200 (as Triton's GenerateRequestClass::InferResponseComplete). A client that
+        leaves takes its request back.
+        """
+        with self._trace(request) as trace:
+            await self._send_responses(request, await self._decode(request, trace))
+
+    async def _send_responses(self, request: GenerationRequest, inference: Request) -> None:
+        connection = request.connection
+        responses: asyncio.Queue[Response] = asyncio.Queue()
+
+        def receive(response: Response) -> None:
+            responses.put_nowait(response)
+            # The task may be waiting for this very client to read: closing the connection ends that.
+            if responses.qsize() > MAX_BACKLOG:
+                connection.abort()
+
+        ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive))
+        try:
+            response = await responses.get()
+            event = _event(response)
+            first = error_reply(event) if isinstance(event, EdgeServerError) else HttpResponse()
+            connection.begin_stream(
+                first.status, {**first.headers, "Content-Type": "text/event-stream; charset=utf-8"}
+            )  # fmt: skip
+            for count in itertools.count(1):
+                if not response.is_empty:
+                    told = {"error": event.message} if isinstance(event, EdgeServerError) else event
+                    await connection.write(b"data: " + to_json(told) + b"\n\n")
+                if response.is_final:
+                    return
+                if count % _IN_A_ROW == 0:
+                    # While responses come and the client reads, nothing here waits: others must get their turn.
+                    await asyncio.sleep(0)
+                response = await responses.get()
+                event = _event(response)
+        finally:
+            ticket.cancel()
+
+    @contextlib.contextmanager
+    def _trace(self, request: GenerationRequest) -> Iterator[TracedRequest | None]:
+        """Yield the request's trace, None for most. It is finished when the block is."""
+        trace = None
+        if self._traces.is_on:
+            trace = self._traces.sample(
+                request.target.names["model"], request.target.head.headers.items(), request.connection.began_ns
+            )
+        if trace is None:
+            yield None
+            return
+        trace.stamp("HTTP_RECV_START", request.connection.began_ns)
+        trace.stamp("HTTP_RECV_END")
+        try:
+            yield trace
+        finally:
+            trace.finish()
+
+    async def _decode(
+        self, request: GenerationRequest, trace: TracedRequest | None
+    ) -> Request:  # fmt: skip
+        version = parse_version(request.target.names.get("version", ""))
+        spec = self._service.model_spec(request.target.names["model"], version)
+        extra = forwarded(request.target.head.headers.items(), self._header_pattern)
+        try:
+            body = await request.read()
+            decode = partial(decode_generate, body, spec, version=version, extra=extra)
+            is_long = len(body) > TEXT_ON_LOOP_BYTES
+            loop = asyncio.get_running_loop()
+            inference = await loop.run_in_executor(self._workers, decode) if is_long else decode()
+        finally:
+            request.release()
+        inference.trace = None if trace is None else trace.first
+        return inference
+
+
+def _event(response: Response) -> Mapping[str, object] | EdgeServerError:
+    """Return what an event tells; the error of a response that has one, or that JSON cannot carry."""
+    if response.error is not None:
+        return response.error
+    try:
+        return encode_generate(response)
+    except InvalidRequest as error:
+        return error

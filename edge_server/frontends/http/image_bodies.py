@@ -1,0 +1,96 @@
+"""Image files as whole request bodies, for models that declare how an image becomes their input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.message import Message
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Parameter, Request
+from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.frontends.http.body_reader import Body
+from edge_server.frontends.v2.json_codec import DecodedRequest
+from edge_server.frontends.v2.requested_outputs import RequestedOutput
+from edge_server.memory.region_pins import Regions, RequestRegions
+
+if TYPE_CHECKING:
+    from edge_server.vision.image_plan import ImagePlan
+
+FORM_TYPE = "multipart/form-data"
+
+
+def is_image_body(content_type: str) -> bool:
+    """Return whether a body of that type is an image file, alone or as the one part of a form."""
+    return content_type.startswith(("image/", FORM_TYPE))
+
+
+def form_file(body: Body, content_type: str) -> memoryview:
+    """Return the file that is the one part of a form, as `curl -F image=@frame.jpg` sends it. Raises InvalidRequest."""
+    message = Message()
+    message["Content-Type"] = content_type
+    boundary = re.escape(str(message.get_param("boundary", "")).encode("utf-8", "replace"))
+    view = memoryview(body)
+    marks = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
+    # A part without headers says nothing of what it is; curl and browsers send some.
+    headers = re.compile(rb"\r\n\r\n").search(view, marks[0].end()) if len(marks) == 2 and boundary else None
+    if headers is None or marks[0][1] or not marks[1][1] or headers.end() > marks[1].start():
+        raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
+    return view[headers.end() : marks[1].start()]
+
+
+class ImageBodies:
+    """Turns image bodies into requests. Usable from any thread; keeps one plan a model until its spec is replaced."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, tuple[ModelSpec, ImagePlan]] = {}
+
+    def decode(
+        self,
+        body: Body,
+        spec: ModelSpec,
+        regions: Regions,
+        *,
+        version: int | None,
+        extra: Mapping[str, Parameter],
+    ) -> DecodedRequest:
+        """Return the request for one image; with `image_top_k` declared every output is asked for as classes.
+
+        Raises InvalidRequest for a model that takes no images or declares them wrongly, and for a damaged image.
+        """
+        plan = self._plan(spec)
+        tensor = plan.tensor(body, model=spec.name)
+        outputs = (
+            {output.name: RequestedOutput(output.name, False, plan.top_k) for output in spec.outputs}
+            if plan.top_k
+            else {}
+        )
+        request = Request(
+            model=spec.name,
+            version=version,
+            inputs={tensor.name: tensor},
+            outputs=tuple(outputs),
+            parameters=extra,
+        )
+        return DecodedRequest(request, outputs, False, RequestRegions(regions))
+
+    def _plan(self, spec: ModelSpec) -> ImagePlan:
+        known = self._plans.get(spec.name)
+        if known is not None and known[0] is spec:
+            return known[1]
+        # Not before an image comes: a server that gets none needs no memory for what reads them.
+        from edge_server.vision.image_plan import image_plan
+
+        try:
+            plan = image_plan(spec)
+        except BadModelConfig as error:
+            raise InvalidRequest(f"model '{spec.name}' cannot take an image as a body: {error.message}") from None
+        if plan is None:
+            raise InvalidRequest(
+                f"model '{spec.name}' does not take an image as a body: its configuration has no parameters "
+                "'image_...' or 'network_image_...' that say how an image becomes its input"
+            )
+        self._plans[spec.name] = (spec, plan)
+        return plan

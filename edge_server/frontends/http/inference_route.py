@@ -1,0 +1,356 @@
+"""Inference requests over HTTP: every kind of body and answer, on one path.
+
+What holds the event loop for more than some milliseconds (much JSON, inflating, images, compressing) is done on a
+worker thread; the steps are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Parameter, Response
+from edge_server.errors import ServingFault, Unsupported
+from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.http.body_reader import Body, BodyReader
+from edge_server.frontends.http.compression import accepted_encoding, compress, request_encoding
+from edge_server.frontends.http.connection import HttpConnection
+from edge_server.frontends.http.image_bodies import FORM_TYPE, ImageBodies, form_file, is_image_body
+from edge_server.frontends.http.loop_dispatch import LoopDispatch
+from edge_server.frontends.http.request_head import RequestHead
+from edge_server.frontends.http.response import (
+    BINARY_HEAD,
+    JOIN_BELOW_BYTES,
+    JSON_HEAD,
+    JSON_TYPE,
+    LAST_LINES,
+    WRITE_BYTES,
+    failure_reply,
+)
+from edge_server.frontends.v2.header_cache import HeaderCache
+from edge_server.frontends.v2.header_forwarding import forwarded
+from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
+from edge_server.frontends.v2.version_text import parse_version
+from edge_server.service import READING_THREAD_HOLD_US, InferenceService, SubmittedRequest
+
+if TYPE_CHECKING:
+    from edge_server.telemetry.trace_record import TracedRequest
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+BINARY_TYPE = "application/octet-stream"
+
+TEXT_ON_LOOP_BYTES = 256 * 1024
+"""The longest JSON that the event loop parses itself: some milliseconds. More would keep everybody waiting, up to
+seconds, and is parsed on another thread."""
+
+_COMPRESS_ON_LOOP_BYTES = 16 * 1024
+
+DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+
+
+class InferenceContext:
+    """What every inference needs. Lives on one event loop; `workers` take what would hold the loop up."""
+
+    __slots__ = ("_header_pattern", "dispatch", "images", "service", "texts", "tokens", "traces", "workers")
+
+    def __init__(
+        self,
+        service: InferenceService,
+        dispatch: LoopDispatch,
+        workers: Executor,
+        tokens: Tokens,
+        header_pattern: re.Pattern[str] | None,
+    ) -> None:
+        self.service = service
+        self.traces = service.traces
+        self.dispatch = dispatch
+        self.workers = workers
+        self.tokens = tokens
+        self.texts = HeaderCache(service.shared_memory)
+        self.images = ImageBodies()
+        self._header_pattern = header_pattern
+
+    def target(self, head: RequestHead, model: str, version: str, caller: str) -> InferTarget:
+        """Return the target of requests with this head. `caller`: the name of the token that lets them in, or "".
+
+        Raises InvalidRequest and Unsupported.
+        """
+        headers = head.headers
+        text = headers.get(HEADER_LENGTH)
+        json_size = None if text is None else parse_header_length(text)
+        content_type = headers.get("Content-Type") or ""
+        image_type = content_type if json_size is None and is_image_body(content_type) else ""
+        extra = forwarded(headers.items(), self._header_pattern)
+        encoding = request_encoding(headers.get("Content-Encoding"))
+        return InferTarget(
+            self,
+            model,
+            parse_version(version),
+            json_size,
+            extra,
+            caller,
+            head,
+            encoding,
+            accepted_encoding(headers.get("Accept-Encoding")),
+            image_type,
+            not (extra or encoding or image_type),
+            max(0, json_size or 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InferTarget:
+    """Target of the inference requests with one head. `json_size` as `decode_infer` takes it; `extra` are forwarded
+    headers. `image_type` is the content type of an image body, "" for others."""
+
+    inference: InferenceContext
+    model: str
+    version: int | None
+    json_size: int | None
+    extra: dict[str, Parameter]
+    caller: str
+    head: RequestHead
+    encoding: str | None
+    accepts: str | None
+    image_type: str
+    is_plain: bool
+    """Whether the body is read as it came, and nothing of the head is added to it."""
+    aligned_at: int
+    is_kept: bool = True
+
+    def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> HttpInferCall:
+        call = HttpInferCall(self, connection)
+        call.begin(body, reader)
+        return call
+
+
+class HttpInferCall:
+    """One inference under way."""
+
+    __slots__ = (
+        "_connection",
+        "_decoded",
+        "_response",
+        "_response_count",
+        "_spec",
+        "_target",
+        "_task",
+        "_ticket",
+        "_trace",
+    )
+
+    def __init__(self, target: InferTarget, connection: HttpConnection) -> None:
+        self._target = target
+        self._connection: HttpConnection | None = connection
+        self._decoded: DecodedRequest | None = None
+        self._spec: ModelSpec | None = None
+        self._ticket: SubmittedRequest | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._response: Response | None = None
+        self._response_count = 0
+        self._trace: TracedRequest | None = None
+
+    def begin(self, body: Body, reader: BodyReader | None) -> None:
+        target = self._target
+        inference = target.inference
+        try:
+            if target.caller:
+                inference.tokens.count(target.caller, "inference")
+            if inference.traces.is_on:
+                self._begin_trace()
+            texts, size, version = inference.texts, target.json_size, target.version
+            decoded = texts.recall(body, size, target.model, version) if target.is_plain else None
+            memo = None if decoded is None else decoded.request.memo
+            if memo is not None:
+                self._spec = spec = inference.service.spec_of(memo, target.model, version)
+            else:
+                self._spec = spec = inference.service.model_spec(target.model, version)
+            if spec.is_decoupled:
+                raise Unsupported(DECOUPLED)
+            if decoded is None:
+                if not target.is_plain or (len(body) if size is None else size) > TEXT_ON_LOOP_BYTES:
+                    self._start(self._decode_beside(body, spec, reader))
+                    return
+                decoded = texts.learn(body, size, spec, version)
+            if reader is not None:
+                reader.release()
+            self._submit(decoded)
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+            self._fail(error)
+
+    def cancel(self) -> None:
+        """Take the request back: the client is gone."""
+        self._connection = None
+        if self._task is not None:
+            self._task.cancel()
+        if self._ticket is not None:
+            self._ticket.cancel()
+        self._release()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._connection is not None
+        self._task = asyncio.get_running_loop().create_task(work)
+        self._connection.note_task(self._task)
+
+    async def _decode_beside(self, body: Body, spec: ModelSpec, reader: BodyReader | None) -> None:
+        """Decode on a worker thread. What was decoded for a client that left meanwhile is let go of."""
+        target, workers = self._target, self._target.inference.workers
+        connection = self._connection
+        assert connection is not None
+        try:
+            reader = reader or connection.body_share()
+            if target.encoding is not None:
+                body = await reader.inflate(body, target.encoding, workers)
+            work = workers.submit(self._decode, body, spec)
+            del body
+            try:
+                decoded = await asyncio.wrap_future(work)
+            except asyncio.CancelledError:
+                work.add_done_callback(_let_go)
+                raise
+            reader.release()
+            self._submit(decoded)
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+            self._fail(error)
+
+    def _decode(self, body: Body, spec: ModelSpec) -> DecodedRequest:
+        target = self._target
+        inference = target.inference
+        regions, version, extra = inference.service.shared_memory, target.version, target.extra
+        if target.image_type:
+            image = form_file(body, target.image_type) if target.image_type.startswith(FORM_TYPE) else body
+            return inference.images.decode(image, spec, regions, version=version, extra=extra)
+        return decode_infer(body, target.json_size, spec, regions, version=version, extra=extra)
+
+    def _submit(self, decoded: DecodedRequest) -> None:
+        inference = self._target.inference
+        self._decoded = decoded
+        if self._trace is not None:
+            decoded.request.trace = self._trace.first
+        self._ticket = inference.service.submit(decoded.request, self._take, hold_us=READING_THREAD_HOLD_US)
+
+    def _take(self, response: Response) -> None:
+        """Take a response on any thread. One that was computed on the loop's own is not handed over."""
+        dispatch = self._target.inference.dispatch
+        if dispatch.thread_id == get_ident() and not dispatch.arrived:
+            self._receive(response)
+        else:
+            dispatch.deliver(self._receive, response)
+
+    def _receive(self, response: Response) -> None:
+        if not response.is_empty:
+            self._response_count += 1
+            if self._response is None or self._response.error is None:
+                self._response = response
+        if not response.is_final or self._connection is None:
+            return
+        try:
+            self._succeed()
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+            self._fail(error)
+
+    def _succeed(self) -> None:
+        response, decoded, spec = self._response, self._decoded, self._spec
+        assert decoded is not None
+        assert spec is not None
+        if response is not None and response.error is not None:
+            raise response.error
+        if response is None or self._response_count != 1:
+            raise ServingFault(f"model '{spec.name}' sent {self._response_count} responses where one was expected")
+        if self._trace is not None:
+            self._trace.stamp("INFER_RESPONSE_COMPLETE")
+        text, chunks, json_size = self._target.inference.texts.encode(response, decoded, response.spec or spec)
+        encoding = self._target.accepts
+        if encoding is None:
+            self._send([text, *chunks], json_size)
+        elif len(text) + sum(map(len, chunks)) <= _COMPRESS_ON_LOOP_BYTES:
+            self._send([compress([text, *chunks], encoding)], json_size)
+        else:
+            self._start(self._compress_beside([text, *chunks], json_size))
+
+    async def _compress_beside(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:
+        target = self._target
+        try:
+            assert target.accepts is not None
+            loop = asyncio.get_running_loop()
+            body = await loop.run_in_executor(target.inference.workers, compress, chunks, target.accepts)
+            self._send([body], json_size)
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+            self._fail(error)
+
+    def _send(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:
+        """Send the answer made of `chunks`, of which the first is the JSON text unless they are compressed."""
+        self._release()
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        size = sum(map(len, chunks))
+        if connection.is_plain and self._target.accepts is None:
+            second = int(time.time())
+            last = LAST_LINES.lines if LAST_LINES.second == second else LAST_LINES.renew(second)
+            head = JSON_HEAD % (size, last) if json_size is None else BINARY_HEAD % (json_size, size, last)
+        else:
+            headers = {"Content-Type": JSON_TYPE}
+            if json_size is not None:
+                headers = {"Content-Type": BINARY_TYPE, HEADER_LENGTH: str(json_size)}
+            if self._target.accepts is not None:
+                headers["Content-Encoding"] = self._target.accepts
+            head = connection.head_bytes(200, {**headers, "Content-Length": str(size)})
+        trace = self._trace
+        if trace is not None:
+            trace.stamp("HTTP_SEND_START")
+        if size < JOIN_BELOW_BYTES:
+            connection.answer([b"".join((head, *chunks))])
+        else:
+            pieces: list[bytes | memoryview] = [head]
+            for chunk in chunks:
+                view = memoryview(chunk)
+                pieces += [view[start : start + WRITE_BYTES] for start in range(0, len(view), WRITE_BYTES)]
+            connection.answer(pieces)
+        if trace is not None:
+            trace.stamp("HTTP_SEND_END")
+            trace.finish()
+
+    def _fail(self, error: Exception) -> None:
+        spec, trace = self._spec, self._trace
+        reply = failure_reply(error, "inference" if spec is None else f"inference of model '{spec.name}'")
+        self._release()
+        connection, self._connection = self._connection, None
+        if trace is not None:
+            trace.finish()
+        if connection is not None:
+            connection.reply(reply)
+
+    def _release(self) -> None:
+        decoded, self._decoded = self._decoded, None
+        self._response = self._ticket = None
+        if decoded is not None and decoded.output_places:
+            decoded.output_pins.release()
+        if self._connection is None and self._trace is not None:
+            self._trace.finish()
+
+    def _begin_trace(self) -> None:
+        target, connection = self._target, self._connection
+        assert connection is not None
+        began_ns = connection.began_ns
+        trace = target.inference.traces.sample(target.model, target.head.headers.items(), began_ns)
+        if trace is not None:
+            self._trace = trace
+            trace.stamp("HTTP_RECV_START", began_ns)
+            trace.stamp("HTTP_RECV_END")
+
+
+def _let_go(work: Future[DecodedRequest]) -> None:
+    if work.cancelled() or work.exception() is not None:
+        return
+    decoded = work.result()
+    decoded.output_pins.release()
+    if decoded.request.release is not None:
+        decoded.request.release()

@@ -1,0 +1,204 @@
+"""Answers that are not inferences, as JSON-able dicts in Triton's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
+from edge_server.core.status_reports import (
+    CudaRegion,
+    EngineBuildsReport,
+    FrameStreamReport,
+    IndexEntry,
+    InstanceReport,
+    ModelMetadata,
+    PinReport,
+    ServerMetadata,
+    SharedRegion,
+    TensorMetadata,
+    VersionReport,
+)
+
+Json = dict[str, object]
+
+
+def server_metadata(metadata: ServerMetadata) -> Json:
+    return {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
+
+
+def model_metadata(metadata: ModelMetadata) -> Json:
+    return {
+        "name": metadata.name,
+        "versions": list(metadata.versions),
+        "platform": metadata.platform,
+        "inputs": _tensors(metadata.inputs),
+        "outputs": _tensors(metadata.outputs),
+    }
+
+
+def _tensors(tensors: Sequence[TensorMetadata]) -> list[Json]:
+    return [{"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)} for tensor in tensors]
+
+
+def instance_reports(reports: Iterable[InstanceReport]) -> Json:
+    """What is in force in each loaded version; not of Triton's protocol: `edge-server status` reads it."""
+    return {
+        "models": [
+            {
+                "name": report.name,
+                "version": str(report.version),
+                "backend": report.backend,
+                "runtime": report.runtime,
+                "device": report.device,
+                "precision": report.precision,
+                "instance_count": report.instance_count,
+                "load_s": report.load_s,
+                "load_rss_bytes": report.load_rss_bytes,
+                "gpu_bytes": {str(gpu): count for gpu, count in sorted(report.gpu_bytes.items())},
+                "notes": list(report.notes),
+                "live_sequences": report.live_sequences,
+                "waiting_sequences": report.waiting_sequences,
+            }
+            for report in reports
+        ]
+    }
+
+
+def repository_index(entries: Iterable[IndexEntry]) -> list[Json]:
+    return [_without_empty(entry) for entry in entries]
+
+
+def _without_empty(entry: IndexEntry) -> Json:
+    optional = {"version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {"name": entry.name, **{key: value for key, value in optional.items() if value}}
+
+
+def version_reports(versions: Iterable[VersionReport], pins: Mapping[str, int]) -> list[Json]:
+    """Return versions with their past. Ours, not Triton's: `since_s` is null for one that was never loaded."""
+    return [
+        {
+            "name": item.name,
+            "version": item.version,
+            "state": item.state,
+            "generation": item.generation,
+            "since_s": item.since_s or None,
+            "served_count": item.served_count,
+            "share": item.share,
+            "is_pinned": pins.get(item.name) == item.version,
+            "reason": item.reason,
+        }
+        for item in versions
+    ]
+
+
+def pin_report(report: PinReport) -> Json:
+    return {
+        "name": report.name,
+        "pin": report.pin,
+        "before": report.before,
+        "serves": report.serves,
+        "survives_restart": report.survives_restart,
+        "problem": report.problem,
+    }
+
+
+def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
+    return [
+        {
+            "stream_id": report.stream_id,
+            "model": report.model,
+            "version": report.version,
+            "client": report.client,
+            "priority": report.priority,
+            "weight": round(report.weight, 6),
+            "open_s": round(report.open_s, 3),
+            "fps_in": round(report.fps_in, 2),
+            "fps_out": round(report.fps_out, 2),
+            "received": report.counts.received,
+            "answered": report.counts.answered,
+            "waiting": report.waiting_count,
+            "dropped": {reason.name: count for reason, count in report.counts.dropped.items()},
+            "age_p50_ms": round(report.age_p50_ms, 3),
+            "age_p99_ms": round(report.age_p99_ms, 3),
+        }
+        for report in reports
+    ]
+
+
+def engine_works(report: EngineBuildsReport) -> Json:
+    """What GET /edge/v1/engines answers; not of Triton's protocol."""
+    return {
+        "enabled": True,
+        "detail": report.pause,
+        "cached": {"count": report.cached_count, "bytes": report.cached_bytes},
+        "engines": [
+            {
+                "model": item.model,
+                "version": str(item.version),
+                "library": item.library,
+                "precision": item.precision,
+                "digest": item.digest,
+                "state": item.state,
+                "phase": item.phase,
+                "percent": item.percent,
+                "reason": item.reason,
+                "since_s": round(item.since_s, 3),
+                "attempt_count": item.attempt_count,
+                "retry_s": None if item.retry_s is None else round(item.retry_s, 3),
+                "took_s": round(item.took_s, 3),
+                "difference": item.difference,
+                "tolerance": item.tolerance,
+            }
+            for item in report.engines
+        ],
+    }
+
+
+def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:
+    return [
+        {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
+        for region in regions
+    ]
+
+
+def cuda_memory_status(regions: Iterable[CudaRegion]) -> list[Json]:
+    return [{"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size} for region in regions]
+
+
+def statistics(versions: Iterable[VersionStatistics]) -> Json:
+    return {"model_stats": [_version_statistics(version) for version in versions]}
+
+
+def _version_statistics(version: VersionStatistics) -> Json:
+    return {
+        "name": version.name,
+        "version": str(version.version),
+        "last_inference": version.last_inference_ms,
+        "inference_count": version.inference_count,
+        "execution_count": version.execution_count,
+        "inference_stats": _durations(version, _INFERENCE_PARTS),
+        "response_stats": {
+            str(position): _durations(response, _RESPONSE_PARTS)
+            for position, response in sorted(version.responses.items())
+        },
+        "batch_stats": [
+            {"batch_size": batch.batch_size, **_durations(batch, _BATCH_PARTS)}
+            for _, batch in sorted(version.batches.items())
+        ],
+        "memory_usage": [
+            {"type": "GPU", "id": gpu, "byte_size": count} for gpu, count in sorted(version.gpu_bytes.items())
+        ],
+    }
+
+
+_BATCH_PARTS = ("compute_input", "compute_infer", "compute_output")
+_INFERENCE_PARTS = ("success", "fail", "queue", *_BATCH_PARTS, "cache_hit", "cache_miss")
+_RESPONSE_PARTS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+
+
+def _durations(counters: VersionStatistics | BatchStatistics | ResponseStatistics, parts: Sequence[str]) -> Json:
+    return {part: _duration(getattr(counters, part)) for part in parts}
+
+
+def _duration(duration: Duration) -> Json:
+    return {"count": duration.count, "ns": duration.ns}

@@ -1,0 +1,79 @@
+"""Bodies of the generate extension: one flat JSON object in, one flat JSON object out.
+
+Members named like an input of the model are that input, others are request parameters. Kept simple on purpose by the
+protocol: one row, no binary data, no choice of outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from edge_server.core.model_spec import InputSpec, ModelSpec
+from edge_server.core.request_response import Parameter, Request, Response
+from edge_server.core.tensor import Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.frontends.v2.json_parser import json_type, parse_object
+from edge_server.frontends.v2.json_tensor_data import json_from_tensor, tensor_from_json
+from edge_server.frontends.v2.parameters import split_parameters
+from edge_server.protocol.raw_tensors import Buffer
+
+
+def decode_generate(
+    body: Buffer, spec: ModelSpec, *, version: int | None = None, extra: Mapping[str, Parameter] | None = None
+) -> Request:
+    """Return the request that a generate body describes. Raises InvalidRequest.
+
+    A list fills the input's first dimension of any size; everything else about its shape follows the configuration,
+    with a batch of one.
+    """
+    members = parse_object(body)
+    declared = {item.name: item for item in spec.inputs}
+    # In the body's order, in which a model in Python sees them.
+    inputs = {name: _tensor(declared[name], members.pop(name), spec) for name in list(members) if name in declared}
+    request_id = members.pop("id", "")
+    if not isinstance(request_id, str):
+        raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(request_id)}")
+    nested = members.pop("parameters", {})
+    if not isinstance(nested, dict):
+        raise InvalidRequest(f"Unable to parse 'parameters': expected an object, got {json_type(nested)}")
+    parameters = split_parameters({**nested, **members})
+    return Request(
+        model=spec.name,
+        version=version,
+        id=request_id,
+        inputs=inputs,
+        parameters={**(extra or {}), **parameters.custom},
+        priority=parameters.priority,
+        timeout_us=parameters.timeout_us,
+        deadline_ns=parameters.deadline_ns,
+        sequence=parameters.sequence,
+    )
+
+
+def _tensor(item: InputSpec, value: object, spec: ModelSpec) -> Tensor:
+    data = value if isinstance(value, list) else [value]
+    dims = list(item.dims)
+    if -1 in dims:
+        place = dims.index(-1)
+        dims = [1 if dim == -1 else dim for dim in dims]
+        others = math.prod(dims)
+        dims[place] = len(data) // others if others else 0
+    shape = [1, *dims] if spec.max_batch_size > 0 else dims
+    return tensor_from_json(item.name, item.dtype, shape, data, model=spec.name)
+
+
+def encode_generate(response: Response) -> dict[str, object]:
+    """Return the flat object for one response without error; outputs of one element are scalars.
+
+    Raises InvalidRequest for outputs that JSON cannot carry.
+    """
+    members: dict[str, object] = {"model_name": response.model, "model_version": str(response.version)}
+    if response.request_id:
+        members["id"] = response.request_id
+    if response.parameters:
+        members["parameters"] = dict(response.parameters)
+    for tensor in response.outputs:
+        elements = json_from_tensor(tensor)
+        members[tensor.name] = elements[0] if len(elements) == 1 else elements
+    return members

@@ -1,0 +1,122 @@
+"""A box to try the law on: chip and heat sink as two heat capacities, clocks as a kernel throttles them.
+
+Used by `edge-server governor simulate` and by the tests, which let it be heated by the work that the real server does.
+The constants are a small fanless module's, about 22 W at full work; every one may be replaced by those of another box.
+
+    chip --(chip_to_sink)-- sink --(sink_to_air)-- ambient
+
+Power is idle + dynamic * busy * f * v^2 + leakage, with f the clock as a part of the highest and v the voltage that it
+needs; leakage grows with temperature. Work gets done in proportion to busy * f.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+
+LONGEST_STEP_S = 0.1
+"""Heat is computed in steps of at most this."""
+
+_HOTTEST_LEAKAGE_C = 150.0
+"""Leakage grows no more above this: silicon does not live there, and nothing else bounds a box that runs away."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThermalModelConstants:
+    """Heat capacities in J/K, thermal resistances in K/W, power in W, temperatures in degrees Celsius.
+
+    Raises ValueError for a box that cannot be, or whose chip warms too fast to be computed in steps of a tenth.
+    """
+
+    chip_j_per_k: float = 8.0
+    sink_j_per_k: float = 150.0
+    chip_to_sink_k_per_w: float = 1.0
+    sink_to_air_k_per_w: float = 2.2
+    idle_w: float = 5.0
+    dynamic_w: float = 17.0
+    leakage_w_at_50: float = 0.5
+    leakage_doubles_every_k: float = 30.0
+    trip_c: float = 99.0
+    critical_c: float = 104.5
+    clock_steps: int = 8
+    lowest_clock: float = 0.3
+    governor_period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{item.name}: expected a number above 0, given {value:g}")
+        if self.clock_steps < 2 or self.lowest_clock > 1:
+            raise ValueError("expected at least 2 clock_steps, and a lowest_clock of at most 1")
+        if self.critical_c <= self.trip_c:
+            raise ValueError(f"expected critical_c above trip_c, given {self.critical_c:g} and {self.trip_c:g}")
+        fastest_s = self.chip_to_sink_k_per_w * min(self.chip_j_per_k, self.sink_j_per_k)
+        if fastest_s < 10 * LONGEST_STEP_S:
+            raise ValueError(
+                f"chip_to_sink_k_per_w times chip_j_per_k or sink_j_per_k: expected at least {10 * LONGEST_STEP_S:g} s,"
+                f" given {fastest_s:g} s"
+            )
+
+
+@dataclass(slots=True)
+class ThermalModel:
+    """The state of the box. `step` moves it on; between steps its attributes may be read, and ambient be changed."""
+
+    constants: ThermalModelConstants = ThermalModelConstants()
+    ambient_c: float = 25.0
+    fan_factor: float = 1.0
+    """How much worse than built the sink sheds heat: 1.8 stands for a dead fan."""
+    chip_c: float = field(default=math.nan)
+    sink_c: float = field(default=math.nan)
+    power_w: float = 0.0
+    clock_step: int = 0
+    energy_j: float = 0.0
+    _governor_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.sink_c):
+            self.sink_c = self.ambient_c + self.constants.idle_w * self.constants.sink_to_air_k_per_w
+        if math.isnan(self.chip_c):
+            self.chip_c = self.sink_c + self.constants.idle_w * self.constants.chip_to_sink_k_per_w
+
+    @property
+    def clock(self) -> float:
+        """The clock as a part of the highest, as the kernel has set it."""
+        steps = self.constants.clock_steps - 1
+        return 1.0 - (1.0 - self.constants.lowest_clock) * self.clock_step / steps
+
+    @property
+    def is_throttled(self) -> bool:
+        return self.clock_step > 0
+
+    def step(self, busy: float, dt_s: float) -> None:
+        """Let `dt_s` seconds pass while `busy`, 0 to 1, of the time is computed."""
+        while dt_s > LONGEST_STEP_S * 1.001:
+            self._step(busy, LONGEST_STEP_S)
+            dt_s -= LONGEST_STEP_S
+        self._step(busy, dt_s)
+
+    def _step(self, busy: float, dt_s: float) -> None:
+        constants = self.constants
+        voltage = 0.6 + 0.4 * self.clock
+        leaking_c = min(self.chip_c, _HOTTEST_LEAKAGE_C)
+        leakage_w = constants.leakage_w_at_50 * 2 ** ((leaking_c - 50.0) / constants.leakage_doubles_every_k)
+        self.power_w = constants.idle_w + constants.dynamic_w * busy * self.clock * voltage**2 + leakage_w
+        to_sink_w = (self.chip_c - self.sink_c) / constants.chip_to_sink_k_per_w
+        to_air_w = (self.sink_c - self.ambient_c) / (constants.sink_to_air_k_per_w * self.fan_factor)
+        self.chip_c += (self.power_w - to_sink_w) * dt_s / constants.chip_j_per_k
+        self.sink_c += (to_sink_w - to_air_w) * dt_s / constants.sink_j_per_k
+        self.energy_j += self.power_w * dt_s
+        self._throttle(dt_s)
+
+    def _throttle(self, dt_s: float) -> None:
+        """Do as the kernel's step-wise governor does: one clock step down above the trip, one up below it."""
+        self._governor_s += dt_s
+        if self._governor_s < self.constants.governor_period_s:
+            return
+        self._governor_s = 0.0
+        if self.chip_c >= self.constants.trip_c:
+            self.clock_step = min(self.clock_step + 1, self.constants.clock_steps - 1)
+        elif self.clock_step:
+            self.clock_step -= 1

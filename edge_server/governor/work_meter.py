@@ -1,0 +1,112 @@
+"""What the models did since the last look, from the counts that serving keeps anyway; and how much the box can do.
+
+Pure: statistics go in, differences come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from edge_server.core.model_statistics import BatchStatistics, VersionStatistics
+from edge_server.governor.controllers import part
+from edge_server.governor.energy_model import ModelWorkload
+
+_SMOOTHING_S = 3.0
+_DECAY_S = 300.0
+"""A box that had two instances busy an hour ago may have one now; nothing is forgotten while work is held back."""
+
+_REFUSED = "REJECTED"
+"""Triton's reason of failure under which refusals are counted."""
+
+
+@dataclass(slots=True)
+class ModelWork:
+    """What one model did, and what was asked of it besides: requests and frames that were refused."""
+
+    busy_s: float = 0.0
+    inferences: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class CompletedWork:
+    """Of one interval: by batch size, for the energy; and by model."""
+
+    batches: dict[tuple[str, int], ModelWorkload] = field(default_factory=dict)
+    models: dict[str, ModelWork] = field(default_factory=dict)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of computing; of two instances at the same time, those of both."""
+        return sum(work.busy_s for work in self.models.values())
+
+
+class CompletedWorkMeter:
+    """Turns counts that only grow into what was done since the last call. A count that shrank began anew: a reload."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[dict[int, tuple[int, int]], int]] = {}
+        self._known_frames: Mapping[str, int] = {}
+        self._is_begun = False
+
+    def feel(self, versions: Iterable[VersionStatistics], refused_frames: Mapping[str, int]) -> CompletedWork:
+        """Return the work since the last call, nothing for the first one. `refused_frames`: counts by model."""
+        done = CompletedWork()
+        before, self._known = self._known, {}
+        for version in versions:
+            key = (version.name, version.version)
+            now = {size: _total(item) for size, item in version.batches.items()}, version.failures.get(_REFUSED, 0)
+            self._known[key] = now
+            if self._is_begun:
+                _add(done, version.name, before.get(key, ({}, 0)), now)
+        for name, count in refused_frames.items():
+            if self._is_begun and count > (known := self._known_frames.get(name, 0)):
+                done.models.setdefault(name, ModelWork()).refused += count - known
+        self._known_frames = dict(refused_frames)
+        self._is_begun = True
+        return done
+
+
+class ComputeCapacity:
+    """How many seconds of computing the box does in a second, at its busiest of late; at least 1."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._peak = 1.0
+
+    def feel(self, busy_s: float, dt_s: float, *, is_held_back: bool) -> float:
+        """Learn from an interval. `is_held_back`: less was done than could have been."""
+        if dt_s > 0:
+            self._rate += part(dt_s, _SMOOTHING_S) * (busy_s / dt_s - self._rate)
+            if self._rate >= self._peak:
+                self._peak = self._rate
+            elif not is_held_back:
+                self._peak += part(dt_s, _DECAY_S) * (self._rate - self._peak)
+        self._peak = max(1.0, self._peak)
+        return self._peak
+
+
+def _total(item: BatchStatistics) -> tuple[int, int]:
+    return item.compute_infer.count, item.compute_input.ns + item.compute_infer.ns + item.compute_output.ns
+
+
+def _add(
+    done: CompletedWork,
+    name: str,
+    before: tuple[dict[int, tuple[int, int]], int],
+    now: tuple[dict[int, tuple[int, int]], int],
+) -> None:
+    model = done.models.setdefault(name, ModelWork())
+    for size, (count, ns) in now[0].items():
+        known_count, known_ns = before[0].get(size, (0, 0))
+        if count < known_count or ns < known_ns:
+            known_count = known_ns = 0
+        if count == known_count:
+            continue
+        busy_s, inferences = (ns - known_ns) / 1e9, (count - known_count) * size
+        other = done.batches.get((name, size), ModelWorkload(0.0, 0))
+        done.batches[name, size] = ModelWorkload(other.busy_s + busy_s, other.inferences + inferences)
+        model.busy_s += busy_s
+        model.inferences += inferences
+    model.refused += now[1] - before[1] if now[1] >= before[1] else now[1]

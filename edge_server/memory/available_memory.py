@@ -1,0 +1,109 @@
+"""Is there room for one more model? Read from the kernel's own account of memory, before anything is opened.
+
+/proc/meminfo (proc(5)): MemAvailable is what programs can still get without swapping. /proc/pressure/memory
+(Documentation/accounting/psi.rst): the share of the last ten seconds in which some task waited for memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.core.model_spec import ModelFile
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """`available_bytes` None: the kernel does not tell. `pressure_percent` None: it does not keep that account."""
+
+    available_bytes: int | None
+    pressure_percent: float | None
+
+
+class MemoryFloor:
+    """Says whether a load may begin. Holds nothing; may be asked by several threads.
+
+    `floor_bytes` 0: any amount may be used. `pressure_limit_percent` 0: pressure is not looked at. `proc` is the root
+    of the proc file system.
+    """
+
+    def __init__(self, floor_bytes: int, pressure_limit_percent: float, proc: Path = Path("/proc")) -> None:
+        self._floor_bytes = floor_bytes
+        self._pressure_limit_percent = pressure_limit_percent
+        self._proc = proc
+
+    def refusal(self, file: ModelFile, instance_count: int) -> str | None:
+        """Return why the model should not be loaded now, None when it may be."""
+        reading = read_memory(self._proc)
+        limit = self._pressure_limit_percent
+        if limit and reading.pressure_percent is not None and reading.pressure_percent > limit:
+            return (
+                f"memory is under pressure: tasks waited for it {reading.pressure_percent:g} % of the last 10 s, "
+                f"--memory-pressure-limit is {limit:g} %"
+            )
+        if not self._floor_bytes or reading.available_bytes is None:
+            return None
+        need_bytes = estimate_bytes(file, instance_count)
+        if reading.available_bytes - need_bytes >= self._floor_bytes:
+            return None
+        return (
+            f"memory is short: {_mib(reading.available_bytes)} are available, the model needs about "
+            f"{_mib(need_bytes)}, and --memory-floor-mb keeps {_mib(self._floor_bytes)} free"
+        )
+
+
+def read_memory(proc: Path = Path("/proc")) -> MemoryReading:
+    """Return what the kernel says of memory now; None for what it does not say in the form expected."""
+    available = _first_number(proc / "meminfo", r"^MemAvailable:\s+(\d+) kB$")
+    pressure = _first_number(proc / "pressure" / "memory", r"^some avg10=(\d+(?:\.\d+)?) ")
+    return MemoryReading(None if available is None else int(available) * 1024, pressure)
+
+
+def estimate_bytes(file: ModelFile, instance_count: int) -> int:
+    """Return about how much memory opening the file takes at its peak: its weights once as they are read, and once
+    more for each instance, as its runtime lays them out. Activations come on top; the floor is for them."""
+    return weight_bytes(file) * (1 + max(instance_count, 1))
+
+
+def weight_bytes(file: ModelFile) -> int:
+    """Return the size of the model's file, or of all files when it is a folder, with the weights that lie beside it:
+    `model.onnx.data` and `model.onnx_data` of model.onnx, `model.bin` of model.xml. 0 for a model without files."""
+    path = file.path
+    try:
+        if path.is_dir():
+            return sum(_size(item) for item in path.rglob("*"))
+        beside = [path, *path.parent.glob(f"{_literal(path.name)}[._]*")]
+        if path.suffix == ".xml":
+            beside.append(path.with_suffix(".bin"))
+        return sum(_size(item) for item in beside)
+    except OSError:
+        # What cannot be listed cannot be opened either: the runtime says why in better words.
+        return 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+
+
+def _literal(name: str) -> str:
+    """Return a glob pattern that matches the name alone."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _first_number(path: Path, pattern: str) -> float | None:
+    try:
+        text = path.read_text("ascii", "replace")
+    except OSError:
+        return None
+    found = re.search(pattern, text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:.0f} MiB"

@@ -1,0 +1,98 @@
+"""Shared-memory regions as requests use them: pinned from decoding until nobody needs the bytes any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_server.core.device_tensor import DeviceArray, DevicePiece, DeviceTensor
+from edge_server.core.tensor import DType, Tensor
+from edge_server.protocol.raw_tensors import byte_size_mismatch, element_count, tensor_from_raw
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRef:
+    """`byte_size` bytes from `offset` within the registered shared-memory region `name`."""
+
+    name: str
+    offset: int
+    byte_size: int
+
+
+class RegionView(Protocol):
+    """A piece of a region kept mapped; `view` is valid until `release`. `device` is the piece where it is a GPU's."""
+
+    @property
+    def view(self) -> memoryview: ...
+
+    @property
+    def device(self) -> DevicePiece | None: ...
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Copy `data` to the start of the piece, which was pinned for writing; device memory has no view."""
+
+    def release(self) -> None: ...
+
+
+class Regions(Protocol):
+    """What codecs need of the registry of shared-memory regions."""
+
+    def pin(self, name: str, offset: int, byte_size: int, *, writable: bool = False) -> RegionView: ...
+
+
+class RequestRegions:
+    """The pieces that one request holds. `release` lets go of all of them, once, from any thread."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._held: list[RegionView] = []
+        self._lock = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def pin(self, region: RegionRef, *, writable: bool = False) -> memoryview:
+        """Return a view of the piece, valid until `release`. Raises what the registry raises."""
+        return self.place(region, writable=writable).view
+
+    def place(self, region: RegionRef, *, writable: bool = True) -> RegionView:
+        """Return the piece itself, to be written to. Raises what the registry raises."""
+        pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=writable)
+        self._held.append(pin)
+        return pin
+
+    def tensor(self, name: str, dtype: DType, shape: Sequence[int], region: RegionRef, *, model: str) -> Tensor:
+        """Return the tensor that a piece holds; one on a GPU stays there. Raises what the registry raises, and
+        InvalidRequest where shape and byte count do not fit each other.
+
+        Strings, and booleans, whose bytes a client may set to anything, are looked through: those come to the host.
+        """
+        pin = self.place(region, writable=False)
+        if pin.device is None or dtype in (DType.BYTES, DType.BOOL):
+            return tensor_from_raw(name, dtype, shape, pin.view, model=model)
+        count = element_count(name, shape, model=model)
+        if region.byte_size != count * dtype.itemsize:
+            raise byte_size_mismatch(name, model, count * dtype.itemsize, region.byte_size)
+        if count == 0:
+            return tensor_from_raw(name, dtype, shape, b"", model=model)
+        return DeviceTensor(name, dtype, DeviceArray(dtype.numpy, shape, (pin.device,)))
+
+    def target(self, region: RegionRef) -> DevicePiece | None:
+        """Return the piece of GPU memory for an output; None where the region is none. Raises what the registry raises.
+
+        Held with the inputs: a backend may still write there when nobody waits for the answer any more.
+        """
+        pin = self._regions.pin(region.name, region.offset, region.byte_size, writable=True)
+        if pin.device is None:
+            pin.release()
+        else:
+            self._held.append(pin)
+        return pin.device
+
+    def release(self) -> None:
+        with self._lock:
+            held, self._held = self._held, []
+        for pin in held:
+            pin.release()

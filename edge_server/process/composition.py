@@ -1,0 +1,314 @@
+"""What a server is made of, put together: repository, manager, service, governor, cache, engines. Opens no port."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server import __version__
+from edge_server.backends import cuda_devices
+from edge_server.backends.cuda_devices import CudaDevices
+from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, chosen_cache
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.priority import priority_class
+from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
+from edge_server.engines.capability import BuildCapability, look
+from edge_server.memory.available_memory import MemoryFloor
+from edge_server.memory.cuda_memory import CudaMemoryRegistry
+from edge_server.memory.malloc_settings import trim
+from edge_server.memory.shared_memory import SharedMemoryRegistry
+from edge_server.repository.remote.repository_list import Mirrors
+from edge_server.repository.repository_source import RepositorySource
+from edge_server.repository.resolve import ResolveOptions
+from edge_server.repository.scan import Scanner
+from edge_server.repository.trust.verify import trust_policy
+from edge_server.repository.version_pins import VersionPins
+from edge_server.service import InferenceService, Readiness
+from edge_server.serving.execution.admission_control import OPEN_GATE
+from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.lifecycle.gpu_state import Gpus
+from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.manager import Manager
+from edge_server.serving.timer import Timer
+from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, EventBus
+from edge_server.telemetry.load_counts import LoadCounts
+from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.trace_sampling import Traces
+
+if TYPE_CHECKING:
+    from edge_server.engines.build_queue import EngineBuildQueue
+    from edge_server.governor.governor import Governor
+    from edge_server.serving.cache.response_cache import ResponseCache
+
+log = logging.getLogger(__name__)
+
+_FREES_MEMORY = frozenset({MODEL_READY, MODEL_FAILED, MODEL_UNLOADED})
+"""Events after which much of what the allocator keeps is free: loading takes several times a model's size."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """The serving core without front ends: what `serve` puts on the wire and `check` uses in place."""
+
+    service: InferenceService
+    manager: Manager
+    source: RepositorySource
+    timer: Timer
+    events: EventBus
+    loads: LoadCounts
+    mirrors: Mirrors
+    governor: Governor | None = None
+    cache: ResponseCache | None = None
+    engines: EngineBuildQueue | None = None
+    lose_gpu: Callable[[str | None, str], None] = lambda uuid, reason: None
+    """Takes in that NVML has lost a GPU, by its UUID, with the reason."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Refuse, drain for at most `timeout_s`, close every model. False when requests had to be failed."""
+        self.service.stop_taking()
+        if self.governor is not None:
+            self.governor.room.end()
+        if self.engines is not None:
+            self.engines.end()
+        is_clean = self.manager.close(timeout_s)
+        if self.engines is not None:
+            self.engines.close()
+        if self.cache is not None:
+            self.cache.close()
+        self.timer.close()
+        if self.governor is not None:
+            self.governor.close()
+        self.mirrors.close()
+        self.source.close()
+        return is_clean
+
+
+def build(config: ServerConfig, log_settings: LogSettings) -> ServerParts:
+    """Make the serving core. Nothing is loaded yet. Raises EdgeServerError for a repository that cannot be read."""
+    repository = config.repository
+    mirrors = Mirrors(
+        repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
+    )
+    scanner = _scanner(repository, mirrors)
+    chance = look(config.engines)
+    options = _resolve_options(repository, chance)
+    devices = cuda_devices.find()
+    gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
+    options = replace(options, gpu_count=options.gpu_count or (devices.count if devices else 0), lost_gpus=gpus.lost)
+    pins = VersionPins(Path(repository.state_dir) if repository.state_dir else None)
+    source = RepositorySource(scanner, options, pins=pins)
+    timer = Timer()
+    events = EventBus()
+    cache = _cache(config)
+    governor = _governor(config)
+    manager = _manager(config, timer, events, governor, cache)
+    service = _service(
+        config, manager, source, events, _shared_memory(config.memory.allows_client_shm, devices), log_settings
+    )
+    manager.let_models_call(service)
+    manager.use_gpus(gpus)
+    engines = None if chance is None else _engines(config, manager, events, governor, gpus)
+    service.engines = engines
+    events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
+    events.subscribe(service.variants.receive)
+    loads = LoadCounts(manager.versions)
+    events.subscribe(loads.receive)
+    lose_gpu = _lose_gpu(manager, devices)
+    return ServerParts(service, manager, source, timer, events, loads, mirrors, governor, cache, engines, lose_gpu)
+
+
+def _scanner(config: RepositoryConfig, mirrors: Mirrors) -> Scanner:
+    """Return the scanner of the repositories as mirrored. Raises ServingFault for one that cannot be read."""
+    scanner = Scanner(mirrors.roots, config.model_config_name, allows_external_links=config.allows_external_links)
+    scanner.check_roots()
+    return scanner
+
+
+def _resolve_options(config: RepositoryConfig, chance: BuildCapability | None) -> ResolveOptions:
+    options = ResolveOptions(
+        auto_complete=not config.is_auto_complete_disabled,
+        checks=(_check_vision, priority_class),
+        trust=trust_policy(config.requires_checksums, config.public_key),
+    )
+    return options if chance is None else replace(options, gpu_count=chance.gpu_count, onnx_order=chance.onnx_order)
+
+
+def _manager(
+    config: ServerConfig, timer: Timer, events: EventBus, governor: Governor | None, cache: ResponseCache | None
+) -> Manager:
+    memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
+    return Manager(
+        timer,
+        _with_model_cache(config),
+        load_threads=config.repository.load_thread_count,
+        announce=events.publish,
+        limits=_limits(config),
+        gate=OPEN_GATE if governor is None else governor.gate,
+        ask_room=memory.refusal if governor is None else governor.room.after(memory.refusal),
+        limiter=_limiter(config.rate_limit),
+        cache=cache,
+    )
+
+
+def _service(
+    config: ServerConfig,
+    manager: Manager,
+    source: RepositorySource,
+    events: EventBus,
+    shared_memory: SharedMemoryRegistry,
+    log_settings: LogSettings,
+) -> InferenceService:
+    return InferenceService(
+        manager,
+        source,
+        shared_memory,
+        log_settings,
+        server_id=config.lifecycle.server_id,
+        server_version=__version__,
+        is_explicit=config.repository.control_mode == "explicit",
+        readiness=_readiness(config),
+        events=events,
+        traces=Traces(config.trace),
+    )
+
+
+def _readiness(config: ServerConfig) -> Readiness:
+    is_strict = config.lifecycle.is_readiness_strict
+    if is_strict is None:
+        # A broken model that is copied to all servers of a fleet must not take them all from their balancer.
+        return Readiness.KEEPS_SERVING if config.repository.control_mode == "poll" else Readiness.STRICT
+    return Readiness.STRICT if is_strict else Readiness.ANY
+
+
+def _shared_memory(is_allowed: bool, devices: CudaDevices | None) -> SharedMemoryRegistry:
+    if devices is None:
+        reason = cuda_devices.missing() or "the NVIDIA driver does not answer"
+        return SharedMemoryRegistry(is_allowed, CudaMemoryRegistry(is_allowed, reason, cuda_devices.CudaDevices))
+    return SharedMemoryRegistry(is_allowed, CudaMemoryRegistry(is_allowed, "", lambda: devices))
+
+
+def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
+    """Return the backends' settings, OpenVINO's with the folder where it keeps what it compiled for GPUs and NPUs."""
+    settings = dict(config.backends)
+    if config.engines.cache_dir:
+        folder = {"MODEL_CACHE_DIR": str(Path(config.engines.cache_dir).parent / "openvino")}
+        settings["openvino"] = {**folder, **settings.get("openvino", {})}
+    return settings
+
+
+def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
+    """Return what takes in that NVML has lost the GPU of an identity, and why; it is one of another process's, or not
+    known by that identity here, when nothing happens."""
+    numbers = {} if devices is None else devices.numbers()
+
+    def lose(uuid: str | None, reason: str) -> None:
+        # A GPU that was lost before it told who it is can only be meant when there is no other.
+        number = numbers.get(uuid) if uuid is not None else (0 if len(numbers) == 1 else None)
+        if number is not None:
+            manager.lose_gpu(number, reason)
+
+    return lose
+
+
+def _check_vision(spec: ModelSpec) -> None:
+    """Raise BadModelConfig when what a model declares of pictures and of what is seen in them does not suit it."""
+    if spec.parameters:
+        # Not imported for models that declare nothing: a server without pictures does without.
+        from edge_server.vision.image_plan import image_plan
+        from edge_server.vision.perception import perception_plan
+
+        image_plan(spec)
+        perception_plan(spec)
+
+
+def _cache(config: ServerConfig) -> ResponseCache | None:
+    if chosen_cache(config.cache) is None:
+        return None
+    from edge_server.serving.cache.make_cache import make_cache
+
+    return make_cache(config.cache)
+
+
+def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
+    """Begin to copy remote repositories and wait for what the first wish needs of them. Raises ServingFault."""
+    mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
+
+
+def _engines(
+    config: ServerConfig, manager: Manager, events: EventBus, governor: Governor | None, gpus: Gpus
+) -> EngineBuildQueue | None:
+    from edge_server.engines.composition import make_works
+
+    def may_build() -> str:
+        """Return why no engine is built now, "" when one may be."""
+        decision = None if governor is None else governor.decision()
+        if decision is None or decision.may_load:
+            return ""
+        return f"the box is {decision.level.name}: {decision.detail}"
+
+    return make_works(
+        config.engines,
+        manager,
+        events.publish,
+        may_build,
+        gpus.lost,
+        floor_mb=config.memory.floor_mb,
+        root=Path(config.governor.sysfs_root),
+    )
+
+
+def _governor(config: ServerConfig) -> Governor | None:
+    if not config.governor.is_enabled:
+        return None
+    from edge_server.governor.governor import Governor
+
+    state_dir = config.repository.state_dir
+    memory = Path(state_dir) / "clock_cap.json" if state_dir else None
+    return Governor(config.governor, memory, has_gpu_metrics=config.metrics.has_gpu_metrics)
+
+
+def _limiter(config: RateLimitConfig) -> RateLimiter | None:
+    if config.mode == "off":
+        return None
+    return RateLimiter({(name, device): count for name, count, device in config.resources})
+
+
+def _limits(config: ServerConfig) -> ManagerLimits:
+    repository = config.repository
+    return ManagerLimits(
+        load_retry_count=repository.load_retry_count,
+        reload_policy=ReloadPolicy(repository.reload_policy),
+        max_resident_models=repository.max_resident_models,
+        idle_unload_s=repository.idle_unload_s,
+        on_demand_timeout_s=repository.load_on_demand_timeout_s,
+        hang_timeout_s=config.lifecycle.hang_timeout_s,
+    )
+
+
+def first_wish(config: RepositoryConfig, source: RepositorySource) -> dict[str, DesiredModel]:
+    """Return what is to be served at the start: everything, or in explicit mode what `--load-model` names.
+
+    Raises ServingFault when a repository cannot be read.
+    """
+    wishes, warnings = source.wishes()
+    for warning in warnings:
+        log.warning("%s", warning)
+    if config.control_mode != "explicit" or "*" in config.load_models:
+        return wishes
+    absent = {
+        name: DesiredModel(name, reason=f"failed to load '{name}', failed to poll from model repository")
+        for name in config.load_models
+        if name not in wishes
+    }
+    chosen = set(config.load_models)
+    waiting = list(chosen)
+    while waiting:
+        # An ensemble brings what it is made of.
+        wish = wishes.get(waiting.pop())
+        members = {name for name, _ in wish.members} - chosen if wish is not None else set()
+        chosen |= members
+        waiting += members
+    return {name: wish for name, wish in wishes.items() if name in chosen} | absent

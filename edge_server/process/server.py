@@ -1,0 +1,371 @@
+"""The life of the process: start, drain, stop.
+
+`composition.build` makes the serving core; `ServerProcess.run` opens the front ends, works off the first wish, says
+what is
+served, waits for a signal, drains, and closes everything in the reverse order. The two see every part of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from edge_server import __version__
+from edge_server.config import ServerConfig
+from edge_server.core.exit_code import ExitCode
+from edge_server.errors import EdgeServerError
+from edge_server.frontends.access_control import open_orders
+from edge_server.frontends.auth_tokens import Tokens
+from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
+from edge_server.frontends.frames.frame_service import FrameService
+from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
+from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
+from edge_server.memory.malloc_settings import keep_big_blocks
+from edge_server.process.composition import ServerParts, build, copy_first, first_wish
+from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
+from edge_server.repository.trust.verify import trust_policy
+from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
+from edge_server.telemetry.cuda_memory_metrics import cuda_memory_families
+from edge_server.telemetry.host_usage import HostSampler
+from edge_server.telemetry.log import RELOADED as LOG_NAMES
+from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.metrics_page import Metrics, Source
+from edge_server.telemetry.model_metrics import custom_families
+from edge_server.telemetry.service_manager import Check
+
+if TYPE_CHECKING:
+    from edge_server.frontends.grpc.server import GrpcFrontend
+    from edge_server.frontends.http.frontend import HttpFrontend
+
+log = logging.getLogger(__name__)
+
+_GOVERNOR_PATIENCE_S = 15.0
+"""How long the governor's loop, which turns twice a second and more, may not come round and still count as alive."""
+
+_CLOSING_S = 15.0
+"""How long closing models and front ends may take after the drain; told to a service manager."""
+
+_TRACES_S = 3.0
+"""How long writing the last traces may take, and telling a collector of them."""
+
+_SWITCH_S = 0.0005
+"""How long a thread that computes in Python, as a model may, keeps the interpreter when others want it. Python's own
+5 ms are waited for at every step of everybody else's request: a small one took 11 ms beside such a model, now 1.2."""
+
+_FRONT_END_GRACE_S = 2.0
+"""How long a front end may take to write the last answers once nothing is in flight any more."""
+
+
+def serve(config: ServerConfig, log_settings: LogSettings, surroundings: ProcessEnvironment | None = None) -> int:
+    """Serve until told to stop; return the exit code. Raises EdgeServerError when it cannot start as asked."""
+    keep_big_blocks()
+    sys.setswitchinterval(_SWITCH_S)
+    core = build(config, log_settings)
+    return asyncio.run(ServerProcess(config, core, surroundings or ProcessEnvironment(), log_settings).run())
+
+
+class ServerProcess:
+    """One run of the server on one event loop."""
+
+    def __init__(
+        self, config: ServerConfig, core: ServerParts, surroundings: ProcessEnvironment, log_settings: LogSettings
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._supervision = Supervision(config, surroundings, self._checks(), lambda: summary(core.manager.index()))
+        self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.take(new.log))
+        self._supervision.add_reload(("repository.public_key", "repository.requires_checksums"), self._renew_trust)
+        gate: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.gate
+        self._frames = FrameService(core.service, gate, config.frames)
+        self._tokens = Tokens(config.auth.tokens_file)
+        if self._tokens.is_used:
+            self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.read(new.auth.tokens_file))
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.end = EndRequest(self._wake)
+        if config.lifecycle.exits_on_gpu_loss:
+            core.manager.on_stranded = lambda reason: self.end.give(ExitCode.GPU_LOST, reason)
+        self._addresses: list[str] = []
+        self._tls: ssl.SSLContext | None = None
+        largest = config.http.max_input_size_bytes
+        most = most_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
+        self._budget = MemoryBudget(most, largest)
+        self._sources: list[Source] = [self._budget.families]
+        self._http: HttpFrontend | None = None
+        self._grpc: GrpcFrontend | None = None
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+
+    async def run(self) -> int:
+        """Open, load, serve, drain, close. Returns the exit code; raises EdgeServerError when a port is taken."""
+        self._loop = asyncio.get_running_loop()
+        self._listen_to_signals()
+        self._start_governor()
+        self._supervision.begin()
+        try:
+            await self._open_front_ends()
+            if not await self._load():
+                return ExitCode.FAILED
+            await self._stop.wait()
+            is_clean = await self._drain()
+            return self.end.code or (ExitCode.OK if is_clean else ExitCode.FAILED)
+        finally:
+            await self._close()
+
+    def _start_governor(self) -> None:
+        governor, core = self._core.governor, self._core
+        if governor is None:
+            return
+        from edge_server.governor.sampler import ServerCallbacks
+
+        governor.start(
+            ServerCallbacks(
+                statistics=lambda: core.service.statistics(None, None),
+                refused_frames=self._frames.refused_counts,
+                pairs=core.service.variants.pairs,
+                use_variants=core.service.variants.choose,
+                look_again=core.manager.look_again,
+                announce=core.events.publish,
+                lose_gpu=lambda gpu: core.lose_gpu(gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"),
+            )
+        )
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        # Who starts a server in a terminal expects it to end with the terminal.
+        if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
+            loop.add_signal_handler(signal.SIGHUP, self._supervision.reload)
+
+    def _checks(self) -> list[Check]:
+        """Return what the watchdog of a service manager asks, besides the loop itself."""
+        lifecycle, governor = self._config.lifecycle, self._core.governor
+        limits = [limit for limit in (lifecycle.hang_timeout_s, lifecycle.watchdog_run_limit_s) if limit > 0]
+        checks: list[Check] = [HungRunCheck(self._core.manager.living, min(limits, default=0.0), time.monotonic_ns)]
+        if governor is not None:
+            checks.append(lambda: _problem_of_governor(governor.idle_s()))
+        return checks
+
+    def _renew_trust(self, config: ServerConfig) -> None:
+        self._core.source.use_trust(trust_policy(config.repository.requires_checksums, config.repository.public_key))
+
+    def _wake(self) -> None:
+        """Have the loop end the server, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            # The second signal means now: no drain, no clean-up.
+            os._exit(128 + number)
+        log.info("signal %d: stopping", number)
+        self._stop.set()
+
+    async def _open_front_ends(self) -> None:
+        if self._config.http.is_enabled:
+            await self._open_http()
+        if self._config.grpc.is_enabled:
+            await self._open_grpc()
+        if self._config.metrics.is_enabled:
+            await self._open_metrics()
+
+    async def _open_http(self) -> None:
+        from edge_server.frontends.http.frontend import HttpFrontend
+
+        front = HttpFrontend(
+            self._core.service,
+            self._config.http,
+            streams=self._frames.reports,
+            governor=self._core.governor,
+            engines=self._core.engines,
+            allows_code_upload=self._config.repository.allows_code_upload,
+            tokens=self._tokens,
+            budget=self._budget,
+        )
+        port = await front.start()
+        self._http = front
+        if self._config.http.tls_cert:
+            self._supervision.add_reload(
+                ("http.tls_cert", "http.tls_key", "http.client_ca"),
+                lambda new: front.renew_tls(new.http.tls_cert, new.http.tls_key, new.http.client_ca),
+            )
+        self._tls = front.tls
+        self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
+        scheme = "https" if self._config.http.tls_cert else "http"
+        self._addresses.append(f"HTTP {scheme}://{_host(self._config.http.address)}:{port}")
+
+    async def _open_grpc(self) -> None:
+        from edge_server.frontends.grpc.rpc_table import StreamService
+        from edge_server.frontends.grpc.server import GrpcFrontend
+
+        frames = StreamService(FRAME_SERVICE, {"Stream": self._frames.open})
+        front = GrpcFrontend(
+            self._core.service,
+            self._config.grpc,
+            [frames],
+            budget=self._budget,
+            allows_code_upload=self._config.repository.allows_code_upload,
+            tokens=self._tokens,
+        )
+        port = front.start()
+        if self._config.grpc.is_tls:
+            self._supervision.add_reload(
+                ("grpc.server_cert", "grpc.server_key", "grpc.root_cert"), lambda new: front.renew_tls(new.grpc)
+            )
+        self._grpc = front
+        self._closers.append(lambda: asyncio.to_thread(front.stop, _FRONT_END_GRACE_S))
+        self._addresses.append(f"gRPC {_host(self._config.grpc.address)}:{port}")
+
+    async def _open_metrics(self) -> None:
+        from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
+
+        service = self._core.service
+        metrics = Metrics(
+            statistics=lambda: service.statistics(None, None),
+            reports=service.instance_reports,
+            tags=service.metric_tags,
+            host=HostSampler(self._config.metrics.interval_ms / 1000) if self._config.metrics.has_cpu_metrics else None,
+        )
+        for source in (*self._sources, self._core.loads.families):
+            metrics.add_source(source)
+        metrics.add_source(self._frames.families)
+        metrics.add_source(self._tokens.families)
+        metrics.add_source(custom_families(service.model_families))
+        cuda = self._core.service.shared_memory.cuda
+        if cuda.is_usable:
+            metrics.add_source(cuda_memory_families(lambda: (cuda.copies.read_bytes, cuda.copies.written_bytes)))
+        if self._core.cache is not None:
+            from edge_server.telemetry.cache_metrics import cache_families
+
+            metrics.add_source(cache_families(self._core.cache.statistics))
+        if self._core.governor is not None:
+            metrics.add_source(self._core.governor.families)
+        if self._core.engines is not None:
+            metrics.add_source(self._core.engines.families)
+        front = MetricsFrontend(metrics.render, self._config.metrics.address, self._config.metrics.port, self._tls)
+        port = await front.start()
+        self._closers.append(lambda: front.stop(_FRONT_END_GRACE_S))
+        scheme = "http" if self._tls is None else "https"
+        self._addresses.append(f"metrics {scheme}://{_host(self._config.metrics.address)}:{port}/metrics")
+
+    async def _load(self) -> bool:
+        """Work off the first wish, unless told to stop meanwhile. False when that must end the process."""
+        core = self._core
+        if not await self._until_stopped(lambda: copy_first(self._config.repository, core.mirrors)):
+            return True
+        await self._state_first_wish()
+        if not await self._until_stopped(core.manager.wait_settled):
+            return True
+        core.service.started()
+        if core.engines is not None:
+            core.engines.start()
+        must_end = self._config.lifecycle.exits_on_error and core.manager.has_failures()
+        if not must_end:
+            # Before the line that says so: whoever reads it may send a signal at once.
+            self._supervision.started()
+        self._say_what_is_served()
+        if must_end:
+            return False
+        if self._http is not None:
+            self._http.prepare()
+        return True
+
+    async def _state_first_wish(self) -> None:
+        """Say what is to be served at the start; in mode poll, follow the repositories from then on."""
+        repository, core = self._config.repository, self._core
+        if repository.control_mode != "poll":
+            # Not on the loop: a disk that hangs must not keep signals from being heard.
+            core.service.wish_for_all(await asyncio.to_thread(first_wish, repository, core.source))
+            return
+        from edge_server.repository.watch import Watcher
+
+        watcher = Watcher(core.source, core.service.wish_for_all, repository.poll_s)
+        self._closers.append(lambda: asyncio.to_thread(watcher.close))
+        core.service.wish_for_all(await asyncio.to_thread(watcher.first))
+        watcher.start()
+        self._supervision.add_reload((), lambda _: watcher.look_soon())
+
+    async def _until_stopped(self, work: Callable[[], object]) -> bool:
+        """Wait for work on a thread; False when the order to stop came first. Raises what the work raises."""
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stop.is_set():
+            return False
+        await working
+        return True
+
+    def _say_what_is_served(self) -> None:
+        service = self._core.service
+        lines = []
+        for report in service.instance_reports():
+            lines.append(
+                f"  {report.name} version {report.version}: {report.how_it_runs}, "
+                f"loaded in {report.load_s * 1000:.0f} ms"
+            )
+        lines += [
+            f"  {entry.name}{' version ' + entry.version if entry.version else ''} is NOT served: {entry.reason}"
+            for entry in service.repository_index()
+            if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")
+        ]
+        head = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
+        if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
+            head += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
+        warning = open_orders(self._config)
+        if warning:
+            head += f" ({warning})"
+        print("\n".join([head, *(lines or ["  no model is loaded"])]), flush=True)
+
+    async def _drain(self) -> bool:
+        timeout_s, delay_s = self._config.lifecycle.exit_timeout_s, self._config.lifecycle.drain_delay_s
+        self._supervision.stopping(delay_s + timeout_s + _CLOSING_S)
+        # A server that was never ready, or has lost what it needs, has nothing to answer.
+        if delay_s and self._core.service.has_started and self.end.code is None:
+            self._core.service.begin_drain_delay()
+            if self._grpc is not None:
+                self._grpc.begin_drain()
+            log.info("not ready any more, answering for %g s more", delay_s)
+            await asyncio.sleep(delay_s)
+        if self._grpc is not None:
+            # Before the core refuses work: clients try what comes from now on elsewhere.
+            await asyncio.to_thread(self._grpc.end_drain)
+        in_flight = self._core.manager.in_flight()
+        log.info("taking nothing new, draining %d request(s) for at most %g s", in_flight, timeout_s)
+        # Before the core refuses work: streams end with their last results, not with a refusal for each frame.
+        self._frames.stop()
+        is_clean = await asyncio.to_thread(self._core.close, timeout_s)
+        if not is_clean:
+            log.error("requests were still in flight after %g s and were failed", timeout_s)
+        return is_clean
+
+    async def _close(self) -> None:
+        """Close what was opened, newest first; one that fails to close does not keep the others open."""
+        if not self._stop.is_set():
+            await asyncio.to_thread(self._core.close, 0.0)
+        for close in reversed(self._closers):
+            try:
+                await close()
+            except EdgeServerError as error:
+                log.error("closing: %s", error)
+            except Exception:
+                log.exception("what was opened could not be closed")
+        await asyncio.to_thread(self._core.service.traces.close, _TRACES_S)
+        await self._supervision.end()
+        if self._stop.is_set():
+            log.info("stopped")
+
+
+def _problem_of_governor(idle_s: float) -> str:
+    return "" if idle_s < _GOVERNOR_PATIENCE_S else f"the governor's loop has not come round for {idle_s:.0f} s"
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address

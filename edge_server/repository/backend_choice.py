@@ -1,0 +1,159 @@
+"""Which runtime opens a model, and which file: by what the configuration states, else by the files that are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_server.backends import ONNX_ORDER, backend_names
+from edge_server.errors import BadModelConfig
+from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.safe_paths import check_relative
+
+BACKEND_OF_PLATFORM = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "pytorch_libtorch": "pytorch",
+    "libtorch": "pytorch",
+    "torch_aoti": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+PLATFORM_OF_BACKEND = {
+    "onnxruntime": "onnxruntime_onnx",
+    "tensorrt": "tensorrt_plan",
+    "pytorch": "pytorch_libtorch",
+}
+
+_SAVED_MODEL = "tensorflow_savedmodel"
+_SAVED_MODEL_ORDER = ("tensorflow", "openvino")
+"""Runtimes tried, in this order, where the configuration names a SavedModel's platform and no backend."""
+
+_BACKENDS_OF_FILE = {
+    "model.plan": ("tensorrt",),
+    "model.onnx": ONNX_ORDER,
+    "model.xml": ("openvino",),
+    "model.pt": ("pytorch",),
+    "model.pt2": ("pytorch",),
+    "model.py": ("python",),
+    "model.tflite": ("openvino",),
+    "model.jaxexport": ("jax",),
+    "model.savedmodel": ("openvino", "tensorflow"),
+    "libmodel.so": ("c_abi",),
+    "xgboost.json": ("forest",),
+    "xgboost.ubj": ("forest",),
+    "xgboost.model": ("forest",),
+    "checkpoint.tl": ("forest",),
+    "model.txt": ("forest",),
+}
+"""Well-known file name -> backends that read it, the preferred one first. The first name that is there decides."""
+
+_BACKENDS_OF_SUFFIX = {
+    Path(name).suffix: backends
+    for name, backends in _BACKENDS_OF_FILE.items()
+    if Path(name).suffix not in (".json", ".model", ".txt")  # which say nothing
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCandidate:
+    """A runtime to try, and the model file it would open; "" when the backend's own default name is to be used."""
+
+    backend: str
+    file_name: str
+
+
+ENGINE_BACKENDS = ("tensorrt", "tensorrt_rtx")
+"""Runtimes that serve an ONNX file through an engine, which has to be built first."""
+
+STAND_IN_PRECISIONS = ("fp32", "fp16", "f16", "best")
+"""What `precision` may say of an engine, and does not mean the runtimes that serve its model meanwhile."""
+
+
+def candidates(
+    config: ConfigMessage, model: str, version_dir: Path, onnx_order: tuple[str, ...] = ONNX_ORDER
+) -> tuple[BackendCandidate, ...]:
+    """Return the runtimes to try for a model version, in order; one, unless only an ONNX file says what it is, or it is
+    to have an engine, until which `onnx_order` says who serves it.
+
+    Decided by `backend`, else `platform`, else the suffix of default_model_filename, else a well-known file in
+    `version_dir`, else the suffix of the model's name ("x.<backend>"). Raises BadModelConfig when nothing decides.
+    """
+    file_name = config.default_model_filename
+    if file_name:
+        check_relative(file_name, f"model '{model}': default_model_filename")
+    stated = _stated_backend(config, model)
+    if config.platform == _SAVED_MODEL and not config.backend:
+        return tuple(BackendCandidate(backend, file_name or "model.savedmodel") for backend in _SAVED_MODEL_ORDER)
+    if stated in ENGINE_BACKENDS:
+        return _with_stand_ins(stated, file_name, version_dir, onnx_order)
+    if stated:
+        return (BackendCandidate(stated, file_name or _other_file_of(stated, version_dir)),)
+    if file_name:
+        backends = _BACKENDS_OF_SUFFIX.get(Path(file_name).suffix.lower(), ())
+    else:
+        file_name, backends = _well_known_file(version_dir)
+    if backends == ONNX_ORDER:
+        backends = onnx_order
+    if backends:
+        return tuple(BackendCandidate(backend, file_name) for backend in backends)
+    suffix = model.rpartition(".")[2]
+    if suffix != model and suffix in backend_names():
+        return (BackendCandidate(suffix, file_name),)
+    raise BadModelConfig(
+        f"model '{model}': no backend: the configuration states neither backend nor platform, and "
+        f"'{version_dir}' {_what_is_in(version_dir)}none of {', '.join(_BACKENDS_OF_FILE)}"
+    )
+
+
+def _with_stand_ins(
+    stated: str, file_name: str, version_dir: Path, onnx_order: tuple[str, ...]
+) -> tuple[BackendCandidate, ...]:
+    """Return a runtime of engines alone for a plan; for an ONNX file, those behind it that read it as it is."""
+    if not file_name and not (version_dir / "model.plan").exists() and (version_dir / "model.onnx").exists():
+        file_name = "model.onnx"
+    others = [name for name in onnx_order if name not in ENGINE_BACKENDS] if file_name.lower().endswith(".onnx") else []
+    return tuple(BackendCandidate(name, file_name) for name in (stated, *others))
+
+
+def _stated_backend(config: ConfigMessage, model: str) -> str:
+    of_platform = BACKEND_OF_PLATFORM.get(config.platform, "")
+    if config.platform and not of_platform and not config.backend:
+        known = ", ".join(BACKEND_OF_PLATFORM)
+        raise BadModelConfig(f"model '{model}': platform: expected one of {known}, given '{config.platform}'")
+    is_either = config.platform == _SAVED_MODEL and config.backend in _SAVED_MODEL_ORDER
+    if config.backend and of_platform and config.backend != of_platform and not is_either:
+        raise BadModelConfig(
+            f"model '{model}': platform '{config.platform}' belongs to backend '{of_platform}', "
+            f"but backend is '{config.backend}'"
+        )
+    return str(config.backend or of_platform)
+
+
+def _what_is_in(version_dir: Path) -> str:
+    """Return how a sentence goes on that ends in "none of model.onnx, ...". Models are often exported as best.onnx."""
+    try:
+        names = sorted(entry.name for entry in version_dir.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return "holds "
+    if not names:
+        return "is empty, and so holds "
+    known = [name for name in names if Path(name).suffix.lower() in _BACKENDS_OF_SUFFIX]
+    if known:
+        first = Path(known[0])
+        return f"holds '{first}' (call it 'model{first.suffix}', or name it in default_model_filename), but "
+    return "holds "
+
+
+def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:
+    for file_name, backends in _BACKENDS_OF_FILE.items():
+        if (version_dir / file_name).exists():
+            return file_name, backends
+    return "", ()
+
+
+def _other_file_of(backend: str, version_dir: Path) -> str:
+    """Return the only well-known file that a stated backend reads here when it is not that backend's first choice."""
+    readable = [name for name, backends in _BACKENDS_OF_FILE.items() if backend in backends]
+    present = [name for name in readable if (version_dir / name).exists()]
+    return present[0] if len(present) == 1 else ""

@@ -1,0 +1,220 @@
+"""Short texts that change whenever a file below a folder does: name, size, time, inode, right to read.
+
+Reads no content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_FILES = 65_536
+"""Files looked at below one folder; more is a mistake, such as a link to the root of the disk."""
+
+YOUNG_S = 60.0
+"""How long after its last change somebody may still be writing a file, however long the pauses are."""
+
+_UPLOAD = re.compile(
+    r".+\.(tmp|temp|part|partial|crdownload|download|filepart)|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial"
+)
+"""What copying programs call a file that is not all there yet: browsers, curl, WinSCP, rsync (`.model.onnx.AbC123`)."""
+
+_EDITOR = re.compile(r".+~|.+\.sw[a-z]|#.+#|\.#.+")
+"""What editors leave beside a file while it is edited, and often after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What one look at some files found.
+
+    `fingerprint` covers what a model is made from; `stir` also what upload tools and editors put beside it, for as
+    long as those change, somebody is at work. `changed_ns` is the youngest change time (ctime, which no tool can set)
+    of the files and folders, 0 when there are none, and `young` are the files whose own lies within YOUNG_S of the
+    look. `upload` names the youngest file of an unfinished upload, ""
+    when there is none, and `upload_ns` is its change time. `stray` is the first link that leads out of the
+    repository, and where to, "" when there is none. `has_links`: changes elsewhere may be changes here.
+    """
+
+    fingerprint: str = ""
+    stir: str = ""
+    changed_ns: int = 0
+    upload: str = ""
+    upload_ns: int = 0
+    stray: str = ""
+    young: tuple[str, ...] = field(default=(), compare=False)
+    has_links: bool = field(default=False, compare=False)
+
+
+class TooManyFiles(OSError):
+    """A model's folder holds more files than a model can have."""
+
+
+def is_ignored(name: str) -> bool:
+    """Return whether a name never belongs to a model: hidden files, Python's caches, and what is not all there yet."""
+    return name.startswith(".") or name == "__pycache__" or is_leftover(name)
+
+
+def is_leftover(name: str) -> bool:
+    """Return whether a name is that of an unfinished upload or of an editor's copy."""
+    return _UPLOAD.fullmatch(name) is not None or _EDITOR.fullmatch(name) is not None
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory, links followed; False for a link that leads nowhere or in a circle."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+class LinkBoundary:
+    """Says where links may lead: anywhere below the repositories' roots, links followed.
+
+    `None` for `roots` allows every link.
+    """
+
+    def __init__(self, roots: Iterable[Path] | None) -> None:
+        self._inside = None if roots is None else tuple(os.path.realpath(root) for root in roots)
+
+    def stray(self, path: str) -> str:
+        """Return "'path' leads to 'target'" when it is outside, else ""."""
+        if self._inside is None:
+            return ""
+        target = os.path.realpath(path)
+        if any(target == root or target.startswith(root.rstrip("/") + "/") for root in self._inside):
+            return ""
+        return f"'{path}' leads to '{target}'"
+
+
+def trace(folder: Path, entries: Iterable[os.DirEntry[str]], fence: LinkBoundary) -> Fingerprint:
+    """Return what these entries of a folder, and everything below them, are like, links followed.
+
+    Folders count by what they hold, so that ignored files in them change nothing. A file that vanishes meanwhile
+    counts as absent. Raises OSError for a folder that cannot be read.
+    """
+    return _walk(folder, entries, fence).trace()
+
+
+def lines(folder: Path, entries: Iterable[os.DirEntry[str]]) -> tuple[str, ...]:
+    """Return what the fingerprint of the same `trace` is made of: one line a file or folder, which begins with its
+    path below `folder` and ends, from the first NUL on, with what the system says of it. Raises OSError as `trace`."""
+    return tuple(_walk(folder, entries, LinkBoundary(None)).lines)
+
+
+def digest(described: Iterable[str]) -> str:
+    """Return the fingerprint that `lines` make."""
+    return hashlib.blake2b("\n".join(described).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], fence: LinkBoundary) -> _Walk:
+    walk = _Walk(fence)
+    walk.see(os.stat(folder))
+    for entry in sorted(entries, key=lambda item: item.name):
+        walk.look(entry, entry.name, frozenset())
+    return walk
+
+
+def folder_trace(folder: Path, fence: LinkBoundary) -> Fingerprint:
+    """Return what everything in a folder is like. Raises OSError when it cannot be read."""
+    return trace(folder, children(folder), fence)
+
+
+def children(folder: str | Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder, by name. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One walk through files, and what it found so far."""
+
+    fence: LinkBoundary
+    lines: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    changed_ns: int = 0
+    upload: str = ""
+    upload_ns: int = 0
+    stray: str = ""
+    young: list[str] = field(default_factory=list)
+    has_links: bool = False
+    now_ns: int = field(default_factory=time.time_ns)
+
+    def trace(self) -> Fingerprint:
+        return Fingerprint(
+            fingerprint=digest(self.lines),
+            stir=digest([*self.lines, "\0leftovers", *self.leftovers]),
+            changed_ns=self.changed_ns,
+            upload=self.upload,
+            upload_ns=self.upload_ns,
+            stray=self.stray,
+            young=tuple(self.young),
+            has_links=self.has_links,
+        )
+
+    def see(self, found: os.stat_result) -> None:
+        self.changed_ns = max(self.changed_ns, found.st_ctime_ns)
+
+    def look(self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]]) -> None:
+        """Add one line for a file, or the lines of a folder. `above` are the folders around it, against loops."""
+        if is_ignored(entry.name):
+            if is_leftover(entry.name):
+                self._note_leftover(entry, name)
+            return
+        if len(self.lines) >= MAX_FILES:
+            raise TooManyFiles(f"more than {MAX_FILES} files")
+        if entry.is_symlink():
+            self.has_links = True
+            self.stray = self.stray or self.fence.stray(entry.path)
+        try:
+            found = entry.stat()
+        except OSError:
+            self.lines.append(f"{name}\0gone")
+            return
+        self.see(found)
+        if is_folder(entry):
+            self._look_into(entry, name, above, (found.st_dev, found.st_ino))
+        else:
+            # Once it may be read, by a change of its mode or owner alone, a load that failed is to be tried again.
+            is_open_to_all = found.st_mode & 0o444 == 0o444
+            is_readable = is_open_to_all or os.access(entry.path, os.R_OK)
+            self.lines.append(_line(name, found) + ("" if is_readable else "\0unreadable"))
+            # The clock may have been set since: a change time to come says nothing of a file's age.
+            if abs(self.now_ns - found.st_ctime_ns) < YOUNG_S * 1e9:
+                self.young.append(entry.path)
+
+    def _look_into(
+        self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]], identity: tuple[int, int]
+    ) -> None:
+        self.lines.append(f"{name}\0folder")
+        if identity in above or (self.stray and entry.is_symlink()):
+            return
+        try:
+            inner = children(entry.path)
+        except FileNotFoundError:
+            self.lines.append(f"{name}\0gone")
+            return
+        for child in inner:
+            self.look(child, f"{name}/{child.name}", above | {identity})
+
+    def _note_leftover(self, entry: os.DirEntry[str], name: str) -> None:
+        """Folders count only where rsync makes them: others are places where a version is made ready to be moved in."""
+        try:
+            found = entry.stat(follow_symlinks=False)
+            if is_folder(entry) and not entry.name.startswith("."):
+                return
+        except OSError:
+            return
+        if len(self.leftovers) < MAX_FILES:
+            self.leftovers.append(_line(name, found))
+        if _UPLOAD.fullmatch(entry.name) and found.st_ctime_ns > self.upload_ns:
+            self.upload, self.upload_ns = name, found.st_ctime_ns
+
+
+def _line(name: str, found: os.stat_result) -> str:
+    return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_dev}\0{found.st_ino}"

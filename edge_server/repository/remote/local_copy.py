@@ -1,0 +1,327 @@
+"""The copy of a remote repository on the local disk, and the rule that only whole things appear in it.
+
+models/       the repository that is served; what is in it was renamed there
+staging/      files on their way: `<hash>.part` while they come, `<hash>` when they are complete
+state.json    of each file in models/: what it was in the store, and its time here
+lock          held by the process that keeps the copy in step
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from edge_server.errors import ServingFault
+from edge_server.repository.remote.fetch_plan import UnitKey
+from edge_server.repository.remote.object_store import RemoteFile
+from edge_server.repository.scan import parse_version
+
+CHUNK_BYTES = 8 << 20
+RESERVE_BYTES = 32 << 20
+"""Disk space that a download leaves to the rest of the box."""
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+Fetch = Callable[[RemoteFile, int, int], bytes]
+Recorded = tuple[int, str, int]
+"""Of a file in the copy: its size, its stamp in the store, its time of modification here in nanoseconds."""
+
+
+class LocalDiskFault(ServingFault):
+    """The local disk is full, or refuses."""
+
+
+class Cache:
+    """Owns one folder. Used by one thread; the scanner reads `models` meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folders, readable by this user only. Raises CacheFault."""
+        self.models = folder / "models"
+        self._folder = folder
+        self._staging = folder / "staging"
+        self._state_path = folder / "state.json"
+        self._lock: IO[bytes] | None = None
+        with _disk(f"the cache '{folder}' cannot be made"):
+            for path in (folder, self.models, self._staging):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._state: dict[UnitKey, dict[str, Recorded]] = {}
+        self.is_warm = False
+        self._read_state()
+
+    def lock(self) -> bool:
+        """Take the copy for this process; False while another has it."""
+        if self._lock is None:
+            with _disk(f"the cache '{self._folder}' cannot be locked"):
+                file = open(self._folder / "lock", "wb")  # noqa: SIM115 - held until `close`
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    file.close()
+                    return False
+                self._lock = file
+                # What another process left there is what counts now.
+                self._read_state()
+        return True
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # -- what is here -----------------------------------------------------------------------------------------------
+
+    def holds(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> bool:
+        """Return whether a unit is here as the store has it, untouched since it was put here."""
+        known = self._state.get(key)
+        if known is None or known.keys() != files.keys() or not self._home(key).is_dir():
+            return False
+        return all(self._is_intact(key, name, file) for name, file in files.items())
+
+    def surplus(self, wanted: Mapping[UnitKey, object]) -> list[UnitKey]:
+        """Return the units here that are not wanted, whoever put them here. Raises CacheFault."""
+        return [key for key in self._present() if key not in wanted]
+
+    def is_empty(self) -> bool:
+        return not self._present()
+
+    def _present(self) -> list[UnitKey]:
+        found: list[UnitKey] = []
+        with _disk(f"'{self.models}' cannot be read"):
+            for model in sorted(path for path in self.models.iterdir() if path.is_dir()):
+                numbers = [parse_version(path.name) if path.is_dir() else None for path in model.iterdir()]
+                found += [UnitKey(model.name, number) for number in sorted({n for n in numbers if n is not None})]
+                if None in numbers or not numbers:
+                    found.append(UnitKey(model.name, None))
+        return found
+
+    def _is_intact(self, key: UnitKey, name: str, file: RemoteFile) -> bool:
+        known = self._state.get(key, {}).get(name)
+        if known is None or known[:2] != (file.size, file.stamp):
+            return False
+        try:
+            found = (self._home(key) / name).stat()
+        except OSError:
+            return False
+        return (found.st_size, found.st_mtime_ns) == (known[0], known[2])
+
+    def _home(self, key: UnitKey) -> Path:
+        return self.models / key.model if key.version is None else self.models / key.model / str(key.version)
+
+    # -- what comes -------------------------------------------------------------------------------------------------
+
+    def stage(self, key: UnitKey, files: Mapping[str, RemoteFile], fetch: Fetch) -> None:
+        """Bring all files of a unit into staging, going on where an earlier attempt ended.
+
+        Raises what `fetch` raises, and CacheFault.
+        """
+        missing = {name: file for name, file in files.items() if not self._staged(key, name, file).exists()}
+        for name, file in missing.items():
+            if not (self._is_intact(key, name, file) and self._reuse(key, name, file)):
+                self._download(key, name, file, fetch)
+
+    def _reuse(self, key: UnitKey, name: str, file: RemoteFile) -> bool:
+        """Take a file that did not change from what is served; False where the file system has no links."""
+        try:
+            os.link(self._home(key) / name, self._staged(key, name, file))
+        except OSError:
+            return False
+        return True
+
+    def _download(self, key: UnitKey, name: str, file: RemoteFile, fetch: Fetch) -> None:
+        target = self._staged(key, name, file)
+        part = target.with_name(target.name + ".part")
+        try:
+            with _disk(f"'{file.path}' cannot be stored"), part.open("ab") as output:
+                if output.tell() > file.size:
+                    output.truncate(0)
+                self._check_space(file, file.size - output.tell())
+                while (start := output.tell()) < file.size:
+                    output.write(fetch(file, start, min(start + CHUNK_BYTES, file.size)))
+                    output.flush()
+                os.fsync(output.fileno())
+                os.replace(part, target)
+        except LocalDiskFault:
+            # A full disk hurts others than us: what cannot be finished gives its room back.
+            part.unlink(missing_ok=True)
+            raise
+
+    def _check_space(self, file: RemoteFile, missing_bytes: int) -> None:
+        free = shutil.disk_usage(self._staging).free
+        if free < missing_bytes + RESERVE_BYTES:
+            raise LocalDiskFault(
+                f"'{file.path}' cannot be stored: it needs {missing_bytes} bytes and {RESERVE_BYTES} are kept free; "
+                f"{free} are free"
+            )
+
+    def _staged(self, key: UnitKey, name: str, file: RemoteFile) -> Path:
+        text = "\0".join((key.model, str(key.version), name, str(file.size), file.stamp))
+        return self._staging / hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+    def install(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
+        """Make a staged unit appear: a version in one step, other files each in one. Raises CacheFault."""
+        with _disk(f"model '{key.model}' cannot be put into the cache"):
+            if key.version is None:
+                self._install_loose(key, files)
+            else:
+                self._install_version(key, files)
+            home = self._home(key)
+            self._state[key] = {
+                name: (file.size, file.stamp, (home / name).stat().st_mtime_ns) for name, file in files.items()
+            }
+        self._write_state()
+
+    def _install_version(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
+        whole = self._staging / f"whole-{key.model}-{key.version}"
+        shutil.rmtree(whole, ignore_errors=True)
+        whole.mkdir()
+        self._move_in(key, files, whole)
+        home = self._home(key)
+        home.parent.mkdir(exist_ok=True)
+        if home.exists():
+            exchange(whole, home)
+            shutil.rmtree(whole, ignore_errors=True)
+        else:
+            os.rename(whole, home)
+        _sync_folder(home.parent)
+
+    def _install_loose(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
+        home = self._home(key)
+        home.mkdir(exist_ok=True)
+        # In the way of a folder, or of a file, may stand the other of an earlier day.
+        self._remove_loose(key, keep=set(files))
+        self._move_in(key, files, home)
+
+    def _move_in(self, key: UnitKey, files: Mapping[str, RemoteFile], folder: Path) -> None:
+        folders = {folder}
+        for name, file in files.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self._staged(key, name, file), target)
+            folders.add(target.parent)
+        for path in folders:
+            _sync_folder(path)
+
+    # -- what goes --------------------------------------------------------------------------------------------------
+
+    def remove(self, keys: list[UnitKey], wanted: Mapping[UnitKey, object]) -> None:
+        """Delete units. A model of which nothing is wanted any more disappears in one step. Raises CacheFault."""
+        models = {key.model for key in wanted}
+        with _disk("models that are gone cannot be deleted"):
+            for model in sorted({key.model for key in keys} - models):
+                self._discard(self.models / model)
+            for key in keys:
+                if key.model in models:
+                    if key.version is None:
+                        self._remove_loose(key, keep=set())
+                    else:
+                        self._discard(self._home(key))
+        for key in keys:
+            self._state.pop(key, None)
+        self._write_state()
+
+    def _discard(self, path: Path) -> None:
+        trash = self._staging / f"trash-{path.parent.name}-{path.name}"
+        shutil.rmtree(trash, ignore_errors=True)
+        os.rename(path, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _remove_loose(self, key: UnitKey, keep: set[str]) -> None:
+        home = self._home(key)
+        for parent, folders, names in os.walk(home, topdown=True):
+            if Path(parent) == home:
+                folders[:] = [name for name in folders if parse_version(name) is None]
+            for name in names:
+                path = Path(parent) / name
+                if path.relative_to(home).as_posix() not in keep:
+                    path.unlink(missing_ok=True)
+        for parent, _, _ in os.walk(home, topdown=False):
+            path = Path(parent)
+            is_version = parse_version(path.relative_to(home).parts[0]) is not None if path != home else True
+            if not is_version and not any(path.iterdir()):
+                path.rmdir()
+
+    def clean(self, wanted: Mapping[UnitKey, Mapping[str, RemoteFile]]) -> None:
+        """Delete what lies in staging for nobody, and remember that the copy is complete. Raises CacheFault."""
+        kept = {self._staged(key, name, file).name for key, files in wanted.items() for name, file in files.items()}
+        with _disk(f"'{self._staging}' cannot be tidied"):
+            for path in self._staging.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.name.removesuffix(".part") not in kept:
+                    path.unlink(missing_ok=True)
+        if not self.is_warm:
+            self.is_warm = True
+            self._write_state()
+
+    # -- what is remembered -----------------------------------------------------------------------------------------
+
+    def _read_state(self) -> None:
+        """Read the record; one that is missing or damaged costs a download of everything and nothing else."""
+        try:
+            document = json.loads(self._state_path.read_bytes())
+            self._state = {
+                UnitKey(model, int(version) if version else None): {
+                    str(name): (int(size), str(stamp), int(time_ns)) for name, (size, stamp, time_ns) in files.items()
+                }
+                for model, versions in document["units"].items()
+                for version, files in versions.items()
+            }
+            self.is_warm = bool(document["is_complete"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self._state = {}
+            self.is_warm = False
+
+    def _write_state(self) -> None:
+        units: dict[str, dict[str, Any]] = {}
+        for key, files in self._state.items():
+            units.setdefault(key.model, {})["" if key.version is None else str(key.version)] = files
+        temporary = self._state_path.with_suffix(".tmp")
+        with _disk(f"'{self._state_path}' cannot be written"), temporary.open("w") as file:
+            json.dump({"units": units, "is_complete": self.is_warm}, file)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, self._state_path)
+
+
+@contextmanager
+def _disk(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LocalDiskFault(f"{what}: {error.strerror or error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Swap two folders in one step; in two, the second being absent in between, where the system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    swap = getattr(libc, "renameat2", None)
+    if swap is not None:
+        if swap(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _NO_EXCHANGE:
+            raise OSError(number, os.strerror(number), str(second))
+    aside = first.with_name(first.name + ".aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(second, aside)
+    os.rename(first, second)
+    os.rename(aside, first)

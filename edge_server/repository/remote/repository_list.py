@@ -1,0 +1,77 @@
+"""The repositories of a server: folders as they are, and copies of what is elsewhere.
+
+What copies is imported for the first address: most servers have folders only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_server.errors import ServingFault
+from edge_server.repository.remote.address import is_remote
+
+if TYPE_CHECKING:
+    from edge_server.repository.remote.sync import Mirror
+
+log = logging.getLogger(__name__)
+
+
+class Mirrors:
+    """The repositories of a server: folders as they are, addresses as copies below `cache_dir`.
+
+    `roots` are the folders to scan, in the order given. `follows`: whether stores are looked at more than once.
+    """
+
+    def __init__(self, paths: Sequence[str], cache_dir: str, interval_s: float, *, follows: bool) -> None:
+        """Raises InvalidRequest for an address, ServingFault for a library that is missing or a disk that refuses."""
+        self._follows = follows
+        self._mirrors: dict[str, Mirror] = {}
+        self.roots: list[Path] = []
+        for path in paths:
+            if not is_remote(path):
+                self.roots.append(Path(path))
+                continue
+            if path not in self._mirrors:
+                self._mirrors[path] = _mirror(path, Path(cache_dir), interval_s)
+            self.roots.append(self._mirrors[path].root)
+
+    def start(self, timeout_s: float, *, is_polled: bool) -> None:
+        """Begin, and wait for what the first scan needs: at most `timeout_s` for all.
+
+        Without a copy from before that is a complete one. With one nothing is waited for where the server follows
+        changes (`is_polled`), else one attempt. Raises ServingFault when it would never see the models.
+        """
+        for mirror in self._mirrors.values():
+            mirror.start()
+        deadline = time.monotonic() + timeout_s
+        for url, mirror in self._mirrors.items():
+            if mirror.is_warm and is_polled:
+                continue
+            is_there = mirror.wait_first(max(deadline - time.monotonic(), 0.0), needs_success=not mirror.is_warm)
+            if is_there:
+                continue
+            sentence = f"model repository '{url}' could not be copied within {timeout_s:g} s"
+            if not self._follows:
+                raise ServingFault(sentence)
+            log.error("%s; its models are served when it could be", sentence)
+        if not self._follows:
+            self.close()
+
+    def close(self) -> None:
+        """Stop looking. The copies stay."""
+        for mirror in self._mirrors.values():
+            mirror.close()
+
+
+def _mirror(url: str, cache_dir: Path, interval_s: float) -> Mirror:
+    from edge_server.repository.remote.address import parse_address
+    from edge_server.repository.remote.local_copy import Cache
+    from edge_server.repository.remote.object_store import ObjectStore
+    from edge_server.repository.remote.sync import Mirror
+
+    address = parse_address(url)
+    return Mirror(ObjectStore(address), Cache(cache_dir / address.folder_name), url, interval_s)

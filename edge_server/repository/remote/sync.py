@@ -1,0 +1,205 @@
+"""Keep the copies of remote repositories in step with their stores, each on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edge_server.errors import ServingFault
+from edge_server.repository.remote.fetch_plan import FetchPlan, UnitKey, plan
+from edge_server.repository.remote.local_copy import Cache, LocalDiskFault
+from edge_server.repository.remote.object_store import ObjectStore, RemoteFile, RemoteUnavailable
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 2.0
+"""How long a listing must stay the same before what it shows is taken for complete."""
+
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0
+_CLOSE_S = 3.0
+
+
+class Mirror:
+    """One remote repository and its copy. `start` begins a thread; everything but `sync` may be called from any."""
+
+    def __init__(self, store: ObjectStore, cache: Cache, url: str, interval_s: float) -> None:
+        self._store = store
+        self._cache = cache
+        self._url = url
+        self._interval_s = interval_s
+        self._settle_s = min(SETTLE_S, interval_s)
+        self._is_away = False
+        self._warned: set[str] = set()
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
+        self._tried_count = 0
+        self._is_complete = False
+        self._thread = threading.Thread(target=self._loop, name="edge-mirror", daemon=True)
+
+    @property
+    def root(self) -> Path:
+        """The copy: a model repository."""
+        return self._cache.models
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_first(self, timeout_s: float, *, needs_success: bool) -> bool:
+        """Wait until the copy was brought up to date once; unless `needs_success`, a failed attempt will do too.
+
+        Returns whether it is up to date, or a copy from an earlier run is there to be served; true when `close` was
+        called meanwhile, for then nobody waits any more.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_complete or self._closing.is_set() or (self._tried_count > 0 and not needs_success),
+                timeout_s,
+            )
+            return self._is_complete or self._cache.is_warm or self._closing.is_set()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the copy was complete once, in this run or before."""
+        return self._cache.is_warm
+
+    def close(self) -> None:
+        """Stop. A read that hangs in the network is left behind, and ends with the process."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._cache.close()
+
+    # -- on the thread ----------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        try:
+            self._follow()
+        finally:
+            self._cache.close()
+
+    def _follow(self) -> None:
+        failed_count = 0
+        delay_s = 0.0
+        while not self._closing.wait(delay_s):
+            try:
+                is_settled = self.sync()
+            except ServingFault as error:
+                if self._closing.is_set():
+                    break
+                failed_count += 1
+                delay_s = min(
+                    _FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 10), max(_LONGEST_RETRY_S, self._interval_s)
+                )
+                self._tell_away(error, delay_s)
+            except Exception:
+                # What nobody foresaw must not end the thread: the copy would grow old in silence.
+                log.exception("model repository '%s' could not be looked at", self._url)
+                delay_s = _LONGEST_RETRY_S
+            else:
+                failed_count = 0
+                delay_s = self._interval_s if is_settled else self._settle_s
+                self._tell_back()
+            with self._changed:
+                self._tried_count += 1
+                self._changed.notify_all()
+
+    def _tell_away(self, error: ServingFault, delay_s: float) -> None:
+        """Say once that the store is away, and not again before it was back."""
+        level = logging.DEBUG if self._is_away else logging.WARNING
+        has_copy = "the copy here is served; " if self._cache.is_warm else ""
+        log.log(level, "%s; %strying again in %g s", error.message, has_copy, delay_s)
+        self._is_away = True
+
+    def _tell_back(self) -> None:
+        if self._is_away:
+            log.info("model repository '%s' can be reached again", self._url)
+        self._is_away = False
+
+    def sync(self) -> bool:
+        """Bring the copy up to date once; False when the store changed meanwhile, and must be looked at again soon.
+
+        Whatever arrived whole is kept and shown, also when the rest did not. Raises RemoteUnavailable, CacheFault.
+        """
+        if not self._cache.lock():
+            self._tell_once(f"another process keeps the copy of '{self._url}' in step")
+            self._set_complete(self._cache.is_warm)
+            return True
+        first = self._look()
+        if not first.units and not self._cache.is_empty():
+            self._tell_once(f"model repository '{self._url}' is empty; the copy here is kept")
+            self._set_complete(True)
+            return True
+        staged, failure = self._stage(first.units)
+        is_settled = True
+        surplus = self._cache.surplus(first.units)
+        if staged or surplus:
+            is_settled = self._apply(first, staged, [] if failure else surplus)
+        if failure is not None:
+            raise failure
+        if is_settled:
+            self._cache.clean(first.units)
+            self._set_complete(True)
+        return is_settled
+
+    def _look(self) -> FetchPlan:
+        found = plan(self._store.list())
+        for warning in found.warnings:
+            self._tell_once(f"model repository '{self._url}': {warning}")
+        return found
+
+    def _stage(
+        self, units: Mapping[UnitKey, Mapping[str, RemoteFile]]
+    ) -> tuple[list[UnitKey], RemoteUnavailable | LocalDiskFault | None]:
+        """Bring what changed; a model's own files before its versions. The first failure ends it."""
+        staged: list[UnitKey] = []
+        for key in sorted(units, key=lambda item: (item.model, item.version is not None, item.version or 0)):
+            if self._cache.holds(key, units[key]):
+                continue
+            try:
+                self._cache.stage(key, units[key], self._read)
+            except (RemoteUnavailable, LocalDiskFault) as error:
+                return staged, error
+            staged.append(key)
+        return staged, None
+
+    def _read(self, file: RemoteFile, start: int, end: int) -> bytes:
+        if self._closing.is_set():
+            raise RemoteUnavailable(f"model repository '{self._url}': the server is stopping")
+        return self._store.read(file, start, end)
+
+    def _apply(self, first: FetchPlan, staged: Sequence[UnitKey], surplus: Sequence[UnitKey]) -> bool:
+        """Show and delete what a second look confirms; False when the two looks differ.
+
+        Somebody may be in the middle of an upload of several files, or have replaced one while it was read.
+        """
+        self._closing.wait(self._settle_s)
+        second = self._look()
+        for key in staged:
+            if second.units.get(key) == first.units[key]:
+                self._cache.install(key, first.units[key])
+                log.info("model repository '%s': %s is in the copy", self._url, _named(key))
+        gone = [key for key in surplus if key not in second.units]
+        if gone and second.units:
+            self._cache.remove(gone, second.units)
+            log.info("model repository '%s': %s left it", self._url, ", ".join(map(_named, gone)))
+        return second.units == first.units
+
+    def _set_complete(self, is_complete: bool) -> None:
+        with self._changed:
+            self._is_complete = self._is_complete or is_complete
+            self._changed.notify_all()
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._warned and len(self._warned) < 1000:
+            self._warned.add(sentence)
+            log.warning("%s", sentence)
+
+
+def _named(key: UnitKey) -> str:
+    return f"model '{key.model}'" + ("" if key.version is None else f" version {key.version}")

@@ -1,0 +1,176 @@
+"""SHA256SUMS: the lines of sha256sum(1), and the hashing of what they name.
+
+A comment that `sha256sum --check` passes over says what the list was made for, so that a signed list of one model
+cannot stand in for another's: `# edge-server model=NAME version=N`, without the version for a model's own files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
+
+from edge_server.errors import ChangedWhileLoading, StorageFault, Untrusted
+from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
+
+FILE_NAME = "SHA256SUMS"
+SIGNATURE_NAME = "SHA256SUMS.sig"
+MAX_MANIFEST_BYTES = 16 << 20
+
+Stamp: TypeAlias = tuple[int, int, int, int, int]
+"""What the system says of a file, and changes when the file does: size, two times, device, inode."""
+
+_CHUNK_BYTES = 1 << 20
+_SUBJECT = "# edge-server "
+_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)", re.DOTALL)
+_TAGGED = re.compile(r"(\\?)SHA256 \((.+)\) = ([0-9a-fA-F]{64})", re.DOTALL)
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`digests` maps relative paths to SHA-256 digests. `subject` is what the list says it was made for, "" if not."""
+
+    digests: Mapping[str, bytes] = field(default_factory=dict)
+    subject: str = ""
+
+
+def subject_of(model: str, version: int | None) -> str:
+    """Return how a list names what it was made for; `version` None: the model's files outside its versions."""
+    return f"model={model}" if version is None else f"model={model} version={version}"
+
+
+def parse(content: bytes, what: str) -> Manifest:
+    """Read a SHA256SUMS. `what` begins the sentences of errors.
+
+    Raises Untrusted for a line that is neither an entry nor a comment, a file listed twice, and a path that is
+    absolute or leads upwards.
+    """
+    digests: dict[str, bytes] = {}
+    subject = ""
+    for number, line in enumerate(os.fsdecode(content).split("\n"), 1):
+        text = line.removesuffix("\r")
+        if text.startswith(_SUBJECT):
+            subject = text.removeprefix(_SUBJECT).strip()
+        if not text or text.startswith("#"):
+            continue
+        entry = _entry(text)
+        if entry is None:
+            raise Untrusted(f"{what}: line {number}: expected a checksum and a file name, given {text[:80]!r}")
+        name, digest = entry
+        if name in digests:
+            raise Untrusted(f"{what}: line {number}: {name!r} is listed twice")
+        digests[name] = digest
+    return Manifest(digests, subject)
+
+
+def _entry(line: str) -> tuple[str, bytes] | None:
+    """Return the relative path and the digest of a line, None for one that is neither of the two forms."""
+    found = _LINE.fullmatch(line)
+    if found:
+        escape, digest, name = found.groups()
+    else:
+        found = _TAGGED.fullmatch(line)
+        if not found:
+            return None
+        escape, name, digest = found.groups()
+    if escape:
+        name = re.sub(r"\\[\\nr]", lambda match: _ESCAPES[match[0]], name)
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        return None
+    return path.as_posix(), bytes.fromhex(digest)
+
+
+def render(manifest: Manifest) -> bytes:
+    """Return the file that `parse` and `sha256sum --check` read."""
+    lines = [_SUBJECT + manifest.subject] if manifest.subject else []
+    for name, digest in sorted(manifest.digests.items()):
+        escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+        lines.append(f"{chr(92) if escaped != name else ''}{digest.hex()}  {escaped}")
+    return b"".join(os.fsencode(line) + b"\n" for line in lines)
+
+
+def files_below(folder: Path, *, skip: frozenset[str] = frozenset()) -> list[str]:
+    """Return the relative paths of all files below a folder, links followed, in order, without its SHA256SUMS.
+
+    `skip` names entries of the folder that are left out. Raises StorageFault when it cannot be read.
+    """
+    own = {FILE_NAME, SIGNATURE_NAME}
+    try:
+        names = [
+            name for name in _walk(folder, "", frozenset()) if name not in own and name.partition("/")[0] not in skip
+        ]
+    except OSError as error:
+        raise StorageFault(f"'{error.filename or folder}' cannot be read: {error.strerror or error}") from error
+    return sorted(names)
+
+
+def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
+    found = folder.stat()
+    identity = (found.st_dev, found.st_ino)
+    if identity in above:
+        return
+    with os.scandir(folder) as entries:
+        children = [entry for entry in entries if not is_ignored(entry.name)]
+    if len(children) > MAX_FILES:
+        raise OSError(0, f"more than {MAX_FILES} files", str(folder))
+    for child in children:
+        if child.is_dir():
+            yield from _walk(Path(child.path), f"{prefix}{child.name}/", above | {identity})
+        else:
+            yield prefix + child.name
+
+
+def read_small(path: Path, limit: int) -> bytes | None:
+    """Return a file's content, None when there is none. Raises Untrusted when it is larger than `limit`, or no plain
+    file, and StorageFault."""
+    try:
+        with open(_open_regular(path), "rb") as file:
+            content = file.read(limit + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFault(f"'{path}' cannot be read: {error.strerror or error}") from error
+    if len(content) > limit:
+        raise Untrusted(f"'{path}' is larger than {limit} bytes")
+    return content
+
+
+def digest_file(path: Path, algorithm: str = "sha256") -> tuple[bytes, Stamp]:
+    """Return the digest of a file, read once in chunks, and its stamp from before the reading.
+
+    Raises StorageFault when it cannot be read, Untrusted when it is no plain file, ChangedWhileLoading.
+    """
+    # Nothing rests on MD5 here but what its author rested on it; FIPS builds of OpenSSL want that said.
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    try:
+        with open(_open_regular(path), "rb", buffering=0) as file:
+            before = stamp_of(os.fstat(file.fileno()))
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+            after = stamp_of(os.fstat(file.fileno()))
+    except OSError as error:
+        raise StorageFault(f"'{path}' cannot be read: {error.strerror or error}") from error
+    if after != before:
+        raise ChangedWhileLoading(f"'{path}' changed while it was read")
+    return digest.digest(), before
+
+
+def _open_regular(path: Path) -> int:
+    """Open for reading what is a plain file. A pipe would keep the reader waiting for ever: Untrusted."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Untrusted(f"'{path}' is not a plain file")
+    return descriptor
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Return a stamp. The time of change is part of it: unlike that of modification it cannot be set back."""
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino

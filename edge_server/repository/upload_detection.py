@@ -1,0 +1,248 @@
+"""When what a look at the repositories found counts: the rule, as one pure function from look to look.
+
+A model is made of parts: each version directory, and everything outside them (the configuration, labels). A part has
+**settled** when nobody is at work on it:
+
+- it was the same, in names, sizes, times and inodes, for `RepositoryRoot.settle_s`: in two looks that far apart. On a
+  local disk one look can be enough: the change times (ctime) of its files and folders cannot be set by any tool. A
+  clock that was set meanwhile is allowed for;
+- no file of it is open for writing, as far as the kernel told of itself (`FolderState.written`), or tells when it is
+  asked (`FolderState.busy`);
+- no upload tool's unfinished file (`.part`, rsync's dot-files ...) beside it changed in the last UPLOAD_PATIENCE_S.
+
+A directory that was renamed into its place (`FolderState.published`) needs no second look: its upload is
+finished. A renamed file does: the next one of its version may be on its way.
+
+A settled version counts, whatever happens to other versions; one that is gone counts as gone by the same rule. Changes
+outside the version directories wait for all parts to settle, for they are likely to be made for a version that is
+still on its way; versions that settle meanwhile wait with them. A part that has not settled counts as it did before,
+so a slow upload takes nothing away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from edge_server.repository.file_fingerprint import Fingerprint
+from edge_server.repository.scan import ModelDirectory, with_versions
+
+UPLOAD_PATIENCE_S = 30.0
+"""How long an unfinished upload that does not change holds its part back. Then it is taken for one given up."""
+
+_BUSY_LOOK_S = 1.0
+"""How soon to look again at what somebody is at work on."""
+
+PartKey: TypeAlias = int | None
+"""A version's number; None: everything outside the version directories."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryRoot:
+    """How one repository root is judged.
+
+    `tells_ages`: change times there are of this machine's clock. `is_away`: it cannot be read now, so nothing is known
+    of its models. `is_held`: somebody is at work on all of it (git checkout holds its index.lock).
+    """
+
+    settle_s: float
+    tells_ages: bool = True
+    is_away: bool = False
+    is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FolderState:
+    """What is there at one moment.
+
+    `at_s` is monotonic, `wall_ns` the clock of change times, which has run without a jump for `steady_s`. `written`
+    are real paths of files that are open for writing, `published` those of directories that were renamed into place.
+    `busy` are parts, each with its model, that somebody was found to be writing. `real_paths` maps the paths of models
+    and of versions that are links to where they lead. `unchanged` are models that had settled, and are as they were.
+    """
+
+    at_s: float
+    wall_ns: int
+    models: Mapping[str, ModelDirectory]
+    roots: Mapping[Path, RepositoryRoot]
+    steady_s: float = math.inf
+    written: Collection[str] = ()
+    published: Collection[str] = ()
+    busy: Collection[tuple[str, PartKey]] = ()
+    real_paths: Mapping[str, str] = field(default_factory=dict)
+    unchanged: Container[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPart:
+    """`stir` None: it is not there. It has been so since `since_s`."""
+
+    stir: str | None
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """What is remembered of one model: as it counts (None: not at all), and its parts as last seen."""
+
+    root: Path
+    counts: ModelDirectory | None = None
+    parts: Mapping[PartKey, FolderPart] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadState:
+    """The outcome of a look. `next_look_s` is when a further one is due (monotonic), None when everything settled.
+
+    `unsettled` are the models that it is due for.
+    """
+
+    known: Mapping[str, KnownModel]
+    next_look_s: float | None
+    unsettled: frozenset[str] = frozenset()
+
+    def models(self) -> dict[str, ModelDirectory]:
+        """Return the models as they count, by name."""
+        return {name: known.counts for name, known in sorted(self.known.items()) if known.counts is not None}
+
+
+NOTHING = UploadState({}, None)
+
+
+def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, PartKey, Fingerprint]]:
+    """Return the parts, each with its model, that count otherwise in `after`, or for the first time; none that went."""
+    for name, known in sorted(after.known.items()):
+        model, earlier_known = known.counts, before.known.get(name)
+        last = None if earlier_known is None else earlier_known.counts
+        if model is None or model is last:
+            continue
+        earlier = _traces(last)
+        for key, trace in _traces(model).items():
+            if last is None or key not in earlier or earlier[key].fingerprint != trace.fingerprint:
+                yield name, key, trace
+
+
+def settle(before: Mapping[str, KnownModel], look: FolderState) -> UploadState:
+    """Return what counts after a look, given what was known before it."""
+    after: dict[str, KnownModel] = {}
+    due: list[float] = []
+    unsettled: set[str] = set()
+    for name in sorted({*before, *look.models}):
+        model = look.models.get(name)
+        known = before.get(name)
+        root_path = model.path.parent if model is not None else before[name].root
+        root = look.roots[root_path]
+        if root.is_away or (name in look.unchanged and known is not None and model is not None):
+            if known is not None:
+                after[name] = known
+            continue
+        parts = _parts(known, model, look, root)
+        waits = {key: wait for key, part in parts.items() if (wait := _wait_s(key, part, model, look, root)) > 0}
+        due += [look.at_s + wait for wait in waits.values()]
+        if waits:
+            unsettled.add(name)
+        counts = _what_counts(known.counts if known is not None else None, model, parts, waits)
+        there = {key: part for key, part in parts.items() if part.stir is not None or key in waits}
+        if there or counts is not None:
+            after[name] = KnownModel(root_path, counts, there)
+    return UploadState(after, min(due, default=None), frozenset(unsettled))
+
+
+def _parts(
+    known: KnownModel | None, model: ModelDirectory | None, look: FolderState, root: RepositoryRoot
+) -> dict[PartKey, FolderPart]:
+    earlier = known.parts if known is not None else {}
+    traces = _traces(model)
+    parts: dict[PartKey, FolderPart] = {}
+    for key in sorted({*earlier, *traces}, key=lambda item: -1 if item is None else item):
+        stir = _stir(key, model, traces)
+        last = earlier.get(key)
+        since_s = last.since_s if last is not None and last.stir == stir else look.at_s
+        if key in traces:
+            assert model is not None
+            if _is_below(_place(key, model, look), look.published):
+                since_s = -math.inf
+            elif root.tells_ages:
+                since_s = min(since_s, look.at_s - _age_s(traces[key], look))
+        parts[key] = FolderPart(stir, since_s)
+    return parts
+
+
+def _traces(model: ModelDirectory | None) -> dict[PartKey, Fingerprint]:
+    if model is None:
+        return {}
+    return {None: model.trace, **{version.number: version.trace for version in model.versions}}
+
+
+def _stir(key: PartKey, model: ModelDirectory | None, traces: Mapping[PartKey, Fingerprint]) -> str | None:
+    if model is None or key not in traces:
+        return None
+    # A problem that is of no part (the model is in two repositories) counts with what is outside the versions.
+    return f"{traces[key].stir} {model.problem}" if key is None and not model.versions else traces[key].stir
+
+
+def _age_s(trace: Fingerprint, look: FolderState) -> float:
+    """Return how long nothing has changed, as the change times say; 0 when they cannot be believed."""
+    if not trace.changed_ns:
+        return 0.0
+    return max(0.0, min((look.wall_ns - trace.changed_ns) / 1e9, look.steady_s))
+
+
+def _wait_s(
+    key: PartKey, part: FolderPart, model: ModelDirectory | None, look: FolderState, root: RepositoryRoot
+) -> float:
+    """Return how long until the part can have settled; 0 when it has."""
+    if root.is_held or (model is not None and part.stir is not None and _is_worked_on(key, model, look)):
+        return _BUSY_LOOK_S
+    return max(0.0, part.since_s + root.settle_s - look.at_s)
+
+
+def _is_worked_on(key: PartKey, model: ModelDirectory, look: FolderState) -> bool:
+    trace = _traces(model)[key]
+    upload_age_s = (look.wall_ns - trace.upload_ns) / 1e9
+    if (model.name, key) in look.busy or (trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
+        return True
+    if not look.written:
+        return False
+    place = _place(key, model, look)
+    if key is not None:
+        return any(_is_below(path, (place,)) for path in look.written)
+    versions = [_place(version.number, model, look) for version in model.versions]
+    return any(_is_below(path, (place,)) and not _is_below(path, versions) for path in look.written)
+
+
+def _place(key: PartKey, model: ModelDirectory, look: FolderState) -> str:
+    """Return the real path of a part's directory."""
+    path = look.real_paths.get(str(model.path), str(model.path))
+    if key is None:
+        return path
+    version = str(model.path / str(key))
+    return look.real_paths.get(version, f"{path}/{key}")
+
+
+def _is_below(path: str, folders: Collection[str]) -> bool:
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def _what_counts(
+    counted: ModelDirectory | None,
+    model: ModelDirectory | None,
+    parts: Mapping[PartKey, FolderPart],
+    waits: Collection[PartKey],
+) -> ModelDirectory | None:
+    if not waits:
+        return model
+    if model is None or None in waits:
+        return counted
+    there = {version.number: version for version in model.versions}
+    if counted is None:
+        settled = [version for number, version in there.items() if number not in waits]
+        return with_versions(model, settled) if settled else None
+    if counted.fingerprint != model.fingerprint or counted.config_path != model.config_path:
+        return counted
+    chosen = {version.number: version for version in counted.versions if version.number in waits}
+    chosen.update({number: version for number, version in there.items() if number not in waits})
+    return with_versions(model, chosen.values())

@@ -1,0 +1,118 @@
+"""Which models an operator pinned to which version; kept in a file when there is a folder for what must last."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge_server.errors import ServingFault
+from edge_server.repository.scan import MAX_VERSION, is_model_name
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "pins.json"
+MAX_FILE_BYTES = 16 * 1024 * 1024
+
+
+class VersionPins:
+    """Model -> version. Thread-safe. `folder` None keeps them for the life of the process only."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Read what was kept. A file that cannot be understood is passed over with a warning, and replaced by the
+        next pin. Raises ServingFault when the folder cannot be made."""
+        self._path = None if folder is None else folder / FILE_NAME
+        self._lock = threading.Lock()
+        self._versions: dict[str, int] = {}
+        if folder is None or self._path is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ServingFault(f"the state directory '{folder}' cannot be made: {error.strerror}") from None
+        for scratch in folder.glob(f".{FILE_NAME}.*"):
+            # A server that was killed while it wrote left it behind.
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+        self._versions = _read(self._path)
+
+    @property
+    def is_durable(self) -> bool:
+        return self._path is not None
+
+    def get(self, name: str) -> int | None:
+        return self._versions.get(name)
+
+    def all(self) -> dict[str, int]:
+        return dict(self._versions)
+
+    def put(self, name: str, version: int | None) -> int | None:
+        """Pin a model, with None unpin it; return what it was pinned to before.
+
+        The file is written first: raises ServingFault, and changes nothing, when the disk refuses.
+        """
+        with self._lock:
+            versions = dict(self._versions)
+            before = versions.pop(name, None)
+            if version is not None:
+                versions[name] = version
+            if self._path is not None and versions != self._versions:
+                _write(self._path, versions)
+            self._versions = versions
+        return before
+
+
+def _read(path: Path) -> dict[str, int]:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+        return _checked(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("no version is pinned: '%s' cannot be read: %s", path, error)
+        return {}
+
+
+def _checked(content: object) -> dict[str, int]:
+    pins = content.get("pins") if isinstance(content, dict) else None
+    if not isinstance(pins, dict):
+        raise ValueError("expected an object with the member 'pins'")
+    for name, version in pins.items():
+        if not is_model_name(name) or type(version) is not int or not 0 <= version <= MAX_VERSION:
+            raise ValueError(f"expected model names and versions in 'pins', found {name[:80]!r}: {str(version)[:80]}")
+    return pins
+
+
+def _write(path: Path, versions: Mapping[str, int]) -> None:
+    """Replace the file in one step, so that a power cut leaves the old one or the new one."""
+    text = json.dumps({"pins": dict(sorted(versions.items()))}, indent=1) + "\n"
+    scratch = ""
+    try:
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        if scratch:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+        raise ServingFault(f"the pin cannot be kept in '{path}': {error.strerror}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last. A file system that syncs no folders keeps it in its own time."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

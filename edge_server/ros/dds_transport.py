@@ -1,0 +1,245 @@
+"""ROS 2 over its usual wire, DDS, without a ROS installation: names, types and qualities as rmw writes them.
+
+Cyclone DDS carries the bytes and finds the others; what the bytes mean is `types`' business, because a codec in Python
+that makes a list of every pixel costs ten times what the frame does. Names (design.ros2.org, "Topic and Service name
+mapping to DDS"): topic "/camera/image_raw" is "rt/camera/image_raw", type sensor_msgs/msg/Image is
+"sensor_msgs::msg::dds_::Image_". The type's hash goes into USER_DATA, where newer middlewares look for it (REP-2016).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_server.errors import InvalidRequest, NotFound, ServingFault
+from edge_server.ros.bridge import Qos
+from edge_server.ros.message_conversion import MessageKind, OutgoingMessage
+from edge_server.ros.ros2_types import MessageTypes, import_library
+
+LOOPBACK_ONLY = (
+    "<CycloneDDS><Domain><General><Interfaces><NetworkInterface address='127.0.0.1'/></Interfaces>"
+    "<AllowMulticast>false</AllowMulticast></General>"
+    "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
+    "<Peers><Peer address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
+)
+"""What ROS_LOCALHOST_ONLY=1 asks for, in Cyclone DDS's words."""
+
+MAX_DOMAIN_ID = 232
+"""Above it, the ports of RTPS (7400 + 250 * domain) leave the range there is."""
+
+_TOPIC = re.compile(r"/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
+_RELIABLE_WAIT_MS = 100
+_TAKE_AT_ONCE = 16
+_POLICIES = {
+    0: "type",
+    2: "durability",
+    11: "reliability (DEFAULT is reliable, SENSOR_DATA is not)",
+    23: "representation",
+    24: "type",
+}
+"""Numbers of the DDS and XTypes specifications for what the two sides must agree on, those that ROS nodes differ in."""
+
+log = logging.getLogger(__name__)
+
+
+class _Parcel:
+    """CDR bytes passed through Cyclone DDS as they are, in place of its own codec."""
+
+    data: bytes
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def serialize(self, **_: object) -> bytes:
+        return self.data
+
+    @classmethod
+    def deserialize(cls, data: bytes, **_: object) -> _Parcel:
+        return cls(data)
+
+    @classmethod
+    def deserialize_key(cls, data: bytes, **_: object) -> _Parcel:
+        """None of these types has a key: what comes is news of a publisher, without a message."""
+        return cls(b"")
+
+
+class DdsTransport:
+    """Transport over DDS. Opening it joins the domain; `spin` is where callbacks run, `publish` may run beside it.
+
+    `domain_id` is ROS_DOMAIN_ID. `is_loopback_only` keeps to this machine; CYCLONEDDS_URI is not read then. Raises
+    Unsupported when the libraries are missing, ServingFault when the domain cannot be joined.
+    """
+
+    def __init__(self, domain_id: int = 0, *, is_loopback_only: bool = False) -> None:
+        if not 0 <= domain_id <= MAX_DOMAIN_ID:
+            raise InvalidRequest(f"a ROS domain is 0 to {MAX_DOMAIN_ID}, got {domain_id}")
+        self._types = MessageTypes()
+        self._core: Any = import_library("cyclonedds.core")
+        self._domain_module: Any = import_library("cyclonedds.domain")
+        self._publishing: Any = import_library("cyclonedds.pub")
+        self._subscribing: Any = import_library("cyclonedds.sub")
+        self._topics: Any = import_library("cyclonedds.topic")
+        self._parcels: dict[str, Any] = {}
+        self._readers: list[tuple[Any, Any, str, str, Callable[[Any], None]]] = []
+        self._writers: dict[str, tuple[MessageKind | None, Any]] = {}
+        self._lock = threading.Lock()
+        self._domain: Any = None
+        try:
+            if is_loopback_only:
+                self._domain = self._domain_module.Domain(domain_id, LOOPBACK_ONLY)
+            self._participant: Any = self._domain_module.DomainParticipant(domain_id)
+            self._waiting: Any = self._core.WaitSet(self._participant)
+        except self._core.DDSException as error:
+            raise ServingFault(f"DDS domain {domain_id} cannot be joined: {error}") from error
+
+    def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
+        reader = self._subscribing.DataReader(
+            self._participant,
+            self._topic(topic, kind),
+            self._qos(kind, qos),
+            self._core.Listener(on_requested_incompatible_qos=_mismatch_logger(topic, kind, "publisher")),
+        )
+        core = self._core
+        anything = core.ReadCondition(reader, core.SampleState.Any | core.ViewState.Any | core.InstanceState.Any)
+        self._waiting.attach(anything)
+        self._readers.append((reader, anything, topic, kind.value, callback))
+
+    def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
+        writer = self._publishing.DataWriter(
+            self._participant,
+            self._topic(topic, kind),
+            self._qos(kind, qos),
+            self._core.Listener(on_offered_incompatible_qos=_mismatch_logger(topic, kind, "subscriber")),
+        )
+        self._writers[topic] = kind, writer
+
+    def publish(self, topic: str, message: OutgoingMessage) -> None:
+        kind, writer = self._writers.get(topic, (None, None))
+        if writer is None or kind is not message.kind:
+            raise NotFound(f"topic '{topic}' was not advertised for {message.kind.value}")
+        parcel = self._parcels[message.kind.value](self._types.encode(message))
+        with self._lock:
+            try:
+                writer.write(parcel)
+            except self._core.DDSException as error:
+                # A reliable reader that does not keep up: its message is lost, the others' next one is not.
+                log.warning("%s: a message was not sent: %s", topic, error)
+
+    def spin(self, timeout_s: float) -> bool:
+        if self._waiting.wait(int(timeout_s * 1e9)) > 0:
+            for reader, anything, topic, name, callback in self._readers:
+                for parcel in reader.take(_TAKE_AT_ONCE, condition=anything):
+                    if hasattr(parcel, "data"):
+                        self._deliver(parcel, topic, name, callback)
+        return True
+
+    def close(self) -> None:
+        """Leave the domain. The others are told, and see the topics go."""
+        with self._lock:
+            # Cyclone DDS ends an entity with its last reference; parts go before what they are part of.
+            self._waiting = None
+            self._readers.clear()
+            self._writers.clear()
+            self._participant = self._domain = None
+
+    def _deliver(self, parcel: _Parcel, topic: str, name: str, callback: Callable[[Any], None]) -> None:
+        try:
+            message = self._types.decode(parcel.data, name)
+        except InvalidRequest as error:
+            log.warning("%s: %s", topic, error)
+            return
+        callback(message)
+
+    def _topic(self, topic: str, kind: MessageKind) -> Any:
+        return self._topics.Topic(self._participant, dds_topic(topic), self._type(kind.value))
+
+    def _type(self, name: str) -> Any:
+        if name not in self._parcels:
+            self._parcels[name] = parcel_type(name, self._types.store.fielddefs)
+        return self._parcels[name]
+
+    def _qos(self, kind: MessageKind, qos: Qos) -> Any:
+        module: Any = import_library("cyclonedds.qos")
+        policy = module.Policy
+        reliability = policy.Reliability.BestEffort
+        if qos.is_reliable:
+            reliability = policy.Reliability.Reliable(_RELIABLE_WAIT_MS * 1_000_000)
+        return module.Qos(
+            reliability,
+            policy.Durability.Volatile,
+            policy.History.KeepLast(qos.depth),
+            policy.DataRepresentation(use_cdrv0_representation=True),
+            policy.Userdata(f"typehash={self._types.type_hash(kind.value)};".encode()),
+        )
+
+
+def _mismatch_logger(topic: str, kind: MessageKind, other: str) -> Callable[[Any, Any], None]:
+    """Return a listener's callback. It runs on a thread of Cyclone DDS, once for each endpoint that does not match."""
+
+    def tell(_: Any, status: Any) -> None:
+        policy = _POLICIES.get(int(status.last_policy_id), f"policy {int(status.last_policy_id)}")
+        log.warning(
+            "%s: a %s does not match for its %s, and nothing passes to or from it; this side has %s",
+            topic, other, policy, kind.value,
+        )  # fmt: skip
+
+    return tell
+
+
+def open_transport(node_name: str, environment: Mapping[str, str]) -> DdsTransport:
+    """Join the domain that ROS_DOMAIN_ID and ROS_LOCALHOST_ONLY name, as a ROS 2 node would. DDS has no node names.
+
+    An explicit CYCLONEDDS_URI, which Cyclone DDS reads by itself, decides about networks alone.
+    """
+    domain = environment.get("ROS_DOMAIN_ID", "") or "0"
+    if not (domain.isascii() and domain.isdigit()):
+        raise InvalidRequest(f"ROS_DOMAIN_ID must be a number, got '{domain}'")
+    log.info("%s joins ROS domain %s over DDS", node_name, domain)
+    is_loopback_only = environment.get("ROS_LOCALHOST_ONLY") == "1" and not environment.get("CYCLONEDDS_URI")
+    return DdsTransport(int(domain), is_loopback_only=is_loopback_only)
+
+
+def dds_topic(topic: str) -> str:
+    """Return the DDS name of a ROS topic. Raises InvalidRequest when it is no topic name."""
+    if not _TOPIC.fullmatch(topic):
+        raise InvalidRequest(f"'{topic}' is no ROS topic: expected words of letters, digits and '_' between '/'")
+    return "rt/" + topic.removeprefix("/")
+
+
+def dds_type(name: str) -> str:
+    """Return the DDS name of a message type, with cyclonedds-python's dots for "::"."""
+    package, _, message = name.split("/")
+    return f"{package}.msg.dds_.{message}_"
+
+
+def parcel_type(name: str, fields_of: Any) -> Any:
+    """Return a class whose instances carry a message's bytes, and which describes the message to Cyclone DDS: names
+    and types of the fields are compared during discovery. `fields_of` is rosbags' table of fields."""
+    described = _described_type(name, fields_of)
+    # Not by inheritance: a base would be told to the others as a base of the message.
+    for part in ("__init__", "serialize", "deserialize", "deserialize_key"):
+        setattr(described, part, vars(_Parcel)[part])
+    return described
+
+
+def _described_type(name: str, fields_of: Any) -> Any:
+    idl: Any = import_library("cyclonedds.idl")
+    fields = {field: _described_field(description, fields_of) for field, description in fields_of[name][1]}
+    return idl.make_idl_struct(name.replace("/", "_"), dds_type(name), fields, dataclassify=False)
+
+
+def _described_field(description: Any, fields_of: Any) -> Any:
+    """Return the annotation for one field: (node, detail) as rosbags.interfaces.Nodetype numbers them."""
+    types: Any = import_library("cyclonedds.idl.types")
+    nodes: Any = import_library("rosbags.interfaces").Nodetype
+    node, detail = description
+    if node == nodes.BASE:
+        return {"string": str, "bool": bool}.get(detail[0]) or getattr(types, detail[0])
+    if node == nodes.NAME:
+        return _described_type(detail, fields_of)
+    inner, size = detail
+    element = _described_field(inner, fields_of)
+    return types.array[element, size] if node == nodes.ARRAY else types.sequence[element]

@@ -1,0 +1,201 @@
+"""ROS messages and the nouns of the frame stream, turned into each other without any ROS library.
+
+Inward, whatever has the fields of sensor_msgs/Image or CompressedImage will do: objects of rospy, rclpy, rosbags or
+cyclonedds. Outward, a result becomes small values named after the messages of sensor_msgs and vision_msgs 4.x, which
+each transport copies into its own classes. Headers pass through as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from edge_server.core.frame import Buffer, Detection, Frame, FrameHeader, FrameResult, Mask
+from edge_server.errors import InvalidRequest
+
+
+class MessageKind(enum.Enum):
+    """A message type that bridges deal with. The value is its full ROS 2 name."""
+
+    IMAGE = "sensor_msgs/msg/Image"
+    COMPRESSED_IMAGE = "sensor_msgs/msg/CompressedImage"
+    DETECTIONS = "vision_msgs/msg/Detection2DArray"
+    CLASSIFICATION = "vision_msgs/msg/Classification"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMessage:
+    """sensor_msgs/Image. `data` is `height` rows of `step` bytes."""
+
+    header: FrameHeader
+    height: int
+    width: int
+    encoding: str
+    step: int
+    data: Buffer
+    is_bigendian: bool = False
+    kind = MessageKind.IMAGE
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedImageMessage:
+    """sensor_msgs/CompressedImage."""
+
+    header: FrameHeader
+    format: str
+    data: Buffer
+    kind = MessageKind.COMPRESSED_IMAGE
+
+
+@dataclass(frozen=True, slots=True)
+class HypothesisMessage:
+    """vision_msgs/ObjectHypothesis. `class_index` is for the vision_msgs of ROS 1, whose `id` is a number."""
+
+    class_id: str
+    score: float
+    class_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionMessage:
+    """vision_msgs/Detection2D with one hypothesis. Centre and size in pixels of the frame; theta and id are empty."""
+
+    center_x: float
+    center_y: float
+    size_x: float
+    size_y: float
+    hypothesis: HypothesisMessage
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionsMessage:
+    """vision_msgs/Detection2DArray; each of its detections repeats the header."""
+
+    header: FrameHeader
+    detections: tuple[DetectionMessage, ...]
+    kind = MessageKind.DETECTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationMessage:
+    """vision_msgs/Classification, best first."""
+
+    header: FrameHeader
+    results: tuple[HypothesisMessage, ...]
+    kind = MessageKind.CLASSIFICATION
+
+
+OutgoingMessage: TypeAlias = "ImageMessage | CompressedImageMessage | DetectionsMessage | ClassificationMessage"
+
+
+def frame_of(message: Any, *, age_us: int = 0, seq: int | None = None) -> Frame:
+    """Return a sensor_msgs/Image or CompressedImage as a frame whose data is the message's own memory.
+
+    `seq` is for ROS 2, whose header has none; without it a ROS 1 header's is kept, and 0 stands for none. Raises
+    InvalidRequest for an object that is neither message.
+    """
+    header = header_of(message, seq)
+    if hasattr(message, "encoding"):
+        return Frame(
+            header,
+            height=int(_field(message, "height")),
+            width=int(_field(message, "width")),
+            encoding=str(message.encoding),
+            step=int(_field(message, "step")),
+            is_bigendian=bool(_field(message, "is_bigendian")),
+            age_us=age_us,
+            data=bytes_of(_field(message, "data")),
+        )
+    data = bytes_of(_field(message, "data"))
+    return Frame(header, format=str(_field(message, "format")), age_us=age_us, data=data)
+
+
+def header_of(message: Any, seq: int | None = None) -> FrameHeader:
+    """Return the std_msgs/Header of a message, whichever ROS it is of. Raises InvalidRequest when it has none."""
+    header = _field(message, "header")
+    stamp = _field(header, "stamp")
+    # genpy's Time has secs and nsecs, builtin_interfaces/Time sec and nanosec.
+    is_ros1 = hasattr(stamp, "secs")
+    return FrameHeader(
+        sec=int(_field(stamp, "secs" if is_ros1 else "sec")),
+        nanosec=int(_field(stamp, "nsecs" if is_ros1 else "nanosec")),
+        frame_id=str(_field(header, "frame_id")),
+        seq=int(getattr(header, "seq", 0)) if seq is None else seq,
+    )
+
+
+def bytes_of(data: Any) -> Buffer:
+    """Return a view of a uint8[] field: bytes, bytearray, array.array, numpy. Only a list of numbers is copied."""
+    if isinstance(data, bytes):
+        return data
+    try:
+        view = memoryview(data)
+    except TypeError:
+        pass
+    else:
+        return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+    try:
+        return bytes(data)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the data of an image must be bytes, got {type(data).__name__}: {error}") from None
+
+
+def _field(message: Any, name: str) -> Any:
+    try:
+        return getattr(message, name)
+    except AttributeError:
+        raise InvalidRequest(
+            f"expected a sensor_msgs/Image or CompressedImage, but {type(message).__name__} has no field '{name}'"
+        ) from None
+
+
+def detections_message(result: FrameResult, *, has_numbers: bool = False) -> DetectionsMessage:
+    """Return what was found in a frame. `has_numbers` makes every class_id the class's number, also where it has a
+    label. Keypoints have no place in vision_msgs and are left out."""
+    return DetectionsMessage(result.header, tuple(_box(found, has_numbers) for found in result.detections))
+
+
+def classification_message(result: FrameResult, *, has_numbers: bool = False) -> ClassificationMessage:
+    """Return the classes of a frame."""
+    return ClassificationMessage(
+        result.header, tuple(_hypothesis(one.label, one.index, one.score, has_numbers) for one in result.classes)
+    )
+
+
+def annotated_message(result: FrameResult) -> CompressedImageMessage | None:
+    """Return the frame with the results drawn in, or None when the server sent none."""
+    if not len(result.annotated_jpeg):
+        return None
+    return CompressedImageMessage(result.header, "jpeg", result.annotated_jpeg)
+
+
+def mask_message(result: FrameResult) -> ImageMessage | None:
+    """Return the segmentation as an image of class numbers (mono8 or mono16), or None when there is none."""
+    mask: Mask | None = result.mask
+    if mask is None:
+        return None
+    step = mask.width * (2 if mask.encoding == "mono16" else 1)
+    return ImageMessage(result.header, mask.height, mask.width, mask.encoding, step, mask.data)
+
+
+def _box(found: Detection, has_numbers: bool) -> DetectionMessage:
+    return DetectionMessage(
+        center_x=(found.x_min + found.x_max) / 2,
+        center_y=(found.y_min + found.y_max) / 2,
+        size_x=found.x_max - found.x_min,
+        size_y=found.y_max - found.y_min,
+        hypothesis=_hypothesis(found.label, found.class_index, found.score, has_numbers),
+    )
+
+
+def _hypothesis(label: str, index: int, score: float, has_numbers: bool) -> HypothesisMessage:
+    return HypothesisMessage(str(index) if has_numbers or not label else label, score, index)
+
+
+def kind_of(type_name: str) -> MessageKind | None:
+    """Return the kind of a type name as ROS 1 or ROS 2 writes it ("sensor_msgs/Image"), None when it is another."""
+    parts: Sequence[str] = type_name.split("/")
+    full = f"{parts[0]}/msg/{parts[-1]}"
+    return next((kind for kind in MessageKind if kind.value == full), None)

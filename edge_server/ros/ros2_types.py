@@ -1,0 +1,163 @@
+"""ROS 2 message layouts without ROS: types, CDR bytes and type hashes by rosbags.
+
+rosbags brings the common interfaces (std_msgs, sensor_msgs, geometry_msgs); vision_msgs 4.x is stated here. Values
+are rosbags' plain classes, in which image data is a numpy view of the received bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from edge_server.core.frame import FrameHeader
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.ros.message_conversion import (
+    ClassificationMessage,
+    CompressedImageMessage,
+    DetectionsMessage,
+    HypothesisMessage,
+    ImageMessage,
+    OutgoingMessage,
+)
+
+VISION_MSGS = {
+    "vision_msgs/msg/ObjectHypothesis": "string class_id\nfloat64 score\n",
+    "vision_msgs/msg/ObjectHypothesisWithPose": (
+        "vision_msgs/ObjectHypothesis hypothesis\ngeometry_msgs/PoseWithCovariance pose\n"
+    ),
+    "vision_msgs/msg/Classification": "std_msgs/Header header\nvision_msgs/ObjectHypothesis[] results\n",
+    "vision_msgs/msg/Point2D": "float64 x\nfloat64 y\n",
+    "vision_msgs/msg/Pose2D": "vision_msgs/Point2D position\nfloat64 theta\n",
+    "vision_msgs/msg/BoundingBox2D": "vision_msgs/Pose2D center\nfloat64 size_x\nfloat64 size_y\n",
+    "vision_msgs/msg/Detection2D": (
+        "std_msgs/Header header\nvision_msgs/ObjectHypothesisWithPose[] results\nvision_msgs/BoundingBox2D bbox\n"
+        "string id\n"
+    ),
+    "vision_msgs/msg/Detection2DArray": "std_msgs/Header header\nvision_msgs/Detection2D[] detections\n",
+}
+"""Fields of vision_msgs 4.x, in order; the package is published by the ROS perception project under Apache-2.0."""
+
+
+NO_CYCLONEDDS = (
+    "Its wheels for Linux are for x86-64 alone. Elsewhere use --transport=rclpy inside a sourced ROS 2, or build it "
+    "against the C library of its release (github.com/eclipse-cyclonedds/cyclonedds): CYCLONEDDS_HOME=/where/that/is "
+    "pip install cyclonedds"
+)
+
+
+def import_library(name: str) -> ModuleType:
+    """Import a module of the extra `ros`. Raises Unsupported with the line to type when it is not there."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        message = f"{package} is needed and cannot be imported ({error}): pip install 'edge-server[ros]'."
+        if package == "cyclonedds":
+            message += f" {NO_CYCLONEDDS}"
+        raise Unsupported(message) from error
+
+
+class MessageTypes:
+    """The known message types: makes their values, and their bytes."""
+
+    def __init__(self) -> None:
+        typesys = import_library("rosbags.typesys")
+        self.store: Any = typesys.get_typestore(typesys.Stores.LATEST)
+        found: dict[str, Any] = {}
+        for name, text in VISION_MSGS.items():
+            found.update(typesys.get_types_from_msg(text, name))
+        self.store.register(found)
+        self._error: type[Exception] = import_library("rosbags.serde").SerdeError
+
+    def encode(self, message: OutgoingMessage) -> bytes:
+        """Return the message in CDR with its four bytes of encapsulation."""
+        name = message.kind.value
+        # A dds writer pads and keeps bytes; a view would be copied there all the same.
+        return bytes(self.store.serialize_cdr(self.value(message), name))
+
+    def decode(self, data: bytes, type_name: str) -> Any:
+        """Return the value that the CDR bytes hold; arrays in it are views of them. Raises InvalidRequest."""
+        try:
+            # Of bytes, rosbags would copy all that lies behind the encapsulation.
+            return self.store.deserialize_cdr(memoryview(data), type_name)
+        except self._error as error:
+            raise InvalidRequest(f"what came is no {type_name}: {error}") from error
+
+    def type_hash(self, type_name: str) -> str:
+        """Return "RIHS01_..." (REP-2016)."""
+        return str(self.store.hash_rihs01(type_name))
+
+    def value(self, message: OutgoingMessage) -> Any:
+        """Return the message as rosbags' object of `message.kind`."""
+        if isinstance(message, DetectionsMessage):
+            return self._detections(message)
+        header = self._header(message.header)
+        if isinstance(message, ClassificationMessage):
+            results = [self._hypothesis(one) for one in message.results]
+            return self._new("vision_msgs/msg/Classification", header=header, results=results)
+        data = np.frombuffer(message.data, np.uint8)
+        if isinstance(message, CompressedImageMessage):
+            return self._new("sensor_msgs/msg/CompressedImage", header=header, format=message.format, data=data)
+        return self._image(message, header, data)
+
+    def _image(self, message: ImageMessage, header: Any, data: Any) -> Any:
+        return self._new(
+            "sensor_msgs/msg/Image",
+            header=header,
+            height=message.height,
+            width=message.width,
+            encoding=message.encoding,
+            is_bigendian=int(message.is_bigendian),
+            step=message.step,
+            data=data,
+        )
+
+    def _detections(self, message: DetectionsMessage) -> Any:
+        header = self._header(message.header)
+        found = []
+        for box in message.detections:
+            position = self._new("vision_msgs/msg/Point2D", x=box.center_x, y=box.center_y)
+            center = self._new("vision_msgs/msg/Pose2D", position=position, theta=0.0)
+            found.append(
+                self._new(
+                    "vision_msgs/msg/Detection2D",
+                    header=header,
+                    results=[
+                        self._new(
+                            "vision_msgs/msg/ObjectHypothesisWithPose",
+                            hypothesis=self._hypothesis(box.hypothesis),
+                            pose=self._no_pose,
+                        )
+                    ],
+                    bbox=self._new(
+                        "vision_msgs/msg/BoundingBox2D", center=center, size_x=box.size_x, size_y=box.size_y
+                    ),
+                    id="",
+                )
+            )
+        return self._new("vision_msgs/msg/Detection2DArray", header=header, detections=found)
+
+    @functools.cached_property
+    def _no_pose(self) -> Any:
+        pose = self._new(
+            "geometry_msgs/msg/Pose",
+            position=self._new("geometry_msgs/msg/Point", x=0.0, y=0.0, z=0.0),
+            orientation=self._new("geometry_msgs/msg/Quaternion", x=0.0, y=0.0, z=0.0, w=1.0),
+        )
+        return self._new("geometry_msgs/msg/PoseWithCovariance", pose=pose, covariance=np.zeros(36))
+
+    def _hypothesis(self, one: HypothesisMessage) -> Any:
+        return self._new("vision_msgs/msg/ObjectHypothesis", class_id=one.class_id, score=float(one.score))
+
+    def _header(self, header: FrameHeader) -> Any:
+        # ROS 1 counts seconds unsigned, ROS 2 signed; both hold the same 32 bits.
+        sec = (header.sec + 2**31) % 2**32 - 2**31
+        stamp = self._new("builtin_interfaces/msg/Time", sec=sec, nanosec=header.nanosec)
+        return self._new("std_msgs/msg/Header", stamp=stamp, frame_id=header.frame_id)
+
+    def _new(self, name: str, **fields: Any) -> Any:
+        return self.store.types[name](**fields)

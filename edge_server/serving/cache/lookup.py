@@ -1,0 +1,219 @@
+"""Between a version and its computing: a request is looked up first, and what is computed is stored.
+
+A hit takes nothing of the box but the look: it is not queued, not batched, not asked for at the gate (so neither
+charged for energy nor refused for heat), and answered in the order that the model promises. Two equal requests at the
+same time are both computed, as in Triton. Only final answers that are no error, and the only one, are stored.
+
+Where the look may take time (a store in another process; a large input on a thread that must not be held up) it
+happens on a thread of the cache's, and the request goes on from there. What does not come within the store's time
+limit is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.errors import BadModelConfig
+from edge_server.serving.cache.cached_response import CachedAnswer
+from edge_server.serving.cache.request_key import RequestKeys, input_bytes
+from edge_server.serving.cache.response_cache import ResponseCache
+from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.timer import Alarm, Timer
+
+log = logging.getLogger(__name__)
+
+_QUICK_BYTES = 256 << 10
+"""Inputs up to this are read through at once on any thread, in a fraction of a millisecond."""
+
+NO_CACHE = "response_cache is enabled, but the server has no cache (--cache-config=local,size=BYTES gives it one)"
+
+GoOn = Callable[[Response | None], None]
+"""Goes on with a request that was looked up: with the answer, or None when there is none. Called once."""
+
+
+def check_cacheable(spec: ModelSpec) -> None:
+    """Raise BadModelConfig for a model with a response cache whose answers depend on more than the request."""
+    for is_so, what in ((spec.is_decoupled, "decoupled"), (spec.sequence is not None, "sequence")):
+        if spec.is_cached and is_so:
+            raise BadModelConfig(
+                f"model '{spec.name}': response_cache.enable: expected false for a {what} model, given true"
+            )
+
+
+def check_members_cacheable(spec: ModelSpec, members: Iterable[ModelSpec]) -> None:
+    """Raise BadModelConfig for an ensemble with a response cache when a member's answers could not be cached."""
+    check_cacheable(spec)
+    for member in members:
+        if spec.is_cached and (member.is_decoupled or member.sequence is not None):
+            what = "decoupled" if member.is_decoupled else "a sequence model"
+            raise BadModelConfig(
+                f"ensemble '{spec.name}': response_cache.enable: expected members that can be cached, "
+                f"given '{member.name}', which is {what}"
+            )
+
+
+class CacheLookup:
+    """The cache as one version uses it. Thread-safe."""
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        keys: RequestKeys,
+        spec: ModelSpec,
+        version: int,
+        counters: VersionCounters,
+        timer: Timer,
+    ) -> None:
+        self._cache = cache
+        self._keys = keys
+        self._spec = spec
+        self._version = version
+        self._counters = counters
+        self._timer = timer
+        self._promised = {item.name: (item.dtype, spec.wire_dims(item.dims)) for item in spec.outputs}
+        counters.is_cached = True
+
+    def takes(self, request: Request) -> bool:
+        """Return whether the request may be answered from the cache: not when it names a sequence."""
+        return request.sequence is None
+
+    def call(self, request: Request, sink: ResponseSink) -> CachedSink:
+        """Return what stands for the request while it is looked up and computed."""
+        return CachedSink(self, request, sink)
+
+    def is_quick(self, request: Request, *, may_wait: bool) -> bool:
+        """Return whether to look on the calling thread, with `find`; else `begin` does."""
+        return not self._cache.is_remote and (may_wait or input_bytes(request) <= _QUICK_BYTES)
+
+    def find(self, call: CachedSink) -> Response | None:
+        """Look the request up now."""
+        if not self._cache.is_there():
+            return None
+        key, answer = self._look(call)
+        return self._found(call, key, answer)
+
+    def begin(self, call: CachedSink, go_on: GoOn) -> None:
+        """Look the request up on another thread. Whoever comes first, answer or time limit, calls `go_on`; at once, on
+        this thread, when there is nobody to look."""
+        if not self._cache.is_there():
+            go_on(None)
+            return
+        lookup = _Lookup(go_on)
+        if self._cache.is_remote:
+            when_ns = time.monotonic_ns() + int(self._cache.limit_s * 1e9)
+            lookup.alarm = self._timer.call_at(when_ns, lambda: self._miss(lookup))
+        if not self._cache.post(lambda: self._look_for(call, lookup)):
+            self._miss(lookup)
+
+    def keep(self, call: CachedSink, response: Response) -> None:
+        """Count a request that was computed, and store its answer."""
+        started_ns = time.monotonic_ns()
+        if call.key is not None and response.outputs and not call.has_more:
+            try:
+                self._cache.keep(call.key, response)
+            except Exception:
+                # The answer is there: whatever keeps it from being stored must not keep it from its caller.
+                log.exception("model '%s': an answer could not be stored in the response cache", self._spec.name)
+        self._counters.record_cache_miss(call.spent_ns + time.monotonic_ns() - started_ns)
+
+    def count_hit(self, call: CachedSink) -> None:
+        self._counters.record_cache_hit(call.arrived_ns, time.monotonic_ns(), call.spent_ns)
+
+    def _look(self, call: CachedSink) -> tuple[bytes, CachedAnswer | None]:
+        key = self._keys.key(call.request)
+        answer = self._cache.get(key)
+        if answer is not None and self._cache.is_remote and not self._is_promised(answer, call.request):
+            self._cache.lose_corrupt(key, f"it is no answer of model '{self._spec.name}'")
+            answer = None
+        return key, answer
+
+    def _is_promised(self, answer: CachedAnswer, request: Request) -> bool:
+        """Return whether the model could have answered so. Who else can write to a store may put anything there."""
+        for item in answer.outputs:
+            dtype, dims = self._promised.get(item.name, (None, ()))
+            shape = item.array.shape
+            if dtype is not item.dtype or (request.outputs and item.name not in request.outputs):
+                return False
+            if len(shape) != len(dims) or any(want not in (-1, size) for want, size in zip(dims, shape, strict=True)):
+                return False
+        return len({item.name for item in answer.outputs}) == len(answer.outputs) > 0
+
+    def _look_for(self, call: CachedSink, lookup: _Lookup) -> None:
+        key, answer = None, None
+        try:
+            if not lookup.is_over:
+                key, answer = self._look(call)
+        except Exception:
+            # The request waits for this: it is computed then.
+            log.exception("model '%s': a request could not be looked up in the response cache", self._spec.name)
+        if lookup.take():
+            lookup.go_on(self._found(call, key, answer))
+
+    def _miss(self, lookup: _Lookup) -> None:
+        if lookup.take():
+            lookup.go_on(None)
+
+    def _found(self, call: CachedSink, key: bytes | None, answer: CachedAnswer | None) -> Response | None:
+        """Note what was found, and return it as the answer to this request."""
+        call.key = key
+        call.spent_ns = time.monotonic_ns() - call.arrived_ns
+        if answer is None:
+            return None
+        call.is_hit = True
+        request = call.request
+        return Response(request.model, self._version, request.id, answer.outputs, answer.parameters, spec=self._spec)
+
+
+class CachedSink:
+    """The sink of a request to a version whose answers are cached: it counts, stores, and hands on to the caller's."""
+
+    __slots__ = ("_recall", "_sink", "arrived_ns", "has_more", "is_hit", "key", "request", "spent_ns")
+
+    def __init__(self, recall: CacheLookup, request: Request, sink: ResponseSink) -> None:
+        self._recall = recall
+        self._sink = sink
+        self.request = request
+        self.arrived_ns = time.monotonic_ns()
+        self.key: bytes | None = None
+        """None: nothing was looked up, and nothing will be stored."""
+        self.spent_ns = 0
+        self.is_hit = False
+        self.has_more = False
+        """Whether there was a response before the final one: then no single response is the answer."""
+
+    def __call__(self, response: Response) -> None:
+        # Counted before it leaves, so that a client that has its answer finds itself counted.
+        if not response.is_final:
+            self.has_more = True
+        elif response.error is None:
+            if self.is_hit:
+                self._recall.count_hit(self)
+            else:
+                self._recall.keep(self, response)
+        self._sink(response)
+
+
+class _Lookup:
+    """A look on another thread: what it finds and the time limit race for the request."""
+
+    __slots__ = ("_lock", "alarm", "go_on", "is_over")
+
+    def __init__(self, go_on: GoOn) -> None:
+        self.go_on = go_on
+        self.alarm: Alarm | None = None
+        self.is_over = False
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Take the right to go on. True for exactly one caller."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self.is_over = True
+        if self.alarm is not None:
+            self.alarm.cancel()
+        return True

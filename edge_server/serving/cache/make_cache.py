@@ -1,0 +1,20 @@
+"""Which cache the operator asked for."""
+
+from __future__ import annotations
+
+from edge_server.config import CacheConfig, LocalCache, chosen_cache
+from edge_server.serving.cache.local_store import LocalStore
+from edge_server.serving.cache.response_cache import ResponseCache
+
+
+def make_cache(config: CacheConfig) -> ResponseCache | None:
+    """Return the server's cache, None when none is asked for. Raises ServingFault where its library is missing."""
+    chosen = chosen_cache(config)
+    if chosen is None:
+        return None
+    if isinstance(chosen, LocalCache):
+        return ResponseCache(LocalStore(chosen.size_bytes))
+    # Not imported, and not needed, for any other.
+    from edge_server.serving.cache.redis_store import RedisStore
+
+    return ResponseCache(RedisStore(chosen))

@@ -1,0 +1,119 @@
+"""Which requests are the same: those whose keys are equal.
+
+A key is a SHA-256 digest, far beyond any chance of two that collide, over everything that decides the answer (of the
+hashes in the standard library it is the fastest where the processor has instructions for it, as Jetsons and the newer
+x86 do): the model (see `identity`), each input's name, type, shape and bytes, and the outputs asked for. As in Triton,
+the request's id, priority and time limits have no part in it. Triton leaves out the request's parameters too; here
+they count for models that get to see them, which are those that see requests rather than rows (models in Python) and
+ensembles: two requests that such a model may answer differently are never taken for the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from edge_server.core.model_spec import ModelFile, ModelSpec
+from edge_server.core.request_response import Request
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import StorageFault
+
+KEY_BYTES = 32
+
+ReadableBytes: TypeAlias = bytes | memoryview
+
+_CHUNK_BYTES = 1 << 20
+_LENGTH = struct.Struct("<Q")
+
+
+class KeyDigest(Protocol):
+    def update(self, data: ReadableBytes, /) -> None: ...
+
+
+class RequestKeys:
+    """Makes the keys of one version's requests. `identity` tells this version from all others. Thread-safe."""
+
+    def __init__(self, identity: bytes, spec: ModelSpec, *, sees_parameters: bool) -> None:
+        self._base = hashlib.sha256(identity)
+        self._input_names = tuple(item.name for item in spec.inputs)
+        self._output_names = tuple(item.name for item in spec.outputs)
+        self._sees_parameters = sees_parameters
+
+    def key(self, request: Request) -> bytes:
+        """Return the key of a request that fits the model. Reads every byte of its inputs."""
+        inputs = request.inputs
+        given = [inputs[name] for name in self._input_names if name in inputs]
+        wanted: tuple[str, ...] = self._output_names
+        if request.outputs:
+            wanted = tuple(name for name in wanted if name in request.outputs)
+        parameters = sorted(request.parameters.items()) if self._sees_parameters else ()
+        head = repr(([(item.name, item.dtype.value, item.array.shape) for item in given], wanted, parameters))
+        digest = self._base.copy()
+        _update(digest, head.encode("utf-8", "surrogatepass"))
+        for item in given:
+            _update_with_tensor(digest, item)
+        return digest.digest()
+
+
+def input_bytes(request: Request) -> int:
+    """Return about how many bytes the key of a request is made from."""
+    return sum(item.nbytes for item in request.inputs.values())
+
+
+def identity(*parts: object) -> bytes:
+    """Return what tells a version from all others, of parts whose `repr` says all there is to them."""
+    return repr(parts).encode("utf-8", "surrogatepass")
+
+
+def content_digest(file: ModelFile, spec: ModelSpec, settings: Mapping[str, str]) -> str:
+    """Return a digest of what a version is made from: its files' contents, its configuration, its backend's settings.
+
+    It is the same on another box, or after a restart. Raises StorageFault when a file cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    _update(digest, repr((spec.config_json, sorted(settings.items()))).encode("utf-8", "surrogatepass"))
+    try:
+        for path in _files_of(file):
+            _update(digest, os.fsencode(path.relative_to(file.model_dir)))
+            _update_with_file(digest, path)
+    except OSError as error:
+        raise StorageFault(f"model '{spec.name}': its files cannot be read for the response cache: {error}") from error
+    return digest.hexdigest()
+
+
+def _files_of(file: ModelFile) -> Iterator[Path]:
+    """Yield the model's files in a fixed order, those of other versions left out."""
+    for folder, folders, names in os.walk(file.model_dir, followlinks=True):
+        if Path(folder) == file.model_dir:
+            folders[:] = [name for name in folders if not name.isdecimal() or int(name) == file.version]
+        # What Python leaves beside a model says nothing of it.
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        yield from (Path(folder, name) for name in sorted(names))
+
+
+def _update_with_file(digest: hashlib.blake2b, path: Path) -> None:
+    with open(path, "rb") as stream:
+        digest.update(_LENGTH.pack(os.fstat(stream.fileno()).st_size))
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+
+
+def _update(digest: KeyDigest, text: bytes) -> None:
+    digest.update(_LENGTH.pack(len(text)))
+    digest.update(text)
+
+
+def _update_with_tensor(digest: KeyDigest, tensor: Tensor) -> None:
+    """Shape and type are in the head already: they say how many bytes follow. Elements of BYTES say it themselves."""
+    if tensor.dtype is DType.BYTES:
+        for item in tensor.array.reshape(-1).tolist():
+            _update(digest, bytes(item))
+    else:
+        flat = np.ascontiguousarray(tensor.array).reshape(-1)
+        digest.update(flat.view(np.uint8).data)

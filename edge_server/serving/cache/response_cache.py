@@ -1,0 +1,156 @@
+"""The server's one response cache: a store, the threads that wait for it, and the counts of both."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from edge_server.core.model_statistics import CacheStatistics
+from edge_server.core.request_response import Response
+from edge_server.serving.cache.cached_response import (
+    AnswerStore,
+    CachedAnswer,
+    CorruptEntry,
+    StoreUnreachable,
+    kept,
+    size_of,
+)
+from edge_server.serving.cache.worker_threads import Workers
+
+log = logging.getLogger(__name__)
+
+_WORKER_COUNT = 4
+_MOST_WAITING = 64
+"""Lookups, and answers to be stored, that wait for a thread. What comes on top is computed, or not stored."""
+
+_MOST_WAITING_BYTES = 64 << 20
+"""Bytes of answers that wait to be stored elsewhere."""
+
+
+class ResponseCache:
+    """Thread-safe. Never raises for anything that befalls the store: what cannot be had is a miss, and is counted.
+
+    `losses` are counted by reason: "too_big" for the store, "busy" (too much waits for the store), "unreachable",
+    "corrupt".
+    """
+
+    def __init__(self, store: AnswerStore) -> None:
+        self._store = store
+        self._workers = Workers(_WORKER_COUNT, _MOST_WAITING)
+        self._lock = threading.Lock()
+        self._counts = CacheStatistics(store.capacity_bytes)
+        self._waiting_bytes = 0
+        self._knows_corrupt = False
+
+    @property
+    def is_remote(self) -> bool:
+        return self._store.is_remote
+
+    @property
+    def limit_s(self) -> float:
+        return self._store.limit_s
+
+    def is_there(self) -> bool:
+        """Return at once whether asking is worth while."""
+        if self._store.is_there():
+            return True
+        self.lose("unreachable")
+        return False
+
+    def get(self, key: bytes) -> CachedAnswer | None:
+        """Return what is kept under the key, if it can be had."""
+        started_ns = time.monotonic_ns()
+        answer = None
+        try:
+            answer = self._store.get(key)
+        except StoreUnreachable:
+            self.lose("unreachable")
+        except CorruptEntry as error:
+            self.lose_corrupt(key, str(error))
+        with self._lock:
+            self._counts.lookup.add(time.monotonic_ns() - started_ns)
+            if answer is None:
+                self._counts.miss_count += 1
+            else:
+                self._counts.hit_count += 1
+        return answer
+
+    def keep(self, key: bytes, response: Response) -> None:
+        """Store a copy of the response; at once, or where that takes waiting, soon."""
+        size_bytes = size_of(response)
+        if size_bytes > self._store.entry_limit_bytes:
+            self.lose("too_big")
+        elif not self.is_remote:
+            self._put(key, kept(response))
+        else:
+            self._put_later(key, response, size_bytes)
+
+    def post(self, work: Callable[[], None]) -> bool:
+        """Have the work done on a thread that may wait. False when too much waits already."""
+        if self._workers.post(work):
+            return True
+        self.lose("busy")
+        return False
+
+    def lose(self, reason: str) -> None:
+        """Count a lookup, or an answer, that the cache could not serve."""
+        with self._lock:
+            self._counts.losses[reason] += 1
+
+    def lose_corrupt(self, key: bytes, words: str) -> None:
+        """Count an entry that is not what was stored; the first one is told to the log."""
+        self.lose("corrupt")
+        if not self._knows_corrupt:
+            self._knows_corrupt = True
+            log.warning(
+                "the response cache holds an entry that is not what was stored, %s: %s; it is computed anew, "
+                "and more of the kind are only counted",
+                key.hex(), words,
+            )  # fmt: skip
+
+    def statistics(self) -> CacheStatistics:
+        """Return a consistent copy of the counts."""
+        with self._lock:
+            counts = self._counts.copy()
+        counts.entry_count, counts.size_bytes, counts.eviction_count = self._store.contents()
+        return counts
+
+    def close(self) -> None:
+        """Store what waits to be stored, as far as that goes quickly, and let go of the store."""
+        self._workers.close(self._store.limit_s + 1.0)
+        self._store.close()
+
+    def _put(self, key: bytes, answer: CachedAnswer) -> None:
+        started_ns = time.monotonic_ns()
+        try:
+            self._store.put(key, answer)
+        except StoreUnreachable:
+            self.lose("unreachable")
+            return
+        with self._lock:
+            self._counts.insertion.add(time.monotonic_ns() - started_ns)
+
+    def _put_later(self, key: bytes, response: Response, size_bytes: int) -> None:
+        with self._lock:
+            has_room = self._waiting_bytes + size_bytes <= _MOST_WAITING_BYTES
+            if has_room:
+                self._waiting_bytes += size_bytes
+        if not has_room:
+            self.lose("busy")
+            return
+        answer = kept(response)
+
+        def work() -> None:
+            try:
+                self._put(key, answer)
+            finally:
+                self._let_go(size_bytes)
+
+        if not self.post(work):
+            self._let_go(size_bytes)
+
+    def _let_go(self, size_bytes: int) -> None:
+        with self._lock:
+            self._waiting_bytes -= size_bytes

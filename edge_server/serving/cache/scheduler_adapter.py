@@ -1,0 +1,82 @@
+"""The way of a model version's requests through the cache: answered from it, or on to the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.errors import EdgeServerError
+from edge_server.serving.cache.lookup import CachedSink, CacheLookup
+from edge_server.serving.execution.ticket import Ticket
+
+Admit = Callable[[Ticket], None]
+"""Has a ticket computed, but not on this thread. What it raises leaves the ticket as it was."""
+
+
+class CacheOutlet(Protocol):
+    """Where tickets are counted in flight, and answers leave in the promised order: the scheduler."""
+
+    def enter(self, ticket: Ticket) -> None: ...
+
+    def send_final(self, ticket: Ticket, response: Response) -> None: ...
+
+    def release(self, tickets: list[Ticket]) -> None: ...
+
+
+class CachedScheduler:
+    """One version's. While a request is looked up elsewhere it is in flight as any other: it can be cancelled, and the
+    version is not closed before it was answered."""
+
+    def __init__(self, recall: CacheLookup, outlet: CacheOutlet, admit: Admit) -> None:
+        self._recall = recall
+        self._outlet = outlet
+        self._admit = admit
+
+    def sink(self, request: Request, sink: ResponseSink) -> ResponseSink:
+        """Return the sink to give the request's ticket, for `take`."""
+        return self._recall.call(request, sink) if self._recall.takes(request) else sink
+
+    def take(self, ticket: Ticket, sink: ResponseSink, *, may_wait: bool) -> bool:
+        """Answer the ticket from the cache, or look it up on another thread and go on from there. False when it is the
+        caller's to have it computed. Raises what the outlet refuses with."""
+        deadline_ns = ticket.request.deadline_ns
+        if not isinstance(sink, CachedSink) or 0 < deadline_ns <= ticket.arrived_ns:
+            return False
+        if not self._recall.is_quick(ticket.request, may_wait=may_wait):
+            self._outlet.enter(ticket)
+            self._recall.begin(sink, lambda response: self._go_on(ticket, response))
+            return True
+        response = self._recall.find(sink)
+        if response is None:
+            return False
+        self._outlet.enter(ticket)
+        self._hit(ticket, response)
+        return True
+
+    def _go_on(self, ticket: Ticket, response: Response | None) -> None:
+        """Go on with a ticket that has entered."""
+        if ticket.is_closed:
+            self._outlet.release([ticket])
+            return
+        if response is not None:
+            self._hit(ticket, response)
+            return
+        try:
+            self._admit(ticket)
+        except EdgeServerError as error:
+            self._answer(ticket, ticket.failure(error.detached()))
+
+    def _hit(self, ticket: Ticket, response: Response) -> None:
+        request = ticket.request
+        if request.trace is not None:
+            arrived_ns = ticket.arrived_ns
+            request.trace.begin(request.model, ticket.version, request.id, arrived_ns, request.inputs.values())
+            request.trace.outputs(response.outputs)
+        self._answer(ticket, response)
+
+    def _answer(self, ticket: Ticket, response: Response) -> None:
+        """Send what a ticket that has entered is answered with, unless it was closed meanwhile, and release it."""
+        if ticket.claim():
+            self._outlet.send_final(ticket, response)
+        self._outlet.release([ticket])

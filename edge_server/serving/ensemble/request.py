@@ -1,0 +1,347 @@
+"""One request on its way through an ensemble. Works on the threads that deliver the members' responses: each goes on to
+submit what may run now, and leaves. Tensors are handed on as they are, never copied."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from edge_server.core.ensemble_graph import GraphRun, Step, StepLaunch, StepPlan
+from edge_server.core.ensemble_shapes import as_taken, with_rank
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import (
+    NO_PARAMETERS,
+    Parameter,
+    Request,
+    Response,
+    ResponseSink,
+    SequenceStep,
+)
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BackendError, Cancelled, EdgeServerError, ServingFault
+from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.routing.pending_requests import Cancellable
+
+_PATIENCE_S = 5.0
+"""How long a decoupled step that runs too far ahead is held up at a time. Two ensembles may hold up each other's
+models, and must not do so for ever."""
+
+TensorFlow: TypeAlias = GraphRun[Tensor]
+
+
+class SubmitStep(Protocol):
+    """Has a model answer a step's request. Raises EdgeServerError; then `request.release` was not called."""
+
+    def __call__(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleContext:
+    """What the runs of one ensemble version have in common. `has_answer_of_parts`: outputs may be left out.
+
+    `on_released` is called once for each run, when nothing holds its inputs any more.
+    """
+
+    spec: ModelSpec
+    version: int
+    counters: VersionCounters
+    submit: SubmitStep
+    has_answer_of_parts: bool
+    max_inflight: int
+    on_released: Callable[[EnsembleRequest], None]
+
+
+class _Call:
+    """A step's request on its way: the sink of its responses."""
+
+    __slots__ = ("_run", "is_over", "launch", "submitted_ns", "ticket")
+
+    def __init__(self, run: EnsembleRequest, launch: StepLaunch[Tensor]) -> None:
+        self._run = run
+        self.launch = launch
+        self.ticket: Cancellable | None = None
+        self.submitted_ns = time.monotonic_ns()
+        self.is_over = False
+
+    def __call__(self, response: Response) -> None:
+        self._run.take(self, response)
+
+
+class EnsembleRequest:
+    """Thread-safe. The lock is never held across a submit, a sink or a cancel."""
+
+    def __init__(self, terms: EnsembleContext, ticket: Ticket, plan: StepPlan, flow: TensorFlow) -> None:
+        self.ticket = ticket
+        self._terms = terms
+        self._plan = plan
+        self._flow = flow
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._calls: set[_Call] = set()
+        self._here: dict[int, deque[tuple[_Call, Response]]] = {}
+        """Threads that work for this run now, each with the responses that reached it meanwhile: a member that answers
+        while it is being submitted to must not nest calls, step by step."""
+        self._events = 1
+        """Responses taken and not yet worked off, and the beginning."""
+        self._unreleased = 0
+        self._is_released = False
+        self._answer: Mapping[str, Tensor] | None = None
+        self._started_ns = 0
+        self._queue_ns = 0
+        self._infer_ns = 0
+
+    def begin(self, *, hold_us: float) -> None:
+        """Submit the first steps. `hold_us`: for how long this thread may be held to compute steps, all in all."""
+        began_ns = time.monotonic_ns()
+        ident = threading.get_ident()
+        with self._lock:
+            self._here[ident] = deque()
+            launches = self._flow.start()
+            answers = self._flow.take_answers()
+        self._go_on(launches, answers, hold_us=hold_us)
+        self._drain(ident, hold_us=hold_us, began_ns=began_ns)
+
+    def answer(self, response: Response) -> None:
+        """Answer with what the response cache holds, in place of `begin`, unless it was cancelled meanwhile."""
+        ticket = self.ticket
+        if ticket.claim():
+            if ticket.request.trace is not None:
+                ticket.request.trace.outputs(response.outputs)
+            ticket.send_final(response)
+            self._close()
+
+    def hold(self) -> None:
+        """Keep the inputs until `let_go`: somebody else than a step reads them."""
+        with self._lock:
+            self._unreleased += 1
+
+    def let_go(self) -> None:
+        self._release_one()
+
+    def take(self, call: _Call, response: Response) -> None:
+        """Take a response of a step's model, on any thread."""
+        ident = threading.get_ident()
+        with self._lock:
+            self._events += 1
+            waiting = self._here.get(ident)
+            if waiting is not None:
+                waiting.append((call, response))
+                return
+            self._here[ident] = deque([(call, response)])
+        self._drain(ident, hold_us=0.0, began_ns=time.monotonic_ns())
+        if self._terms.max_inflight and call.launch.step.is_decoupled and not response.is_final:
+            self._hold_up(call)
+
+    def cancel(self) -> None:
+        """Answer CANCELLED, unless the final response was sent already, and take back the steps under way."""
+        self.fail(Cancelled(f"request to model '{self._terms.spec.name}' was cancelled"))
+
+    def fail(self, error: EdgeServerError) -> bool:
+        """Answer with the error. False when the final response was sent already."""
+        ticket = self.ticket
+        if not ticket.claim():
+            return False
+        counters = self._terms.counters
+        counters.record_failure(
+            error, ticket.arrived_ns, time.monotonic_ns(), in_backend=isinstance(error, ServingFault)
+        )
+        ticket.send_final(ticket.failure(error))
+        self._close()
+        return True
+
+    def _drain(self, ident: int, *, hold_us: float, began_ns: int) -> None:
+        """Go on with what came to this thread, which may be held for `hold_us` from `began_ns` on."""
+        events = self._here[ident]
+        while True:
+            with self._lock:
+                if not events:
+                    del self._here[ident]
+                    return
+                call, response = events.popleft()
+                launches, answers, error = self._digest(call, response)
+            if error is not None:
+                self.fail(self._named(error, call.launch.step))
+            self._go_on(launches, answers, hold_us=hold_us - (time.monotonic_ns() - began_ns) / 1000)
+
+    def _digest(
+        self, call: _Call, response: Response
+    ) -> tuple[list[StepLaunch[Tensor]], list[dict[str, Tensor]], EdgeServerError | None]:
+        """Put a response where it belongs. Called under the lock."""
+        if response.is_final:
+            call.is_over = True
+            call.ticket = None
+            self._calls.discard(call)
+            self._measure(call, response)
+        if response.error is not None or self.ticket.is_closed:
+            return [], [], response.error
+        outputs = {tensor.name: tensor for tensor in response.outputs}
+        launches = self._flow.answered(call.launch, outputs, is_final=response.is_final)
+        if self._terms.max_inflight:
+            self._room.notify_all()
+        return launches, self._flow.take_answers(), None
+
+    def _go_on(
+        self, launches: Sequence[StepLaunch[Tensor]], answers: Sequence[Mapping[str, Tensor]], *, hold_us: float
+    ) -> None:
+        for answer in answers:
+            self._send(answer)
+        for index, launch in enumerate(launches, 1):
+            # The last one alone runs here: the others run beside it.
+            is_last = index == len(launches)
+            if not self._launch(launch, hold_us=hold_us if is_last and not launch.step.is_decoupled else 0.0):
+                break
+        with self._lock:
+            self._events -= 1
+            is_done = not self._events and self._flow.is_done
+        if is_done:
+            self._finish()
+
+    def _launch(self, launch: StepLaunch[Tensor], *, hold_us: float) -> bool:
+        call = _Call(self, launch)
+        with self._lock:
+            if self.ticket.is_closed:
+                return False
+            self._calls.add(call)
+            self._unreleased += 1
+        try:
+            ticket = self._terms.submit(self._request_of(launch), call, hold_us=hold_us)
+        except EdgeServerError as error:
+            with self._lock:
+                self._calls.discard(call)
+            self.fail(self._named(error.detached(), launch.step))
+            self._release_one()
+            return False
+        with self._lock:
+            if not call.is_over:
+                call.ticket = ticket
+            is_late = self.ticket.is_closed and not call.is_over
+        if is_late:
+            ticket.cancel()
+        return True
+
+    def _request_of(self, launch: StepLaunch[Tensor]) -> Request:
+        whole, step = self.ticket.request, launch.step
+        inputs = {}
+        for feed in step.feeds:
+            tensor = launch.inputs.get(feed.input)
+            if tensor is not None:
+                inputs[feed.input] = as_taken(tensor, feed)
+        return Request(
+            step.model,
+            inputs,
+            step.version,
+            whole.id,
+            tuple(name for name, _ in step.makes),
+            whole.parameters,
+            whole.priority,
+            whole.timeout_us,
+            whole.sequence,
+            self._release_one,
+            whole.deadline_ns,
+            None if whole.trace is None else whole.trace.child(),
+        )
+
+    def _send(self, answer: Mapping[str, Tensor]) -> None:
+        if not self._terms.spec.is_decoupled:
+            self._answer = answer
+        elif answer:
+            self.ticket.send(self._response(answer, is_final=False))
+
+    def _finish(self) -> None:
+        """Send what closes the stream of responses."""
+        terms, ticket = self._terms, self.ticket
+        if not terms.spec.is_decoupled:
+            missing = [name for name in self._plan.wanted if name not in (self._answer or {})]
+            if missing and not (self._answer and terms.has_answer_of_parts):
+                words = f"ensemble '{terms.spec.name}': no step made the output(s) {missing}; was an input left out?"
+                self.fail(BackendError(words))
+                return
+        if not ticket.claim():
+            return
+        terms.counters.record_composed(
+            ticket.arrived_ns, ticket.rows, time.monotonic_ns(), self._queue_ns, self._infer_ns
+        )
+        response = self._response(self._answer or {}, is_final=True)
+        response.is_empty = terms.spec.is_decoupled
+        ticket.send_final(response)
+        self._close()
+
+    def _response(self, answer: Mapping[str, Tensor], *, is_final: bool) -> Response:
+        terms, request = self._terms, self.ticket.request
+        tensors: list[Tensor] = []
+        for item in terms.spec.outputs:
+            tensor = answer.get(item.name)
+            if tensor is not None:
+                tensors.append(with_rank(tensor, item.name, len(terms.spec.wire_dims(item.dims))))
+        if request.trace is not None:
+            request.trace.outputs(tensors)
+        return Response(
+            request.model,
+            terms.version,
+            request.id,
+            tuple(tensors),
+            sequence_parameters(request.sequence),
+            is_final=is_final,
+            spec=terms.spec,
+            started_ns=self._started_ns,
+            batch_size=self.ticket.rows,
+        )
+
+    def _measure(self, call: _Call, response: Response) -> None:
+        started_ns = max(response.started_ns, call.submitted_ns)
+        if not self._started_ns:
+            self._started_ns = started_ns
+        self._queue_ns += started_ns - call.submitted_ns
+        self._infer_ns += time.monotonic_ns() - started_ns
+
+    def _named(self, error: EdgeServerError, step: Step) -> EdgeServerError:
+        """Return the error of a step's model with the step in its words."""
+        named = copy.copy(error)
+        named.message = f"in ensemble '{self._terms.spec.name}', {step}: {error.message}"
+        named.args = (named.message,)
+        return named.detached()
+
+    def _hold_up(self, call: _Call) -> None:
+        """Keep a decoupled model's thread until the steps behind it have caught up."""
+
+        def has_room() -> bool:
+            return self.ticket.is_closed or self._flow.open_inner_count(call.launch) < self._terms.max_inflight
+
+        with self._room:
+            self._room.wait_for(has_room, _PATIENCE_S)
+
+    def _close(self) -> None:
+        """Take back what is under way, once the final response was claimed."""
+        with self._lock:
+            tickets = [call.ticket for call in self._calls if call.ticket is not None]
+            self._room.notify_all()
+        for ticket in tickets:
+            ticket.cancel()
+        self._release_if_over()
+
+    def _release_one(self) -> None:
+        """Note that a step's model holds the inputs of its request no more."""
+        with self._lock:
+            self._unreleased -= 1
+        self._release_if_over()
+
+    def _release_if_over(self) -> None:
+        with self._lock:
+            if self._is_released or self._unreleased or not self.ticket.is_closed:
+                return
+            self._is_released = True
+        self.ticket.release()
+        self._terms.on_released(self)
+
+
+def sequence_parameters(step: SequenceStep | None) -> Mapping[str, Parameter]:
+    """Return what an ensemble's response repeats of the request's sequence, as Triton does."""
+    if step is None:
+        return NO_PARAMETERS
+    return {"sequence_id": step.id, "sequence_start": step.is_start, "sequence_end": step.is_end}

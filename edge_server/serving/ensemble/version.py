@@ -1,0 +1,357 @@
+"""An ensemble as a version: it has no instances, its steps run on the versions of its members."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from edge_server.core.ensemble_check import step_graph
+from edge_server.core.ensemble_graph import GraphRun, StepGraph
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.core.status_reports import InstanceReport, VersionReport
+from edge_server.core.tensor import Tensor
+from edge_server.core.version_lifecycle import Resolved, VersionSnapshot, VersionState, next_state
+from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, MemberMissing, NotReady
+from edge_server.serving.ensemble.request import EnsembleContext, EnsembleRequest, SubmitStep
+from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.lifecycle.warmup import build, not_tried, probe_sample
+from edge_server.serving.timer import Timer
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.lookup import CacheLookup
+    from edge_server.serving.cache.response_cache import ResponseCache
+
+
+class Members(Protocol):
+    """The models around an ensemble. From any thread."""
+
+    @property
+    def submit(self) -> SubmitStep:
+        """Has a member answer, as any request to it."""
+
+    def member_spec(self, name: str, version: int | None) -> ModelSpec:
+        """Return what a member promises. Raises MemberMissing, saying why it does not serve."""
+
+
+class EnsembleVersion:
+    """See ServedVersion. Its generation goes with those of its members: when one changes, it is made anew.
+
+    In `statistics` queue and compute times are sums over the steps, side by side or not, as in Triton.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        generation: int,
+        fingerprint: str,
+        members: Members,
+        timer: Timer,
+        cache: ResponseCache | None = None,
+    ) -> None:
+        self.spec = resolved.spec
+        self.name = resolved.spec.name
+        self.version = resolved.file.version
+        self.generation = generation
+        self.fingerprint = fingerprint
+        self.state = VersionState.NEW
+        self.reason = ""
+        self.since_s = time.time()
+        self._model_dir = resolved.file.model_dir
+        self._confirm = resolved.confirm
+        self._members = members
+        self._timer = timer
+        self._cache = cache
+        self._recall: CacheLookup | None = None
+        self._counters = VersionCounters(self.name, self.version)
+        self._check = RequestCheck(self.spec)
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._in_flight: set[EnsembleRequest] = set()
+        self._on_idle: Callable[[], None] | None = None
+        self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{self.name}' is not ready yet")
+        self._load_s = 0.0
+        self._graph: StepGraph
+        self._terms: EnsembleContext
+
+    def open(self) -> None:
+        """Check the steps against the members as they are now. Raises MemberMissing, BadModelConfig."""
+        started = time.monotonic()
+        self._move(VersionState.LOADING)
+        try:
+            members = self._member_specs()
+            self._graph = step_graph(self.spec, members)
+            if self.spec.is_cached:
+                # Imported by the first that asks for it, as below: most servers have no cache.
+                from edge_server.serving.cache.lookup import check_members_cacheable
+
+                check_members_cacheable(self.spec, members)
+            self._confirm()
+        except BaseException as error:
+            self.reason = str(error) or type(error).__name__
+            self._move(VersionState.FAILED)
+            raise
+        self.spec = with_members(self.spec, self._graph, members)
+        if self.spec.is_cached:
+            self._use_cache()
+        ensemble = self.spec.ensemble
+        self._terms = EnsembleContext(
+            self.spec,
+            self.version,
+            self._counters,
+            self._members.submit,
+            any(item.is_optional for item in self.spec.inputs),
+            ensemble.max_inflight_requests if ensemble is not None else 0,
+            self._leave,
+        )
+        self._move(VersionState.WARMING)
+        self._load_s = time.monotonic() - started
+        self._counters.record_load(self._load_s)
+        self._counters.last_used_ns = time.monotonic_ns()
+        self._refusal = None
+        self._move(VersionState.READY)
+
+    def _use_cache(self) -> None:
+        """Let answers come from the cache, if the server has one. The fingerprint changes with those of the members."""
+        from edge_server.serving.cache.lookup import NO_CACHE, CacheLookup
+        from edge_server.serving.cache.request_key import RequestKeys, identity
+
+        if self._cache is None:
+            self.spec = dataclasses.replace(self.spec, notes=(*self.spec.notes, NO_CACHE))
+            return
+        generation = 0 if self._cache.is_remote else self.generation
+        who = identity(self.name, self.version, self.fingerprint, generation, self.spec.config_json)
+        keys = RequestKeys(who, self.spec, sees_parameters=True)
+        self._recall = CacheLookup(self._cache, keys, self.spec, self.version, self._counters, self._timer)
+
+    def _member_specs(self) -> list[ModelSpec]:
+        assert self.spec.ensemble is not None
+        specs = []
+        for index, step in enumerate(self.spec.ensemble.steps, 1):
+            try:
+                specs.append(self._members.member_spec(step.model, step.version))
+            except MemberMissing as error:
+                raise MemberMissing(f"ensemble '{self.name}': step {index}: {error.message}") from error
+        return specs
+
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> EnsembleRequest:
+        """Check and begin. Raises InvalidRequest, DeadlineExceeded, or Draining when it is being retired; then the
+        caller still owns the request. What a member refuses is sent as the answer."""
+        rows = self._check.head(request).rows
+        now_ns = time.monotonic_ns()
+        if request.deadline_ns and request.deadline_ns <= now_ns:
+            error = DeadlineExceeded(
+                f"the deadline of the request to model '{self.name}' passed before it was taken up"
+            )
+            self._counters.record_failure(error, now_ns, now_ns)
+            raise error
+        plan = self._graph.plan(request.outputs)
+        flow: GraphRun[Tensor] = GraphRun(self._graph, plan, request.inputs, [item.name for item in self.spec.inputs])
+        call = None
+        if self._recall is not None and self._recall.takes(request):
+            sink = call = self._recall.call(request, sink)
+        ticket = Ticket(request, self.version, rows, None, now_ns, sink, _no_cancel)
+        run = EnsembleRequest(self._terms, ticket, plan, flow)
+        found, is_looked_up_later = None, False
+        if self._recall is not None and call is not None:
+            is_looked_up_later = not self._recall.is_quick(request, may_wait=hold_us == math.inf)
+            if not is_looked_up_later:
+                # Before it is in flight: inputs that cannot be read are raised, and must leave nothing there.
+                found = self._recall.find(call)
+        is_read_here = is_looked_up_later or request.trace is not None
+        if is_read_here:
+            # From when it is in flight the run may be failed by another thread, and would let go of the inputs.
+            run.hold()
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal()
+            self._in_flight.add(run)
+        if request.trace is not None:
+            request.trace.begin(self.name, self.version, request.id, now_ns, request.inputs.values())
+        if is_looked_up_later and self._recall is not None and call is not None:
+            self._recall.begin(call, lambda found: self._go_on_later(run, found))
+            return run
+        self._go_on(run, found, hold_us=hold_us)
+        if is_read_here:
+            run.let_go()
+        return run
+
+    def _go_on(self, run: EnsembleRequest, found: Response | None, *, hold_us: float) -> None:
+        """Go on with a request that was looked up in the response cache."""
+        if found is None:
+            run.begin(hold_us=hold_us)
+        else:
+            run.answer(found)
+
+    def _go_on_later(self, run: EnsembleRequest, found: Response | None) -> None:
+        self._go_on(run, found, hold_us=0.0)
+        run.let_go()
+
+    def _leave(self, run: EnsembleRequest) -> None:
+        self._counters.last_used_ns = time.monotonic_ns()
+        with self._lock:
+            self._in_flight.discard(run)
+            self._tell_if_idle()
+
+    def look_again(self) -> None:
+        """Do nothing: what the gate holds back waits with the members."""
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """Its members' sequences end on their own."""
+
+    def stop_taking(self) -> None:
+        """Refuse what comes from now on; requests on their way go on."""
+        self._move(VersionState.DRAINING)
+        with self._lock:
+            self._refusal = lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded")
+
+    def drain(self) -> None:
+        """Wait, after `stop_taking`, for the last request."""
+        with self._lock:
+            self._idle.wait_for(lambda: not self._in_flight)
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+        with self._lock:
+            self._on_idle = call
+            self._tell_if_idle()
+
+    def _tell_if_idle(self) -> None:
+        if self._in_flight:
+            return
+        self._idle.notify_all()
+        if self._on_idle is not None:
+            self._timer.call_at(0, self._on_idle)
+            self._on_idle = None
+
+    def abandon_waiting(self) -> int:
+        """Fail all requests on their way: each waits for a step, here or there. Return how many that were."""
+        with self._lock:
+            runs = list(self._in_flight)
+        words = f"Server is stopping, scheduler for model '{self.name}' has stopped"
+        return sum(run.fail(Draining(words)) for run in runs)
+
+    def abandon_running(self) -> int:
+        """Fail what is not answered yet, and return how many that were."""
+        return self.abandon_waiting()
+
+    def close(self) -> None:
+        """Come to the end; there is nothing to give back."""
+        self._move(VersionState.CLOSING)
+        self._move(VersionState.RETIRED)
+
+    def probe(self) -> float:
+        """Run one inference on made-up inputs, and return the seconds it took. Raises NotTried where they do not suit:
+        serving takes ensembles without trying them."""
+        done = threading.Event()
+        answers: list[Response] = []
+
+        def take(response: Response) -> None:
+            answers.append(response)
+            if response.is_final:
+                done.set()
+
+        request = build(self.spec, probe_sample(self.spec), self._model_dir)
+        started = time.monotonic()
+        self.submit(request, take, hold_us=math.inf)
+        done.wait()
+        seconds = time.monotonic() - started
+        error = next((answer.error for answer in answers if answer.error is not None), None)
+        if error is not None:
+            raise not_tried(self.spec, error)
+        return seconds
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def last_used_ns(self) -> int:
+        """When it last answered, or was made; of time.monotonic_ns."""
+        return self._counters.last_used_ns
+
+    @property
+    def run_numbers(self) -> Mapping[str, int]:
+        """None: what hangs are the instances of members."""
+        return {}
+
+    def observe(self, observer: Callable[[int | None], None] | None) -> None:
+        """See Counters.observe."""
+        self._counters.observe(observer)
+
+    def stop_for_good(self, reason: str) -> None:
+        """Take nothing new any more, and say why."""
+        self.reason = reason
+        self._move(VersionState.FAILED)
+        with self._lock:
+            self._refusal = lambda: NotReady(reason, retry_after_s=None)
+
+    def bury(self) -> None:
+        """Answer for all requests on their way, and come to the end when the members have let go of them."""
+        self.abandon_waiting()
+        self.drain()
+        self._move(VersionState.RETIRED)
+
+    def snapshot(self) -> VersionSnapshot:
+        return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
+
+    def is_healthy(self) -> bool:
+        return True
+
+    def statistics(self) -> VersionStatistics:
+        return self._counters.snapshot(0)
+
+    def report(self) -> InstanceReport:
+        steps = self.spec.ensemble.steps if self.spec.ensemble is not None else ()
+        return InstanceReport(
+            name=self.name,
+            version=self.version,
+            backend=self.spec.backend,
+            runtime=f"ensemble of {len(steps)} step(s)",
+            device="its members'",
+            precision="its members'",
+            instance_count=0,
+            load_s=self._load_s,
+            load_rss_bytes=0,
+            notes=self.spec.notes,
+        )
+
+    def version_report(self, share: float, reason: str = "") -> VersionReport:
+        """Return what this version has to tell of itself. See ModelVersion."""
+        count, words = self._counters.success_count, reason or self.reason
+        return VersionReport(
+            self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
+        )
+
+    def _move(self, state: VersionState) -> None:
+        self.state = next_state(self.state, state)
+        self.since_s = time.time()
+
+
+def _no_cancel(ticket: Ticket) -> None:
+    raise AssertionError("a request to an ensemble is cancelled through its run")
+
+
+def with_members(spec: ModelSpec, graph: StepGraph, members: list[ModelSpec]) -> ModelSpec:
+    """Return the specification with what an ensemble has from its members: labels of outputs that name none, and
+    whether it answers any number of times."""
+    outputs = []
+    for item in spec.outputs:
+        maker = graph.maker(item.name)
+        if maker is not None and not item.labels:
+            name = next(name for name, tensor in maker.makes if tensor == item.name)
+            made = members[maker.index].output(name)
+            item = dataclasses.replace(item, labels=made.labels if made is not None else ())
+        outputs.append(item)
+    config = json.loads(spec.config_json)
+    is_decoupled = spec.is_decoupled or bool(graph.plan().answer_origin)
+    config.setdefault("model_transaction_policy", {})["decoupled"] = is_decoupled
+    return dataclasses.replace(spec, outputs=tuple(outputs), is_decoupled=is_decoupled, config_json=json.dumps(config))

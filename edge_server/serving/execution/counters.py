@@ -1,0 +1,199 @@
+"""The living counters of one model version. A batch is recorded before its answers leave, so that a client that has
+its answer and asks for statistics finds itself counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from edge_server.core.model_statistics import (
+    LAST_POSITION,
+    BatchStatistics,
+    Duration,
+    ResponseStatistics,
+    VersionStatistics,
+)
+from edge_server.errors import Cancelled, EdgeServerError, Refusal, Throttled
+
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Triton's label values of nv_inference_request_failure."""
+
+_SLOWER_PART, _FASTER_PART = 0.1, 0.5
+"""How much the newest run counts in the averages of how long runs take. One slow run says little; a fast one says what
+is possible, and requests with a deadline are refused by these averages."""
+
+
+class VersionCounters:
+    """Thread-safe; every method holds the lock for a few additions only.
+
+    What is counted for every request is kept as plain integers: one count serves success, queue and compute.
+    """
+
+    def __init__(self, name: str, version: int) -> None:
+        self._lock = threading.Lock()
+        self._values = VersionStatistics(name, version, failures=dict.fromkeys(REASONS, 0))
+        self._batches: dict[int, list[int]] = {}
+        """By batch size: executions, and the nanoseconds that went into inputs, computing and outputs."""
+        self._inference_ns = 0
+        """When a request was last answered, since the epoch; 0: never."""
+        self._inference_count = 0
+        self._success_count = 0
+        self._success_ns = 0
+        self._queue_ns = 0
+        self._input_ns = 0
+        self._infer_ns = 0
+        self._output_ns = 0
+        self.is_cached = False
+        """Whether answers may come from the response cache."""
+        self._observer: Callable[[int | None], None] | None = None
+        self.run_ns = 0.0
+        """How long a batch runs, and `row_ns` how long each of its rows: averages in which newer runs count more. 0:
+        nothing ran yet."""
+        self.row_ns = 0.0
+        self.last_used_ns = time.monotonic_ns()
+        """When a request was last answered, or else when the version was made; of time.monotonic_ns."""
+
+    @property
+    def success_count(self) -> int:
+        return self._success_count
+
+    def observe(self, observer: Callable[[int | None], None] | None) -> None:
+        """Call `observer` with the latency of each request answered from now on, nanoseconds, or None for one that
+        failed through no fault of its caller's."""
+        self._observer = observer
+
+    def record_batch(
+        self,
+        arrivals_ns: Sequence[int],
+        rows: int,
+        batch_size: int,
+        start_ns: int,
+        input_end_ns: int,
+        infer_end_ns: int,
+        end_ns: int,
+        *,
+        executions: int = 1,
+    ) -> None:
+        """Count an execution of `batch_size` rows that answered requests which arrived at `arrivals_ns`.
+
+        `rows` is what these requests brought; it is less than `batch_size` when others of the batch were cancelled
+        meanwhile, or are answered later. `executions` is 0 when the execution was counted before. Times are those of
+        time.monotonic_ns.
+        """
+        count, arrived = len(arrivals_ns), sum(arrivals_ns)
+        input_ns, infer_ns, output_ns = input_end_ns - start_ns, infer_end_ns - input_end_ns, end_ns - infer_end_ns
+        with self._lock:
+            self.last_used_ns, self._inference_ns = end_ns, time.time_ns()
+            self._inference_count += rows
+            self._success_count += count
+            self._success_ns += count * end_ns - arrived
+            self._queue_ns += count * start_ns - arrived
+            self._input_ns += count * input_ns
+            self._infer_ns += count * infer_ns
+            self._output_ns += count * output_ns
+            if executions:
+                run_ns = end_ns - start_ns
+                row_ns = run_ns / batch_size
+                mean_ns, mean_row_ns = self.run_ns or run_ns, self.row_ns or row_ns
+                # Written out: this stands in the way of every request.
+                self.run_ns = mean_ns + (_SLOWER_PART if run_ns > mean_ns else _FASTER_PART) * (run_ns - mean_ns)
+                self.row_ns = mean_row_ns + (_SLOWER_PART if row_ns > mean_row_ns else _FASTER_PART) * (
+                    row_ns - mean_row_ns
+                )
+                batch = self._batches.get(batch_size)
+                if batch is None:
+                    batch = self._batches[batch_size] = [0, 0, 0, 0]
+                batch[0] += 1
+                batch[1] += input_ns
+                batch[2] += infer_ns
+                batch[3] += output_ns
+        if (observer := self._observer) is not None:
+            for arrived_ns in arrivals_ns:
+                observer(end_ns - arrived_ns)
+
+    def record_composed(self, arrived_ns: int, rows: int, now_ns: int, queue_ns: int, infer_ns: int) -> None:
+        """Count a request that other models answered: `queue_ns` and `infer_ns` are sums over its steps."""
+        with self._lock:
+            self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
+            self._inference_count += rows
+            self._success_count += 1
+            self._success_ns += now_ns - arrived_ns
+            self._queue_ns += queue_ns
+            self._infer_ns += infer_ns
+            batch = self._batches.setdefault(rows, [0, 0, 0, 0])
+            batch[0] += 1
+            batch[2] += infer_ns
+        if (observer := self._observer) is not None:
+            observer(now_ns - arrived_ns)
+
+    def record_cache_hit(self, arrived_ns: int, now_ns: int, spent_ns: int) -> None:
+        """Count a request that was answered from the response cache, which took `spent_ns`; nothing was computed.
+
+        Observers are not told: it says nothing of how well the version serves.
+        """
+        with self._lock:
+            self.last_used_ns, self._inference_ns = now_ns, time.time_ns()
+            self._values.cache_hit.add(spent_ns)
+            self._success_count += 1
+            self._success_ns += now_ns - arrived_ns
+
+    def record_cache_miss(self, spent_ns: int) -> None:
+        """Count a request that was computed because it was not in the response cache; `spent_ns` went into looking for
+        its answer and storing it."""
+        with self._lock:
+            self._values.cache_miss.add(spent_ns)
+
+    def record_failure(self, error: EdgeServerError, arrived_ns: int, now_ns: int, *, in_backend: bool = False) -> None:
+        """Count one request that was answered with `error`; `in_backend` when it failed while executing."""
+        if isinstance(error, Cancelled):
+            reason = "CANCELED"
+        elif in_backend:
+            reason = "BACKEND"
+        else:
+            reason = "REJECTED" if isinstance(error, Refusal | Throttled) else "OTHER"
+        with self._lock:
+            self._values.failures[reason] += 1
+            self._values.fail.add(now_ns - arrived_ns)
+        # Heat is no fault of the version's either.
+        is_fault = reason in ("BACKEND", "REJECTED") and not isinstance(error, Throttled)
+        if (observer := self._observer) is not None and is_fault:
+            observer(None)
+
+    def record_response(self, index: int, infer_ns: int, *, is_empty: bool = False, has_failed: bool = False) -> None:
+        """Count the response at position `index` of a decoupled stream, `infer_ns` after the one before it.
+
+        Positions beyond LAST_POSITION count there: a stream may run for days, and every copy of the counters carries
+        all of them.
+        """
+        with self._lock:
+            values = self._values.responses.setdefault(min(index, LAST_POSITION), ResponseStatistics())
+            values.compute_infer.add(infer_ns)
+            if is_empty:
+                values.empty_response.add(infer_ns)
+            else:
+                (values.fail if has_failed else values.success).add(infer_ns)
+
+    def record_load(self, seconds: float) -> None:
+        with self._lock:
+            self._values.load_duration_s = seconds
+
+    def snapshot(self, pending_count: int) -> VersionStatistics:
+        """Return a consistent copy that nobody else changes."""
+        with self._lock:
+            values = self._values.copy()
+            values.last_inference_ms = self._inference_ns // 1_000_000
+            values.inference_count = self._inference_count
+            for size, (runs, *spent_ns) in self._batches.items():
+                values.execution_count += runs
+                values.batches[size] = BatchStatistics(size, *(Duration(runs, ns) for ns in spent_ns))
+            count = self._success_count
+            values.success = Duration(count, self._success_ns)
+            values.queue = Duration(count, self._queue_ns)
+            computed = count - values.cache_hit.count
+            values.compute_input = Duration(computed, self._input_ns)
+            values.compute_infer = Duration(computed, self._infer_ns)
+            values.compute_output = Duration(computed, self._output_ns)
+            values.is_cached = self.is_cached
+        values.pending_count = pending_count
+        return values

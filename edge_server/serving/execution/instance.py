@@ -1,0 +1,197 @@
+"""An instance: one session of a runtime, and the thread around it from open to close, where it is bound to one."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from edge_server.backends.base import RequestSession, Session, SessionInfo
+from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
+from edge_server.memory.malloc_settings import trim_own_end
+from edge_server.serving.execution.rate_limiter import ResourceKey
+from edge_server.serving.execution.thread_pool import RunPool
+from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.lifecycle.load_errors import as_passing
+
+log = logging.getLogger(__name__)
+
+AnySession: TypeAlias = Session | RequestSession
+
+
+class Executor(Protocol):
+    """Runs a batch through a session and answers every ticket of it. Never raises.
+
+    Returns the tickets that the caller has to release: all of the batch, or none where somebody else does, or will.
+    """
+
+    def __call__(self, session: AnySession, batch: list[Ticket]) -> Sequence[Ticket]: ...
+
+
+class InstanceThreadLoop(Protocol):
+    """Where a thread brings a batch that was posted: runs it, and what waits after it."""
+
+    def __call__(self, instance: Instance, batch: list[Ticket]) -> None: ...
+
+
+class Instance:
+    """A session that is bound to a thread is opened, warmed and closed on the instance's own thread, and its last
+    reference is dropped there. Any other is opened on a thread that ends then; warmed and closed on the threads that
+    call for it, which load and unload models; and run on threads of the pool. So freeing a model's memory never stalls
+    a front end. One thread at a time runs a session: these, or a caller's that was given the instance by the
+    scheduler."""
+
+    def __init__(
+        self,
+        name: str,
+        open_session: Callable[[], AnySession],
+        warm: Callable[[AnySession], None],
+        execute: Executor,
+        check: Callable[[AnySession], None] = lambda session: None,
+        needs: Mapping[ResourceKey, int] | None = None,
+        rate_priority: int = 1,
+    ) -> None:
+        self.name = name
+        self.needs = needs or {}
+        """What it holds of shared resources while it runs, see `limiter`; nothing where no limiter is used."""
+        self.rate_priority = rate_priority
+        self.run_number = 0
+        """Counts both the beginning and the end of each run: odd while one is under way."""
+        self._open_session = open_session
+        self._warm = warm
+        self._check = check
+        self.execute = execute
+        """Called with the session and a batch, by the thread that was given the instance."""
+        self.session: AnySession | None = None
+        """None before it is opened, and after it was closed."""
+        self._is_bound = True
+        self._pool: RunPool | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._opened: concurrent.futures.Future[SessionInfo] = concurrent.futures.Future()
+        self._serve: InstanceThreadLoop | None = None
+        self._thread = threading.Thread(target=self._live, name=f"edge-{name}"[:60], daemon=True)
+
+    def open(self) -> SessionInfo:
+        """Open the session and wait for it. Raises what the backend raises, and OutOfMemory where the system grants no
+        thread for it; nothing is left open then."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise OutOfMemory(f"the system grants no thread for instance {self.name}: {error}") from None
+        info = self._opened.result()
+        self._is_bound = info.is_bound
+        if not info.is_bound:
+            self._thread.join()
+        return info
+
+    def warm(self) -> None:
+        """Run the warm-up and wait for it. Raises WarmupFailed."""
+        self._try(self._warm)
+
+    def check(self) -> None:
+        """Run the check of what was opened and wait for it. Raises WarmupFailed."""
+        self._try(self._check)
+
+    @property
+    def sees_requests(self) -> bool:
+        """Whether its session is handed requests, parameters and all, rather than rows."""
+        return isinstance(self.session, RequestSession)
+
+    def is_healthy(self) -> bool:
+        """Return what the session says of itself; it may take seconds to say it. True while there is none."""
+        session = self.session
+        return not isinstance(session, RequestSession) or not session.has_health_check or session.is_healthy()
+
+    def attach(self, serve: InstanceThreadLoop, pool: RunPool) -> None:
+        """Name who is called with each posted batch: on the instance's own thread, or on one of the pool."""
+        self._serve = serve
+        self._pool = pool
+
+    @property
+    def must_yield(self) -> bool:
+        """Whether the thread that runs it should go on with others after each batch: they wait for one of the pool."""
+        return not self._is_bound and self._pool is not None and self._pool.has_waiting
+
+    def post(self, batch: list[Ticket]) -> None:
+        """Have the instance's own thread, or one of the pool, run the batch. Returns at once."""
+        if self._serve is None or self._pool is None:
+            raise AssertionError(f"instance {self.name} was posted to before it was attached")
+        job = functools.partial(self._serve, self, batch)
+        if self._is_bound:
+            self._jobs.put(job)
+        else:
+            self._pool.post(job)
+
+    def close(self) -> None:
+        """Close the session once posted work is done, and wait for it. May be called more than once.
+
+        Of a session that is bound to no thread nothing may be posted or under way any more.
+        """
+        if self._is_bound:
+            self._jobs.put(None)
+            if self._thread.ident is not None:
+                self._thread.join()
+        elif self.session is not None:
+            self._close()
+            trim_own_end()
+
+    def _live(self) -> None:
+        try:
+            self.session = self._open_session()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `open`
+            self._opened.set_exception(self._as_load_error(error))
+            return
+        trim_own_end()
+        is_bound = self.session.info.is_bound
+        self._opened.set_result(self.session.info)
+        while is_bound:
+            job = self._jobs.get()
+            if job is None:
+                break
+            job()
+            # Not to hold the last batch, and what it borrowed, while waiting for the next.
+            del job
+        if is_bound:
+            self._close()
+            trim_own_end()
+
+    def _close(self) -> None:
+        session, self.session = self.session, None
+        assert session is not None
+        try:
+            session.close()
+        except Exception:
+            # A runtime that fails to close must not keep its version from being retired.
+            log.exception("instance %s failed to close", self.name)
+
+    def _try(self, work: Callable[[AnySession], None]) -> None:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        if self._is_bound:
+            self._jobs.put(functools.partial(self._try_once, work, done))
+        else:
+            self._try_once(work, done)
+        done.result()
+
+    def _try_once(self, work: Callable[[AnySession], None], done: concurrent.futures.Future[None]) -> None:
+        if self.session is None:
+            return
+        try:
+            work(self.session)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits in `_try`
+            done.set_exception(self._as_load_error(error))
+        else:
+            trim_own_end()
+            done.set_result(None)
+
+    def _as_load_error(self, error: BaseException) -> EdgeServerError:
+        """Return what to tell the loading thread, free of frames that would keep a half-made model alive there."""
+        if isinstance(error, LoadError | OSError):
+            return as_passing(error).detached()
+        if isinstance(error, EdgeServerError):
+            return error.detached()
+        log.error("instance %s failed to load in a way that its backend does not know", self.name, exc_info=error)
+        return LoadError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,43 @@
+"""Answers in the order of the requests, for models that set `preserve_ordering`."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from edge_server.core.request_response import Response
+from edge_server.serving.execution.ticket import Ticket
+
+
+class OrderedDelivery:
+    """Holds final responses back until every earlier request was answered.
+
+    Cancelled and expired requests are answered through here too, so that nothing waits for an answer that went
+    another way. One thread delivers at a time; others leave their response with it and go on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._line: deque[Ticket] = deque()
+        self._is_delivering = False
+
+    def enter(self, ticket: Ticket) -> None:
+        """Note a request; called in order of arrival."""
+        with self._lock:
+            self._line.append(ticket)
+
+    def send_final(self, ticket: Ticket, response: Response) -> None:
+        with self._lock:
+            ticket.held = response
+            if self._is_delivering:
+                return
+            self._is_delivering = True
+        while True:
+            with self._lock:
+                ready = self._line[0].held if self._line else None
+                if ready is None:
+                    self._is_delivering = False
+                    return
+                first = self._line.popleft()
+                first.held = None
+            first.send_final(ready)

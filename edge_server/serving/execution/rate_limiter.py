@@ -1,0 +1,211 @@
+"""Triton's rate limiter: an instance runs only while the resources that its group names are granted to it.
+
+A resource is a name and a count; it stands for whatever must not be used by too many at once (memory bandwidth, an
+accelerator, watts). In config.pbtxt, `instance_group { rate_limiter { resources [ { name: "R1" count: 4 } ] } }` says
+what an instance holds while it runs. Resources are counted for each device, or once for all when they are `global`; the
+CPU is one device. There are as many of one as `--rate-limit-resource=name:count[:device]` says, a count for one device
+going before the count for each, or else as many as the most demanding instance asks for.
+
+Who waits for the same resource gets it by weight: an instance of priority 2 runs half as often as one of priority 1.
+Triton compares counts of runs since the start, so that a model that comes late has all of them to catch up with; here
+a turn that was not used is not owed (start-time fair queueing). Who asks for much is not passed by those who ask for
+little: what the next in turn waits for is kept for it.
+
+Nobody is called with the limiter's lock held. A scheduler asks under its own lock (scheduler, then limiter; never the
+other way) and, once it let go of that, calls `wake_next`, after which nobody waits who could run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from edge_server.core.model_spec import RateResource
+from edge_server.errors import BadModelConfig
+
+ResourceKey: TypeAlias = "tuple[str, int | None]"
+"""Name and device; device None is one count for all devices: a global resource."""
+
+CPU = -1
+"""The device of instances that run on no accelerator."""
+
+
+class ResourceDemand:
+    """What one instance of `model` needs to run. `wake` is called, without any lock held, when it may ask again."""
+
+    __slots__ = ("model", "needs", "place", "priority", "turn", "wake")
+
+    def __init__(
+        self, model: str, needs: Mapping[ResourceKey, int], priority: int, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self.model = model
+        self.needs = needs
+        self.priority = priority
+        self.wake = wake
+        self.turn = 0
+        """Lowest goes first: how much it was granted, counted in priorities, from when it began to ask."""
+        self.place = 0
+        """Who of two with the same turn asked first."""
+
+
+def needs_of(resources: tuple[RateResource, ...], device_id: int | None) -> dict[ResourceKey, int]:
+    """Return what an instance needs of each resource; `device_id` None: it runs on the CPU."""
+    device = CPU if device_id is None else device_id
+    needs: dict[ResourceKey, int] = {}
+    for item in resources:
+        if item.count:
+            key = (item.name, None if item.is_global else device)
+            needs[key] = needs.get(key, 0) + item.count
+    return needs
+
+
+class RateLimiter:
+    """Thread-safe. `counts` are those that were configured: a count under device None holds for each device."""
+
+    def __init__(self, counts: Mapping[ResourceKey, int]) -> None:
+        self._lock = threading.Lock()
+        self._configured = dict(counts)
+        self._demands: set[ResourceDemand] = set()
+        self._holding: set[ResourceDemand] = set()
+        self._waiting: set[ResourceDemand] = set()
+        self._used: dict[ResourceKey, int] = {}
+        self._turns: dict[ResourceKey, int] = {}
+        self._places = itertools.count(1)
+
+    def enter(self, demand: ResourceDemand) -> None:
+        """Make a demand known. Raises BadModelConfig when it could never be granted."""
+        for key, count in demand.needs.items():
+            configured = self._configured_count(key)
+            if configured is not None and count > configured:
+                raise BadModelConfig(
+                    f"model '{demand.model}': instance_group.rate_limiter asks for {count} of resource '{key[0]}'"
+                    f"{_on(key)}, and --rate-limit-resource grants {configured}"
+                )
+        with self._lock:
+            self._check_scope(demand)
+            self._demands.add(demand)
+        # Where nothing is configured, what the most demanding one needs is what there is: it may just have grown.
+        self.wake_next()
+
+    def leave(self, demand: ResourceDemand) -> None:
+        """Forget a demand, and take back what it holds."""
+        with self._lock:
+            self._demands.discard(demand)
+            self._waiting.discard(demand)
+            self._take_back(demand)
+        self.wake_next()
+
+    def take(self, demand: ResourceDemand) -> bool:
+        """Grant what the demand needs, or remember it as waiting and return False. `wake_next` is to be called soon."""
+        with self._lock:
+            if demand not in self._demands:
+                return False
+            if demand not in self._waiting:
+                # It begins to ask. What it did not use before counts for nothing, or it would now shut others out.
+                demand.turn = max(demand.turn, *(self._turns.get(key, 0) for key in demand.needs))
+                demand.place = next(self._places)
+            if not self._fits(demand) or self._is_behind(demand):
+                self._waiting.add(demand)
+                return False
+            self._waiting.discard(demand)
+            self._holding.add(demand)
+            for key, count in demand.needs.items():
+                self._used[key] = self._used.get(key, 0) + count
+                self._turns[key] = max(self._turns.get(key, 0), demand.turn)
+            demand.turn += demand.priority
+            return True
+
+    def give_back(self, demand: ResourceDemand) -> None:
+        """Return what `take` granted. `wake_next` is to be called soon: who gives back may want to ask again first."""
+        with self._lock:
+            self._take_back(demand)
+
+    def withdraw(self, demand: ResourceDemand) -> None:
+        """Stop waiting: there is nothing to run any more. `wake_next` is to be called soon."""
+        with self._lock:
+            self._waiting.discard(demand)
+
+    def wake_next(self) -> None:
+        """Wake who can go on, until nobody waits who could. Call it without holding a scheduler's lock.
+
+        Whoever is woken takes what it needs, or waits no more: so this ends.
+        """
+        while self._waiting:
+            with self._lock:
+                woken = self._next_in_turn()
+            if not woken:
+                return
+            for demand in woken:
+                demand.wake()
+
+    def in_use(self) -> dict[ResourceKey, tuple[int, int]]:
+        """Return, of each resource that instances ask for, how many are granted now and how many there are."""
+        with self._lock:
+            keys = {key for demand in self._demands for key in demand.needs}
+            return {key: (self._used.get(key, 0), self._count(key)) for key in keys}
+
+    def _take_back(self, demand: ResourceDemand) -> None:
+        if demand not in self._holding:
+            return
+        self._holding.discard(demand)
+        for key, count in demand.needs.items():
+            self._used[key] -= count
+
+    def _check_scope(self, demand: ResourceDemand) -> None:
+        """Refuse a resource that is global for one model and of a device for another, as Triton does."""
+        for other in self._demands:
+            if other.model == demand.model:
+                # Its former generation: it goes soon.
+                continue
+            for name, device in demand.needs:
+                if any(key[0] == name and (key[1] is None) != (device is None) for key in other.needs):
+                    raise BadModelConfig(
+                        f"model '{demand.model}': instance_group.rate_limiter asks for resource '{name}'"
+                        f"{_on((name, device))}, and to model '{other.model}' it is "
+                        f"{'one of each device' if device is None else 'global'}"
+                    )
+
+    def _configured_count(self, key: ResourceKey) -> int | None:
+        name, device = key
+        if device is None:
+            # As in Triton: a global resource has no device, so a count that names one counts as well.
+            return max((count for (other, _), count in self._configured.items() if other == name), default=None)
+        for place in (device, None, 0 if device == CPU else None):
+            # Triton's CPU goes by the number 0.
+            if (count := self._configured.get((name, place))) is not None:
+                return count
+        return None
+
+    def _count(self, key: ResourceKey) -> int:
+        configured = self._configured_count(key)
+        if configured is not None:
+            return configured
+        return max((demand.needs.get(key, 0) for demand in self._demands), default=0)
+
+    def _fits(self, demand: ResourceDemand) -> bool:
+        return all(self._used.get(key, 0) + count <= self._count(key) for key, count in demand.needs.items())
+
+    def _is_behind(self, demand: ResourceDemand) -> bool:
+        mine = (demand.turn, demand.place)
+        return any(
+            (other.turn, other.place) < mine and not other.needs.keys().isdisjoint(demand.needs)
+            for other in self._waiting
+        )
+
+    def _next_in_turn(self) -> list[ResourceDemand]:
+        """Return those that may ask again: each that fits, and has none before it at the same resources."""
+        woken: list[ResourceDemand] = []
+        claimed: set[ResourceKey] = set()
+        for demand in sorted(self._waiting, key=lambda item: (item.turn, item.place)):
+            if claimed.isdisjoint(demand.needs) and self._fits(demand):
+                woken.append(demand)
+            claimed.update(demand.needs)
+        return woken
+
+
+def _on(key: ResourceKey) -> str:
+    if key[1] is None:
+        return " of all devices together"
+    return " of the CPU" if key[1] == CPU else f" of device {key[1]}"

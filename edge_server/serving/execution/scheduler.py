@@ -1,0 +1,430 @@
+"""Decides when and which requests run together, and on which instance. Acts on three events only: a request is
+offered, an instance becomes free, a timer fires."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from edge_server.core.batch_queue import BatchQueue, QueueEntry
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Response
+from edge_server.errors import Cancelled, DeadlineExceeded, Draining, EdgeServerError, NotReady
+from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.execution.instance import Instance
+from edge_server.serving.execution.ordered_responses import OrderedDelivery
+from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.rate_limiter_client import RateLimiterClient
+from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.timer import Alarm, Timer
+
+Run: TypeAlias = tuple[Instance, list[Ticket]]
+"""A batch, and the instance that was taken for it."""
+
+
+class RequestQueue(Protocol):
+    """Where tickets wait, and what any scheduler asks of it. See BatchQueue."""
+
+    row_limit: int
+
+    @property
+    def size(self) -> int: ...
+
+    def offer(self, entry: QueueEntry[Ticket], item: Ticket) -> None: ...
+
+    def drop(self, entry: QueueEntry[Ticket]) -> bool: ...
+
+    def expire(self, now_ns: int) -> list[Ticket]: ...
+
+    def clear(self) -> list[Ticket]: ...
+
+    def next_deadline_ns(self) -> int | None: ...
+
+    def next_wakeup_ns(self) -> int | None: ...
+
+
+class Scheduler:
+    """The default scheduler and the dynamic batcher: they differ only in the rule of their queue.
+
+    One short lock guards the queue, the free instances and the count of requests in flight. It is never held across a
+    runtime call, a sink or I/O: decide under the lock, act after it.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        counters: VersionCounters,
+        timer: Timer,
+        gate: AdmissionControl = OPEN_GATE,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._rule: BatchQueue[Ticket] = BatchQueue(spec.max_batch_size, spec.dynamic_batching, spec.name)
+        self._queue: RequestQueue = self._rule
+        self._free: list[Instance] = []
+        self._instance_count = 0
+        self._in_flight: set[Ticket] = set()
+        # Makes a new error each time: one error raised again and again would collect the frames of all its callers.
+        self._refusal: Callable[[], EdgeServerError] | None = lambda: NotReady(f"model '{spec.name}' is not ready yet")
+        self._alarm: Alarm | None = None
+        self._name = spec.name
+        self._counters = counters
+        self._timer = timer
+        self._gate = gate
+        self._claims = None if limiter is None else RateLimiterClient(limiter, spec.name, self._on_turn)
+        self._max_rows = max(1, spec.max_batch_size)
+        self._is_held = False
+        """Whether the gate did not allow everything when it was looked at last."""
+        self._is_abandoned = False
+        self._on_idle: Callable[[], None] | None = None
+        self._passes_lone = spec.sequence is None and limiter is None and self._rule.passes_lone
+        """Whether a request that meets an empty queue and a free instance need not go through the queue."""
+        keeps_order = spec.dynamic_batching is not None and spec.dynamic_batching.preserve_ordering
+        self._order = OrderedDelivery() if keeps_order else None
+
+    @property
+    def pending_count(self) -> int:
+        return self._queue.size
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def enter_limiter(self, instances: Sequence[Instance]) -> None:
+        """Make known what the instances need to run. Raises BadModelConfig; `leave_limiter` is needed then too."""
+        if self._claims is not None:
+            self._claims.enter(instances)
+
+    def leave_limiter(self) -> None:
+        """Give up every claim on shared resources, also of what hangs."""
+        if self._claims is not None:
+            self._claims.leave()
+
+    def open(self, instances: Sequence[Instance]) -> None:
+        """Begin to take requests, all instances being free."""
+        with self._lock:
+            self._free.extend(instances)
+            self._instance_count = len(instances)
+            self._refusal = None
+
+    def enter(self, ticket: Ticket) -> None:
+        """Take up a ticket that is not to be enqueued, or not yet: `submit`, or `release`, must follow.
+
+        Raises the refusal given to `close`.
+        """
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal()
+            self._in_flight.add(ticket)
+            if self._order is not None:
+                self._order.enter(ticket)
+
+    def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
+        """Enqueue, and run a batch here and now if `is_inline` and an instance is free.
+
+        Raises QueueFull, or the refusal given to `close`; then the ticket was not taken. One that entered before is not
+        refused for `close`, and goes on to be in flight whatever is raised.
+        """
+        instance: Instance | None = None
+        runs: list[Run] = []
+        expired: list[Ticket] = []
+        with self._lock:
+            if self._refusal is not None and (self._is_abandoned or ticket not in self._in_flight):
+                raise self._refusal()
+            if (
+                self._passes_lone
+                and self._free
+                and not self._queue.size
+                and not self._is_held
+                and self._gate.is_open
+                # The model's policy may let a request state a time-out of its own.
+                and not ticket.timeout_us
+                and (not ticket.start_by_ns or ticket.start_by_ns > time.monotonic_ns())
+            ):
+                # The queue would give it up at once: it need not be asked.
+                instance = self._free.pop()
+            else:
+                self._queue.offer(self._entry(ticket), ticket)
+            if self._order is not None and ticket not in self._in_flight:
+                self._order.enter(ticket)
+            self._in_flight.add(ticket)
+            if instance is None:
+                runs, expired = self._decide()
+        if instance is None:
+            if runs or expired or self._claims is not None:
+                self._carry_out(runs, expired, is_inline=is_inline)
+        elif is_inline:
+            # What queued up meanwhile goes on to the instance's own thread, or the caller would work for others
+            # without end.
+            if further := self._run(instance, [ticket]):
+                instance.post(further)
+        else:
+            instance.post([ticket])
+
+    def _entry(self, ticket: Ticket) -> QueueEntry[Ticket]:
+        """Return the ticket's entry in the queue."""
+        return ticket
+
+    def look_again(self) -> None:
+        """Go on with what was held back: the gate allows more now."""
+        with self._lock:
+            runs, expired = self._decide()
+        self._carry_out(runs, expired)
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone; nothing happens where there are none."""
+
+    def serve(self, instance: Instance, batch: list[Ticket]) -> None:
+        """Run a batch on a thread that it was posted to, and then whatever waits, until nothing does, or until other
+        models wait for the thread."""
+        while batch:
+            batch = self._run(instance, batch)
+            if batch and instance.must_yield:
+                instance.post(batch)
+                return
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Answer CANCELLED unless the ticket is closed. One that waits gives up its place; one that runs runs out."""
+        if not ticket.claim():
+            return
+        runs: list[Run] = []
+        expired: list[Ticket] = []
+        with self._lock:
+            was_waiting = self._queue.drop(self._entry(ticket))
+            if was_waiting and self._claims is not None:
+                runs, expired = self._decide()
+        error = Cancelled(f"request to model '{self._name}' was cancelled")
+        self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
+        self.send_final(ticket, ticket.failure(error))
+        if was_waiting:
+            self.release([ticket])
+        self._carry_out(runs, expired)
+
+    def send_final(self, ticket: Ticket, response: Response) -> None:
+        """Deliver a claimed ticket's final response, in the order that the model promises."""
+        if self._order is None:
+            ticket.send_final(response)
+        else:
+            self._order.send_final(ticket, response)
+
+    def release(self, tickets: Sequence[Ticket]) -> None:
+        """Give back what the tickets hold; the version may be closed once none is left."""
+        for ticket in tickets:
+            if ticket.charged_s:
+                self._gate.settle(ticket.charged_s, ticket.took_s)
+            ticket.release()
+        with self._lock:
+            self._in_flight.difference_update(tickets)
+            if self._refusal is not None:
+                self._tell_if_idle()
+
+    def run_again(self, ticket: Ticket) -> None:
+        """Have a request that runs run once more, as soon as it may. For schedulers of iterative sequences alone."""
+        raise AssertionError(f"model '{self._name}' is not iterative")
+
+    def close(self, refusal: Callable[[], EdgeServerError]) -> None:
+        """Take nothing new; requests that wait or run go on. What `refusal` makes is raised to those who come later."""
+        with self._lock:
+            self._refusal = refusal
+            self._tell_if_idle()
+
+    def wait_idle(self, timeout_s: float | None) -> bool:
+        """Wait, after `close`, until nothing is in flight and no thread is in an instance; False on time-out."""
+        with self._lock:
+            return self._idle.wait_for(self._is_idle, timeout_s)
+
+    def call_when_idle(self, call: Callable[[], None]) -> None:
+        """Have the timer call once, after `close`, nothing is in flight and no thread is in an instance."""
+        with self._lock:
+            self._on_idle = call
+            self._tell_if_idle()
+
+    def abandon_waiting(self, error: EdgeServerError | None = None) -> int:
+        """Fail everything that still waits, and return how many that were: the time to drain is over."""
+        with self._lock:
+            self._is_abandoned = True
+            waiting = self._queue.clear()
+            if self._claims is not None:
+                self._claims.stop_waiting()
+        if self._claims is not None:
+            self._claims.wake_next()
+        failed_count = self._fail(waiting, error or self._has_stopped())
+        self.release(waiting)
+        return failed_count
+
+    def abandon_running(self, error: EdgeServerError | None = None) -> int:
+        """Answer for whatever hangs in a runtime, and return how many that were. It is released if it ever ends."""
+        with self._lock:
+            running = list(self._in_flight)
+        return self._fail(running, error or self._has_stopped())
+
+    def _decide(self) -> tuple[list[Run], list[Ticket]]:
+        """Take batches as long as one should run now and an instance is free for it, and all that expired.
+
+        Called under the lock.
+        """
+        if not self._queue.size:
+            if self._claims is not None:
+                self._claims.stop_waiting()
+            return [], []
+        now_ns = time.monotonic_ns()
+        expired = self._queue.expire(now_ns)
+        room = len(self._free) if self._gate.is_open and not self._is_held else self._room()
+        runs: list[Run] = []
+        if self._claims is not None:
+            runs = self._take_in_turn(self._claims, room, now_ns)
+        else:
+            while len(runs) < room:
+                batch = self._rule.take(now_ns)
+                if not batch:
+                    break
+                # The instance freed last comes first: its caches are warm.
+                runs.append((self._free.pop(), batch))
+        self._set_alarm(may_start=len(runs) < room)
+        return runs, expired
+
+    def _take_in_turn(self, claims: RateLimiterClient, room: int, now_ns: int) -> list[Run]:
+        """Take at most `room` batches, each for an instance that was granted what it needs."""
+        runs: list[Run] = []
+        while len(runs) < room and self._rule.is_due(now_ns):
+            instance = claims.choose(self._free)
+            if instance is None:
+                return runs
+            self._free.remove(instance)
+            runs.append((instance, self._rule.take(now_ns)))
+        claims.stop_waiting()
+        return runs
+
+    def _on_turn(self) -> None:
+        """Go on with what was refused its resources before. The limiter calls, and wakes the others itself."""
+        with self._lock:
+            runs, expired = self._decide()
+        if expired:
+            self._refuse_expired(expired)
+        self._start(runs)
+
+    def _room(self) -> int:
+        """Return how many more instances may run now, and set how large a batch may be, as the gate allows."""
+        self._is_held = not self._gate.is_open
+        share = self._gate.share if self._is_held else 1.0
+        self._queue.row_limit = max(1, math.ceil(share * self._max_rows))
+        most = max(1, math.ceil(share * self._instance_count))
+        return max(0, most - (self._instance_count - len(self._free)))
+
+    def _carry_out(self, runs: list[Run], expired: list[Ticket], *, is_inline: bool = False) -> None:
+        """Do what was decided, once the lock is let go."""
+        if expired:
+            self._refuse_expired(expired)
+        if self._claims is not None:
+            self._claims.wake_next()
+        if runs:
+            self._start(runs, is_inline=is_inline)
+
+    def _start(self, runs: list[Run], *, is_inline: bool = False) -> None:
+        """Have the batches run. A caller that runs one itself keeps one, see `submit`."""
+        for instance, batch in runs[is_inline:]:
+            instance.post(batch)
+        if is_inline:
+            instance, batch = runs[0]
+            if further := self._run(instance, batch):
+                instance.post(further)
+
+    def _run(self, instance: Instance, batch: list[Ticket]) -> list[Ticket]:
+        """Run a batch on this thread, and return the instance's next batch; without one, it is free.
+
+        Empties the list: whoever else still refers to it must not keep the tickets, and what they borrowed, alive.
+        """
+        session = instance.session
+        if session is None:
+            raise AssertionError(f"instance {instance.name} was run after it was closed")
+        instance.run_number += 1
+        finished = instance.execute(session, batch)
+        instance.run_number += 1
+        for ticket in finished:
+            if ticket.charged_s:
+                self._gate.settle(ticket.charged_s, ticket.took_s)
+            if ticket.request.release is not None or ticket.request.trace is not None:
+                ticket.release()
+        next_batch = self._next_batch(instance, finished)
+        batch.clear()
+        return next_batch
+
+    def _next_batch(self, instance: Instance, finished: Sequence[Ticket]) -> list[Ticket]:
+        with self._lock:
+            self._in_flight.difference_update(finished)
+            if self._passes_lone and not self._queue.size:
+                self._free.append(instance)
+                if self._refusal is not None:
+                    self._tell_if_idle()
+                return []
+            if self._claims is not None:
+                self._claims.give_back(instance)
+            self._free.append(instance)
+            runs, expired = self._decide()
+            self._tell_if_idle()
+        if expired:
+            self._refuse_expired(expired)
+        if self._claims is not None:
+            self._claims.wake_next()
+        if not runs:
+            return []
+        mine: list[Ticket] = []
+        for other, batch in runs:
+            if other is instance:
+                mine = batch
+            else:
+                other.post(batch)
+        return mine
+
+    def _is_idle(self) -> bool:
+        return not self._in_flight and len(self._free) == self._instance_count
+
+    def _tell_if_idle(self) -> None:
+        if self._refusal is not None and self._is_idle():
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._idle.notify_all()
+            if self._on_idle is not None:
+                self._timer.call_at(0, self._on_idle)
+                self._on_idle = None
+
+    def _set_alarm(self, *, may_start: bool) -> None:
+        """Ask to be woken when the queue may decide otherwise. While no instance may start only deadlines matter.
+
+        An alarm that comes too early only looks again, so one that is set is left until an earlier one is needed:
+        most requests then touch the timer not at all.
+        """
+        when_ns = self._queue.next_wakeup_ns() if may_start else self._queue.next_deadline_ns()
+        if when_ns is None or (self._alarm is not None and self._alarm.when_ns <= when_ns):
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._timer.call_at(when_ns, self._on_timer)
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            self._alarm = None
+            runs, expired = self._decide()
+        self._carry_out(runs, expired)
+
+    def _refuse_expired(self, expired: Sequence[Ticket]) -> None:
+        self._fail(expired, DeadlineExceeded(f"Request timeout expired while waiting for model '{self._name}'"))
+        self.release(expired)
+
+    def _has_stopped(self) -> Draining:
+        return Draining(f"Server is stopping, scheduler for model '{self._name}' has stopped")
+
+    def _fail(self, tickets: Sequence[Ticket], error: EdgeServerError) -> int:
+        now_ns = time.monotonic_ns()
+        failed_count = 0
+        for ticket in tickets:
+            if ticket.claim():
+                failed_count += 1
+                self._counters.record_failure(error, ticket.arrived_ns, now_ns)
+                self.send_final(ticket, ticket.failure(error))
+        return failed_count

@@ -1,0 +1,134 @@
+"""A request while it waits or runs: when it came, where its responses go, and whether it was answered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from edge_server.core.batch_queue import QueueEntry
+from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.errors import EdgeServerError
+
+if TYPE_CHECKING:
+    from edge_server.core.sequence_batcher import SequenceEntry
+
+log = logging.getLogger(__name__)
+
+
+class Ticket(QueueEntry["Ticket"]):
+    """Made at submission. Ends twice: it is *closed* when its final response was claimed by one of the threads that
+    race for it (result, cancel, time-out), and *released* when nothing holds its inputs any more.
+
+    A ticket cancelled while its batch runs is closed at once and released when the batch ends. It is its own entry in
+    the queue of a scheduler; a step of a sequence is represented there by its `sequence_entry`.
+    """
+
+    __slots__ = (
+        "_cancel", "_is_closed", "_lock", "_sink", "charged_s", "held", "outputs", "request", "sent_count",
+        "sequence_entry", "took_s", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        version: int,
+        rows: int,
+        key: Hashable,
+        arrived_ns: int,
+        sink: ResponseSink,
+        cancel: Callable[[Ticket], None],
+        outputs: Sequence[str] = (),
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """`outputs` are those to be computed for it, in the model's order. `lock` guards the claim. It may be one for
+        all tickets of a model that sends a single response to each request; None: one of its own, held while a response
+        that is not final is delivered."""
+        self.rows = rows
+        self.key = key
+        self.arrived_ns = arrived_ns
+        self.priority = request.priority
+        self.timeout_us = request.timeout_us
+        self.start_by_ns = 0
+        self.level = 0
+        self.item = None
+        self.timed = None
+        self.sequence_entry: SequenceEntry[Ticket] | None = None
+        self.request = request
+        self.outputs = outputs
+        self.version = version
+        self.held: Response | None = None
+        self.charged_s = 0.0
+        """Seconds of computing that the gate charged for it, to be settled; 0 when it was not asked."""
+        self.took_s = 0.0
+        """Its part of the time that its batch ran."""
+        self.sent_count = 0
+        """How many responses of a stream were counted."""
+        self._sink: ResponseSink | None = sink
+        self._cancel = cancel
+        # Reentrant: a sink may cancel its own ticket.
+        self._lock = threading.RLock() if lock is None else lock
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def cancel(self) -> None:
+        """Answer CANCELLED now, unless the final response was claimed already."""
+        self._cancel(self)
+
+    def claim(self) -> bool:
+        """Take the right to send the final response. True for exactly one caller."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._is_closed = True
+            return True
+
+    def send(self, response: Response) -> bool:
+        """Hand over a response that is not final; False when the ticket is closed and the response was dropped. Only
+        for a ticket with a lock of its own."""
+        with self._lock:
+            if self._is_closed or self._sink is None:
+                return False
+            try:
+                self._sink(response)
+            except Exception:  # noqa: BLE001 - see `send_final`
+                self._tell_undelivered()
+            return True
+
+    def send_final(self, response: Response) -> None:
+        """Hand over the final response. Only for the caller whose `claim` was granted."""
+        # The sink is let go: it usually belongs to an object that holds this ticket, and the cycle would keep both,
+        # with all tensors, until the garbage collector comes by.
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
+        try:
+            sink(response)
+        except Exception:  # noqa: BLE001 - it is logged
+            # The thread belongs to an instance: a sink must not raise, and one that does must not take it from the
+            # model, nor stop its batch mates' answers.
+            self._tell_undelivered()
+
+    def failure(self, error: EdgeServerError) -> Response:
+        return Response(self.request.model, self.version, self.request.id, error=error)
+
+    def release(self) -> None:
+        """Give back what the inputs are views of. Called once, by the scheduler."""
+        if self.request.trace is not None:
+            self.request.trace.end(time.monotonic_ns())
+        if self.request.release is None:
+            return
+        try:
+            self.request.release()
+        except Exception:
+            # The thread belongs to an instance: what a front end forgot to catch must not take it from the model.
+            log.exception("giving back the inputs of request '%s' failed", self.request.id)
+
+    def _tell_undelivered(self) -> None:
+        log.exception("a response to request '%s' could not be delivered", self.request.id)

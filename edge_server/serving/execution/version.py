@@ -1,0 +1,465 @@
+"""ModelVersion: one loaded generation of one version, from its file to its last answered request."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from edge_server.backends import load_backend
+from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
+from edge_server.core.batch import BatchPlan
+from edge_server.core.gpu_fault import GpuFault, classify
+from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelSpec
+from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.request_check import RequestCheck
+from edge_server.core.request_response import Request, ResponseSink
+from edge_server.core.status_reports import InstanceReport, VersionReport
+from edge_server.core.version_lifecycle import Resolved, VersionSnapshot, VersionState, next_state
+from edge_server.errors import (
+    BadModelConfig,
+    DeadlineTooShort,
+    DeviceLost,
+    Draining,
+    EdgeServerError,
+    NotReady,
+    SessionLost,
+)
+from edge_server.memory.malloc_settings import read_resident_bytes
+from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.execution.inline import InlineRule
+from edge_server.serving.execution.instance import Instance
+from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of
+from edge_server.serving.execution.thread_pool import RunPool
+from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.lifecycle.gpu_state import Gpus, gpus_of
+from edge_server.serving.lifecycle.warmup import check_opened, probe, warm
+from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.sequence.scheduler import SequenceScheduler, schedule
+from edge_server.serving.timer import Timer
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.response_cache import ResponseCache
+    from edge_server.serving.cache.scheduler_adapter import CachedScheduler
+
+log = logging.getLogger(__name__)
+
+_TRY_AGAIN_NS = 1_000_000_000
+"""After how long without a run a request is begun that would, by the runs known, be late."""
+
+
+OnGpuFault = Callable[[ServedVersion, GpuFault, EdgeServerError], None]
+
+MOST_REFUSALS = 3
+"""Runs in a row that found no memory on the GPU, with none that ended well between, after which a version fails."""
+
+
+class ModelVersion:
+    """Owned by the manager, which alone moves its state. `submit` may be called by any thread once it is READY."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        generation: int,
+        fingerprint: str,
+        timer: Timer,
+        settings: Mapping[str, Mapping[str, str]],
+        gate: AdmissionControl = OPEN_GATE,
+        limiter: RateLimiter | None = None,
+        server: ServerCalls | None = None,
+        cache: ResponseCache | None = None,
+        *,
+        pool: RunPool,
+    ) -> None:
+        self.spec = resolved.spec
+        self.name = resolved.spec.name
+        self.version = resolved.file.version
+        self.generation = generation
+        self.fingerprint = fingerprint
+        self.state = VersionState.NEW
+        self.reason = ""
+        self.since_s = time.time()
+        self._file = resolved.file
+        self._confirm = resolved.confirm
+        self._settings = settings.get(self.spec.backend, {})
+        self._server = server
+        self._inline = InlineRule(SessionInfo("", "", ""), self.spec.is_decoupled)
+        self._plan = BatchPlan(self.spec)
+        self._check = RequestCheck(self.spec)
+        self._counters = VersionCounters(self.name, self.version)
+        self._gate = gate
+        self._has_limiter = limiter is not None
+        self._scheduler, self._execute, self._states = schedule(
+            self.spec, self._plan, self._counters, timer, gate, limiter
+        )
+        self._cancel = self._scheduler.cancel
+        self._claims_lock: threading.Lock | None = None
+        """Guards the claims of all tickets, of a model that sends one response to each request."""
+        self._pool = pool
+        self._timer = timer
+        self._cache = cache
+        self._lane: CachedScheduler | None = None
+        self._instances: list[Instance] = []
+        self._info: SessionInfo | None = None
+        self._load_s = 0.0
+        self._load_rss_bytes = 0
+        self._tried_ns = 0
+        self.gpus = Gpus()
+        self.on_gpu_fault: OnGpuFault | None = None
+        """Told of what errors say of the GPU that the version runs on."""
+        self._gpu_bytes: Mapping[int, int] = {}
+        self._refusals = 0
+        self._refused_at = -1
+
+    def open(self) -> None:
+        """Open and warm every instance, then take requests. Raises what the backend raises, with nothing left open."""
+        devices = gpus_of(self.spec)
+        try:
+            with self.gpus.loading(self.name, devices) as taken:
+                self._open()
+        except EdgeServerError as error:
+            fault = classify(error) if devices and not isinstance(error, DeviceLost) else None
+            if fault is not None and fault.takes_device and self.on_gpu_fault is not None:
+                self.on_gpu_fault(self, fault, error)
+            raise
+        self._gpu_bytes = taken
+        if devices:
+            self._execute.on_failure = self._look_at_failure
+
+    def _open(self) -> None:
+        started = time.monotonic()
+        resident_bytes = read_resident_bytes()
+        self._move(VersionState.LOADING)
+        try:
+            if self.spec.is_cached:
+                self._check_cacheable()
+            if self._states is not None:
+                self._states.load(self._file.model_dir)
+            self._instances += [self._make_instance(*planned) for planned in self._instance_names()]
+            self._scheduler.enter_limiter(self._instances)
+            for instance in self._instances:
+                self._info = instance.open()
+                self.gpus.check_limits(self.name, gpus_of(self.spec))
+            self._move(VersionState.WARMING)
+            for instance in self._instances:
+                instance.warm()
+            self._instances[0].check()
+            if self.spec.is_cached:
+                self._open_lane()
+            self._confirm()
+        except BaseException as error:
+            self.reason = str(error) or type(error).__name__
+            self._close_instances()
+            self._move(VersionState.FAILED)
+            raise
+        if self._info is not None:
+            self.spec = with_facts_in_force(self.spec, self._info)
+            self._inline = InlineRule(self._info, self.spec.is_decoupled)
+            self._execute.inline = self._inline if self._inline.depends_on_runs else None
+        if not self._instances[0].sees_requests:
+            self._claims_lock = threading.Lock()
+        self._load_s = time.monotonic() - started
+        self._load_rss_bytes = max(read_resident_bytes() - resident_bytes, 0)
+        self._counters.record_load(self._load_s)
+        self._counters.last_used_ns = time.monotonic_ns()
+        self._scheduler.open(self._instances)
+        self._move(VersionState.READY)
+
+    def _look_at_failure(self, error: EdgeServerError) -> None:
+        """Tell of a failed run on a GPU that is about the GPU; of one without memory only when it is the rule."""
+        fault = classify(error)
+        if fault is None or self.on_gpu_fault is None:
+            return
+        if fault is GpuFault.OUT_OF_MEMORY:
+            count = self._counters.success_count
+            self._refusals = self._refusals + 1 if self._refused_at == count else 1
+            self._refused_at = count
+            if self._refusals < MOST_REFUSALS:
+                return
+        self.on_gpu_fault(self, fault, error)
+
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
+        """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
+        in time, or Draining when the version is being retired; then the caller still owns the request."""
+        memo = request.memo
+        head = None if memo is None else memo.head
+        if head is None or head.check is not self._check or not head.is_certain:
+            head = self._check.head(request)
+        if self._lane is not None:
+            sink = self._lane.sink(request, sink)
+        ticket = Ticket(
+            request,
+            self.version,
+            head.rows,
+            head.key,
+            time.monotonic_ns(),
+            sink,
+            self._cancel,
+            head.outputs,
+            self._claims_lock,
+        )
+        if self._lane is None or not self._lane.take(ticket, sink, may_wait=hold_us == math.inf):
+            self._admit(ticket, is_inline=hold_us > self._inline.needed_hold_us)
+        return ticket
+
+    def _admit(self, ticket: Ticket, *, is_inline: bool = False) -> None:
+        """Have the ticket computed, if the gate and its deadline allow it."""
+        request = ticket.request
+        try:
+            if request.deadline_ns:
+                self._set_latest_start(ticket, request.deadline_ns)
+            if not self._gate.is_open:
+                ticket.charged_s = self._gate.admit(self.spec, request, ticket.rows * self._counters.row_ns / 1e9)
+            if request.trace is not None:
+                request.trace.begin(self.name, self.version, request.id, ticket.arrived_ns, request.inputs.values())
+            self._scheduler.submit(ticket, is_inline=is_inline)
+        except EdgeServerError as error:
+            if request.trace is not None:
+                request.trace.refuse(time.monotonic_ns())
+            if ticket.charged_s:
+                self._gate.settle(ticket.charged_s, 0.0)
+                ticket.charged_s = 0.0
+            if not isinstance(error, Draining):
+                self._counters.record_failure(error, ticket.arrived_ns, time.monotonic_ns())
+            raise
+
+    def _set_latest_start(self, ticket: Ticket, deadline_ns: int) -> None:
+        """Refuse what would not be finished in time if it began now, going by how long runs take here."""
+        run_ns = int(self._counters.run_ns)
+        ticket.start_by_ns = deadline_ns - run_ns
+        left_ns = deadline_ns - ticket.arrived_ns
+        if run_ns < left_ns:
+            return
+        if left_ns <= 0:
+            raise DeadlineTooShort(f"the deadline of the request to model '{self.name}' passed before it was taken up")
+        if ticket.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
+            # Only runs tell how long runs take: refusing all would never find out that they became faster.
+            self._tried_ns = ticket.arrived_ns
+            ticket.start_by_ns = deadline_ns
+            return
+        raise DeadlineTooShort(
+            f"model '{self.name}' takes about {run_ns / 1e6:.1f} ms, "
+            f"and the request's deadline is in {left_ns / 1e6:.1f} ms"
+        )
+
+    def look_again(self) -> None:
+        """Go on with what was held back: the gate allows more now."""
+        self._scheduler.look_again()
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+        self._scheduler.end_sequence(sequence_id)
+
+    def stop_taking(self) -> None:
+        """Refuse what comes from now on; what waits or runs goes on."""
+        self._move(VersionState.DRAINING)
+        self._scheduler.close(lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded"))
+
+    def drain(self) -> None:
+        """Wait, after `stop_taking`, for the last request."""
+        self._scheduler.wait_idle(None)
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+        self._scheduler.call_when_idle(call)
+
+    def abandon_waiting(self) -> int:
+        """Fail what still waits, and return how many that were; what runs goes on."""
+        return self._scheduler.abandon_waiting()
+
+    def abandon_running(self) -> int:
+        """Fail what is not answered yet, and return how many that were."""
+        return self._scheduler.abandon_running()
+
+    def close(self) -> None:
+        """Close every instance once its batch is done."""
+        self._move(VersionState.CLOSING)
+        self._close_instances()
+        self._move(VersionState.RETIRED)
+
+    def probe(self) -> float:
+        """Run one inference past the queue on an instance of its own, and return the seconds it took."""
+        device_id = self._instance_names()[0][1]
+        seconds = 0.0
+
+        def measure(session: Session | RequestSession) -> None:
+            nonlocal seconds
+            seconds = probe(session, self.spec, self._plan, self._file.model_dir)
+
+        instance = Instance(
+            f"{self.name}_probe", lambda: self._open_session("probe", device_id), measure, self._execute
+        )
+        try:
+            instance.open()
+            instance.warm()
+        finally:
+            instance.close()
+        return seconds
+
+    @property
+    def in_flight(self) -> int:
+        return self._scheduler.in_flight
+
+    @property
+    def last_used_ns(self) -> int:
+        """When it last answered, or was made; of time.monotonic_ns."""
+        return self._counters.last_used_ns
+
+    @property
+    def run_numbers(self) -> Mapping[str, int]:
+        """Each instance's count of beginnings and ends of runs: odd while one is under way."""
+        numbers: dict[str, int] = {}
+        for instance in list(self._instances):
+            # A group that names a GPU twice has two of one name there.
+            name = f"{instance.name} ({len(numbers)})" if instance.name in numbers else instance.name
+            numbers[name] = instance.run_number
+        return numbers
+
+    def observe(self, observer: Callable[[int | None], None] | None) -> None:
+        """See Counters.observe."""
+        self._counters.observe(observer)
+
+    def stop_for_good(self, reason: str) -> None:
+        """Give up on a version whose runtime hangs: it takes nothing new. `bury` does the rest."""
+        self.reason = reason
+        self._move(VersionState.FAILED)
+        self._scheduler.close(lambda: NotReady(reason, retry_after_s=None))
+
+    def bury(self) -> None:
+        """Answer for all that waits or runs, and close once the runtime has come back, which may be never."""
+        lost = SessionLost(self.reason)
+        self._scheduler.abandon_waiting(lost)
+        self._scheduler.abandon_running(lost)
+        # What hangs may never end; others must not wait for what it holds.
+        self._scheduler.leave_limiter()
+        self._scheduler.wait_idle(None)
+        self._close_instances()
+        self._move(VersionState.RETIRED)
+
+    def snapshot(self) -> VersionSnapshot:
+        return VersionSnapshot(self.version, self.generation, self.fingerprint, self.state)
+
+    def is_healthy(self) -> bool:
+        """Return whether every instance says that it can serve. May take seconds where models have a check for it."""
+        return all(instance.is_healthy() for instance in list(self._instances))
+
+    def statistics(self) -> VersionStatistics:
+        found = self._counters.snapshot(self._scheduler.pending_count)
+        found.gpu_bytes = dict(self._gpu_bytes)
+        if self.spec.sequence is not None:
+            found.live_sequences, found.waiting_sequences = self._sequence_counts()
+        return found
+
+    def _sequence_counts(self) -> tuple[int, int]:
+        """Return how many sequences hold a slot, and how many wait for one."""
+        scheduler = self._scheduler
+        if not isinstance(scheduler, SequenceScheduler):
+            return 0, 0
+        return scheduler.live_count, scheduler.backlog_count
+
+    def report(self) -> InstanceReport:
+        info = self._info or SessionInfo("", "", "")
+        live_sequences, waiting_sequences = self._sequence_counts()
+        return InstanceReport(
+            name=self.name,
+            version=self.version,
+            backend=self.spec.backend,
+            runtime=info.runtime,
+            device=info.device,
+            precision=info.precision,
+            instance_count=len(self._instances),
+            load_s=self._load_s,
+            load_rss_bytes=self._load_rss_bytes,
+            notes=self.spec.notes,
+            gpu_bytes=dict(self._gpu_bytes),
+            live_sequences=live_sequences,
+            waiting_sequences=waiting_sequences,
+        )
+
+    def version_report(self, share: float, reason: str = "") -> VersionReport:
+        """Return what this version has to tell of itself; `share` of the requests without a version come to it.
+
+        `reason` is what the manager has to say of it, where there is something.
+        """
+        count, words = self._counters.success_count, reason or self.reason
+        return VersionReport(
+            self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share
+        )
+
+    def _check_cacheable(self) -> None:
+        from edge_server.serving.cache.lookup import check_cacheable
+
+        check_cacheable(self.spec)
+
+    def _open_lane(self) -> None:
+        """Let answers come from the cache, if the server has one. The files are as they were opened: see `_confirm`."""
+        # Imported by the first model that asks for it, as below: most servers have no cache.
+        from edge_server.serving.cache.lookup import NO_CACHE, CacheLookup
+        from edge_server.serving.cache.request_key import RequestKeys, content_digest, identity
+        from edge_server.serving.cache.scheduler_adapter import CachedScheduler
+
+        cache, spec = self._cache, self.spec
+        if cache is None:
+            self.spec = dataclasses.replace(spec, notes=(*spec.notes, NO_CACHE))
+            return
+        made_from: object = (self.fingerprint, self.generation)
+        if cache.is_remote:
+            # Boxes and restarts that serve the same share answers.
+            made_from = content_digest(self._file, spec, self._settings)
+        who = identity(self.name, self.version, made_from, spec.backend, self._info)
+        keys = RequestKeys(who, spec, sees_parameters=self._instances[0].sees_requests)
+        recall = CacheLookup(cache, keys, spec, self.version, self._counters, self._timer)
+        self._lane = CachedScheduler(recall, self._scheduler, self._admit)
+
+    def _make_instance(self, name: str, device_id: int | None, group: InstanceGroup) -> Instance:
+        instance = Instance(
+            name,
+            lambda: self._open_session(name, device_id),
+            lambda session: warm(session, self.spec, self._plan, self._file.model_dir),
+            self._execute,
+            lambda session: check_opened(session, self.spec, self._plan, self._file.model_dir),
+            needs_of(group.resources, device_id) if self._has_limiter else None,
+            group.rate_priority,
+        )
+        instance.attach(self._scheduler.serve, self._pool)
+        return instance
+
+    def _open_session(self, name: str, device_id: int | None) -> Session | RequestSession:
+        job = OpenJob(self.spec, self._file, name, device_id, self._settings, self._server)
+        return load_backend(self.spec.backend).open(job)
+
+    def _instance_names(self) -> list[tuple[str, int | None, InstanceGroup]]:
+        names: list[tuple[str, int | None, InstanceGroup]] = []
+        for group in self.spec.instance_groups:
+            for index in range(group.count):
+                if group.kind is InstanceKind.GPU:
+                    names += [(f"{group.name}_{index}_{gpu}", gpu, group) for gpu in group.gpus]
+                else:
+                    names.append((f"{group.name}_{index}", None, group))
+        if not names:
+            raise BadModelConfig(f"model '{self.name}': instance_group asks for no instance at all")
+        return names
+
+    def _close_instances(self) -> None:
+        self._scheduler.leave_limiter()
+        for instance in self._instances:
+            instance.close()
+        self._instances.clear()
+
+    def _move(self, state: VersionState) -> None:
+        self.state = next_state(self.state, state)
+        self.since_s = time.time()
+
+
+def with_facts_in_force(spec: ModelSpec, info: SessionInfo) -> ModelSpec:
+    """Return the specification with what was decided at load in its returned configuration, among `parameters`."""
+    config = json.loads(spec.config_json)
+    facts = {"edge_runtime": info.runtime, "edge_device": info.device, "edge_precision": info.precision}
+    config.setdefault("parameters", {}).update({name: {"string_value": value} for name, value in facts.items()})
+    return dataclasses.replace(spec, config_json=json.dumps(config))

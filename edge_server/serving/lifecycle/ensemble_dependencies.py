@@ -1,0 +1,162 @@
+"""What ensembles mean for the life of models: members come before, and go after, what is made of them.
+
+Guarded by the manager's lock; decides nothing about models that no ensemble takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from edge_server.core.ensemble_graph import find_circle
+from edge_server.core.version_lifecycle import DesiredModel, Member, VersionState
+from edge_server.errors import BadModelConfig
+from edge_server.serving.lifecycle.model_state import ModelState
+from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.routing.version_routes import ready_versions
+
+_NONE = "-"
+"""Stands for a member that does not serve, among the fingerprints of those that do."""
+
+_SEPARATOR = "|"
+
+_USING = (VersionState.READY, VersionState.DRAINING, VersionState.CLOSING)
+
+
+class Dependents:
+    """Sees all records of the manager."""
+
+    def __init__(self, models: Mapping[str, ModelState]) -> None:
+        self._models = models
+        self._ensembles_of: dict[str, set[str]] = {}
+        """Member -> every ensemble that had it as a member so far, so that no question goes through all models."""
+
+    def note_members(self, ensemble: str, members: Iterable[Member]) -> None:
+        """Remember what an ensemble is made of: called for each wish, and for each version that was opened."""
+        for member, _ in members:
+            self._ensembles_of.setdefault(member, set()).add(ensemble)
+
+    def effective(self, stated: DesiredModel) -> DesiredModel:
+        """Return the wish with fingerprints that change when anything does that an ensemble is made of, or that a
+        version is to be loaded anew for."""
+        record = self._models.get(stated.name)
+        if record is not None and record.renewals:
+            stated = _renewed(stated, record.renewals)
+        if not stated.members:
+            return stated
+        marks = "\n".join(self._mark(*member) or _NONE + self._failure(member[0]) for member in stated.members)
+        tail = _SEPARATOR + hashlib.blake2b(marks.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        versions = {
+            number: replace(wish, fingerprint=wish.fingerprint + tail) for number, wish in stated.versions.items()
+        }
+        return replace(stated, versions=versions)
+
+    def of(self, name: str) -> list[ModelState]:
+        """Return the ensembles that are wished for and have the model as a member."""
+        return [model for model in self._ensembles(name) if any(member == name for member, _ in model.stated.members)]
+
+    def awaited(self, model: ModelState) -> str:
+        """Return the member that an ensemble should wait for before it is loaded, "" when there is none."""
+        return self._awaited(model, {model.name})
+
+    def users(self, model: ModelState, version: ServedVersion) -> list[tuple[ModelState, ServedVersion]]:
+        """Return the living ensembles with a step that nobody would answer, were this version gone."""
+        left = {*ready_versions(model.living, version), *model.resting()}
+        found = []
+        for other in self._ensembles(model.name):
+            for item in other.living:
+                if item.state in _USING and any(
+                    name == model.name and not (left if number is None else number in left)
+                    for name, number in steps_of(item)
+                ):
+                    found.append((other, item))
+        return found
+
+    def is_used(self, version: ServedVersion) -> bool:
+        """Return whether a living ensemble has the model as a member."""
+        return any(
+            name == version.name
+            for model in self._ensembles(version.name)
+            for item in model.living
+            if item.state in _USING
+            for name, _ in steps_of(item)
+        )
+
+    def check_circle(self, name: str) -> None:
+        """Raise BadModelConfig for an ensemble that is a member of itself, over other ensembles or at once."""
+        circle = find_circle(
+            name, {model.name: [member for member, _ in model.stated.members] for model in self._models.values()}
+        )
+        if circle:
+            names = " -> ".join(f"'{item}'" for item in circle)
+            raise BadModelConfig(f"ensemble '{name}': expected models that do not lead back to it, given {names}")
+
+    def lacks(self, name: str, version: int | None) -> str:
+        """Return why a model cannot be a member now, "" when it can."""
+        record = self._models.get(name)
+        if record is None or not (record.wish.versions or record.wish.reason):
+            return f"model '{name}' is not loaded"
+        if self._mark(name, version):
+            return ""
+        which = f"model '{name}'" if version is None else f"model '{name}' version {version}"
+        rows = record.index_rows()
+        number = version if version is not None else max(rows, default=0)
+        state, reason = rows.get(number, ("", record.wish.reason))
+        failure = record.failed().get(number)
+        if failure is not None:
+            # What is on its way out has no reason of its own.
+            reason = failure.cause.message
+        return f"{which} does not serve: {reason or state or 'there is no such version'}"
+
+    def _ensembles(self, member: str) -> list[ModelState]:
+        """Return the models that are, or were, ensembles with this member, by name."""
+        return [self._models[name] for name in sorted(self._ensembles_of.get(member, ())) if name in self._models]
+
+    def _failure(self, name: str) -> str:
+        """Return why a model failed to load, so that the reason of what is made of it follows."""
+        record = self._models.get(name)
+        return "" if record is None else "; ".join(item.cause.message for item in record.failed().values())
+
+    def _mark(self, name: str, version: int | None) -> str:
+        """Return the fingerprint of what would answer for a member, "" when nothing would."""
+        record = self._models.get(name)
+        if record is None or not (record.wish.versions or record.wish.reason):
+            return ""
+        found = {number: cold.fingerprint for number, cold in record.resting().items()}
+        found |= {number: item.fingerprint for number, item in ready_versions(record.living, None).items()}
+        if version is None:
+            return found[max(found)] if found else ""
+        is_going = bool(record.wish.versions) and version not in record.wish.versions
+        return "" if is_going else found.get(version, "")
+
+    def _awaited(self, model: ModelState, seen: set[str]) -> str:
+        for name, number in model.stated.members:
+            record = self._models.get(name)
+            if record is None or name in seen or self._mark(name, number):
+                continue
+            seen.add(name)
+            if record.loading is not None or self._awaited(record, seen):
+                return name
+        return ""
+
+
+def _renewed(stated: DesiredModel, renewals: Mapping[int, tuple[str, str]]) -> DesiredModel:
+    """Return the wish with a mark on the fingerprints that are still those for which it was set."""
+    versions = dict(stated.versions)
+    for number, (fingerprint, mark) in renewals.items():
+        wish = versions.get(number)
+        if wish is not None and wish.fingerprint == fingerprint:
+            versions[number] = replace(wish, fingerprint=f"{fingerprint}+{mark}")
+    return replace(stated, versions=versions)
+
+
+def own_fingerprint(fingerprint: str) -> str:
+    """Return the part of a fingerprint that members have no part in."""
+    return fingerprint.partition(_SEPARATOR)[0]
+
+
+def steps_of(version: ServedVersion) -> Collection[Member]:
+    """Return the models and versions that an ensemble is made of; none of any other model."""
+    ensemble = version.spec.ensemble
+    return () if ensemble is None else [(step.model, step.version) for step in ensemble.steps]

@@ -1,0 +1,125 @@
+"""What the serving core knows of the box's GPUs: which are lost to this process, and what each load took of them.
+
+Loads on one GPU come one after the other, so that what its memory grew by in between is what the model took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from edge_server.core.model_spec import InstanceKind, ModelSpec
+from edge_server.errors import DeviceLost, OutOfMemory
+
+_OF_OTHERS = frozenset(("openvino",))
+"""Backends whose GPUs are not CUDA's, and are numbered by themselves."""
+
+_PATIENCE_S = 60.0
+"""How long a load waits for another one on the same GPU; one that hangs must not keep the others for ever."""
+
+
+class Meter(Protocol):
+    """Tells of a GPU's memory; see backends.cuda_device.CudaDevices."""
+
+    def memory(self, device_id: int) -> tuple[int, int]:
+        """Return the free bytes and all of them. Raises OSError."""
+
+
+def gpus_of(spec: ModelSpec) -> tuple[int, ...]:
+    """Return the numbers of CUDA's GPUs that instances of a model run on, ascending."""
+    if spec.backend in _OF_OTHERS:
+        return ()
+    return tuple(
+        sorted({gpu for group in spec.instance_groups if group.kind is InstanceKind.GPU for gpu in group.gpus})
+    )
+
+
+class Gpus:
+    """Thread-safe. `limits` are fractions of a GPU's memory, by its number: beyond it nothing more is loaded onto it.
+
+    `meter` None: memory is neither measured nor limited.
+    """
+
+    def __init__(self, meter: Meter | None = None, limits: Mapping[int, float] | None = None) -> None:
+        self._meter = meter
+        self._limits = limits or {}
+        self._lock = threading.Lock()
+        self._loads: dict[int, threading.Lock] = {}
+        self._lost: dict[int, str] = {}
+
+    def lose(self, device_id: int, reason: str) -> bool:
+        """Note that nothing runs on a GPU any more in this process. False when that was known."""
+        with self._lock:
+            if device_id in self._lost:
+                return False
+            self._lost[device_id] = reason
+            return True
+
+    def lost(self) -> Mapping[int, str]:
+        """Return the GPUs that are lost to this process, each with the reason."""
+        with self._lock:
+            return dict(self._lost)
+
+    @contextlib.contextmanager
+    def loading(self, model: str, device_ids: tuple[int, ...]) -> Iterator[dict[int, int]]:
+        """Have the GPUs for one load; yields the bytes that it took of each, complete once the block is left well.
+
+        Raises DeviceLost, and OutOfMemory when --model-load-gpu-limit forbids the load: before it, where the limit is
+        passed already. What passes it by this very load is found by `check_limits` within the block, as in Triton.
+        """
+        taken: dict[int, int] = {}
+        if not device_ids:
+            yield taken
+            return
+        with contextlib.ExitStack() as held:
+            for device_id in device_ids:  # ascending, so that two loads cannot wait for each other
+                lock = self._load_lock(device_id)
+                if lock.acquire(timeout=_PATIENCE_S):
+                    held.callback(lock.release)
+                self._check_lost(model, device_id)
+            self.check_limits(model, device_ids)
+            before = {device_id: self._used(device_id) for device_id in device_ids}
+            yield taken
+            for device_id, used in before.items():
+                after = self._used(device_id)
+                if used is not None and after is not None:
+                    taken[device_id] = max(after - used, 0)
+
+    def check_limits(self, model: str, device_ids: tuple[int, ...]) -> None:
+        """Raise OutOfMemory where more of a GPU is used than --model-load-gpu-limit allows, or nothing tells."""
+        for device_id in device_ids:
+            limit = self._limits.get(device_id)
+            if limit is None:
+                continue
+            told = self._memory(device_id)
+            if told is not None and told[1] - told[0] <= int(limit * told[1]):
+                continue
+            # Triton's sentence, of VerifyModelLoadGpuFraction in core's backend_model_instance.cc, and ours behind it.
+            now = "its memory cannot be read" if told is None else f"{1 - told[0] / told[1]:.0%} of its memory is used"
+            raise OutOfMemory(
+                f"can not create model '{model}': memory limit set for GPU {device_id} has exceeded, model loading is "
+                f"rejected. {now[0].upper()}{now[1:]}, --model-load-gpu-limit allows {limit:.0%}"
+            )
+
+    def _check_lost(self, model: str, device_id: int) -> None:
+        reason = self.lost().get(device_id)
+        if reason is not None:
+            raise DeviceLost(f"model '{model}': GPU {device_id} is lost to this process: {reason}")
+
+    def _used(self, device_id: int) -> int | None:
+        told = self._memory(device_id)
+        return None if told is None else told[1] - told[0]
+
+    def _memory(self, device_id: int) -> tuple[int, int] | None:
+        if self._meter is None:
+            return None
+        try:
+            return self._meter.memory(device_id)
+        except OSError:
+            return None
+
+    def _load_lock(self, device_id: int) -> threading.Lock:
+        with self._lock:
+            return self._loads.setdefault(device_id, threading.Lock())

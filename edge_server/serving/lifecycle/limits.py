@@ -1,0 +1,42 @@
+"""What the operator allows the manager: retries, how many models stay in memory, how long a run may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.version_lifecycle import ReloadPolicy
+from edge_server.errors import BadModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerLimits:
+    """`load_retry_count`: how often a load that failed for good is tried again at once. `reload_policy` is that of
+    models which set none. `max_resident_models` 0: any number. `idle_unload_s` 0: idle models stay.
+    `on_demand_timeout_s`: how long a request waits for its model to be loaded. `hang_timeout_s` 0: runs may take any
+    time.
+    """
+
+    load_retry_count: int = 0
+    reload_policy: ReloadPolicy = ReloadPolicy.OVERLAP
+    max_resident_models: int = 0
+    idle_unload_s: float = 0.0
+    on_demand_timeout_s: float = 60.0
+    hang_timeout_s: float = 0.0
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether models leave memory though they are wished for, and come back on request."""
+        return self.max_resident_models > 0 or self.idle_unload_s > 0
+
+    def reload_policy_of(self, spec: ModelSpec) -> ReloadPolicy:
+        """Return the model's own policy, its parameter `reload_policy`, or the server's. Raises BadModelConfig."""
+        text = spec.parameters.get("reload_policy")
+        if text is None:
+            return self.reload_policy
+        try:
+            return ReloadPolicy(text.strip().lower())
+        except ValueError:
+            raise BadModelConfig(
+                f"model '{spec.name}': parameter reload_policy must be overlap or replace, got '{text[:80]}'"
+            ) from None

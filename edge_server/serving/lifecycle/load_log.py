@@ -1,0 +1,54 @@
+"""What the log says of loads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_server.serving.lifecycle.model_state import Failure, ModelState
+    from edge_server.serving.routing.version_interface import ServedVersion
+
+log = logging.getLogger(__name__)
+
+LONG_LOAD_S = 60.0
+"""How often the log tells of the loads that take longer, and may hang."""
+
+_TOLD_AFTER_S = 10.0
+"""A load that takes longer is told of in the index."""
+
+
+def loading_reason(since_ns: int) -> str:
+    """Return what the index says of a load that began at `since_ns` of time.monotonic_ns; nothing while it is young."""
+    seconds = (time.monotonic_ns() - since_ns) / 1e9
+    return f"loading for {seconds:.0f} s" if seconds >= _TOLD_AFTER_S else ""
+
+
+def log_long_loads(models: Iterable[ModelState], least_s: float) -> None:
+    """Tell of the loads that are under way for `least_s` at least. Nothing ends them."""
+    for model in models:
+        seconds = (time.monotonic_ns() - model.loading_since_ns) / 1e9
+        if model.loading is not None and seconds >= least_s:
+            log.warning(
+                "model '%s' version %d is still loading after %.0f s", model.name, model.loading.version, seconds
+            )
+
+
+def log_failure(name: str, version: int, failure: Failure, before: Failure | None) -> None:
+    # The same cause at every try would fill the log.
+    is_old = before is not None and before.fingerprint == failure.fingerprint
+    is_old = is_old and before is not None and before.cause.message == failure.cause.message
+    level = logging.DEBUG if is_old else logging.ERROR
+    log.log(level, "model '%s' version %d failed to load: %s", name, version, failure.reason)
+
+
+def log_ready(version: ServedVersion) -> None:
+    report = version.report()
+    log.info(
+        "model '%s' version %d is loaded: %s, in %.0f ms",
+        report.name, report.version, report.how_it_runs, report.load_s * 1000,
+    )  # fmt: skip
+    for note in report.notes:
+        log.info("model '%s': %s", report.name, note)

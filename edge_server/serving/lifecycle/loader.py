@@ -1,0 +1,238 @@
+"""Loading one version: which runtime opens it, how often it is tried, and how many load at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from edge_server.backends.base import ServerCalls
+from edge_server.core.version_lifecycle import DesiredVersion, Resolved
+from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
+from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.thread_pool import RunPool
+from edge_server.serving.lifecycle.gpu_state import Gpus
+from edge_server.serving.lifecycle.limits import ManagerLimits
+from edge_server.serving.lifecycle.load_errors import HEALS, as_passing
+from edge_server.serving.routing.canary import canary_terms
+from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.timer import Alarm, Timer
+
+if TYPE_CHECKING:
+    from edge_server.serving.cache.response_cache import ResponseCache
+    from edge_server.serving.ensemble.version import Members
+    from edge_server.serving.execution.version import OnGpuFault
+
+log = logging.getLogger(__name__)
+
+
+class Loader:
+    """Opens what was resolved. Holds no version; may be used by several threads."""
+
+    def __init__(
+        self,
+        timer: Timer,
+        settings: Mapping[str, Mapping[str, str]],
+        limits: ManagerLimits,
+        gate: AdmissionControl = OPEN_GATE,
+        limiter: RateLimiter | None = None,
+        cache: ResponseCache | None = None,
+    ) -> None:
+        self.pool = RunPool(timer)
+        """The threads that run sessions which are bound to none."""
+        self._cache = cache
+        self._gate = gate
+        self._limiter = limiter
+        self._timer = timer
+        self._settings = settings
+        self._limits = limits
+        self.members: Members | None = None
+        """The models around ensembles; set before anything is loaded."""
+        self.server: ServerCalls | None = None
+        """What models may ask of the server; None where there is none around them."""
+
+        self.gpus = Gpus()
+        """What is known of the box's GPUs; exchanged before anything is loaded."""
+        self.on_gpu_fault: OnGpuFault | None = None
+
+    def resolve(self, wish: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
+        """Return what there is to open, its own parameters checked. Raises LoadError."""
+        # What runs models is imported by the first of them: a server that waits for one stays smaller.
+        from edge_server.serving.lifecycle.warmup import warmup_rules
+        from edge_server.serving.sequence.scheduler import waiting_limits
+
+        try:
+            resolved = wish.resolve(passed_over)
+        except (LoadError, OSError) as error:
+            raise as_passing(error) from error
+        spec = resolved.spec
+        self._limits.reload_policy_of(spec)
+        canary_terms(spec)
+        warmup_rules(spec)
+        waiting_limits(spec)
+        return resolved
+
+    def open(self, wish: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
+        """Return the version, READY. A load that fails for good is tried again `load_retry_count` times at once.
+
+        Raises LoadError, BackendError ...: what the last try raised.
+        """
+        for tries_left in range(self._limits.load_retry_count, -1, -1):
+            try:
+                return self._open_by_any(wish, resolved, generation)
+            except HEALS:
+                raise
+            except EdgeServerError as error:
+                if not tries_left:
+                    raise
+                name = resolved.spec.name
+                log.warning("model '%s' failed to load, %d tries are left: %s", name, tries_left, error.message)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _open_by_any(self, wish: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
+        """Return the version opened by the first of the runtimes to choose from that can."""
+        from edge_server.serving.ensemble.version import EnsembleVersion
+        from edge_server.serving.execution.version import ModelVersion
+
+        if resolved.spec.ensemble is not None:
+            assert self.members is not None
+            ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self.members, self._timer, self._cache)
+            ensemble.open()
+            return ensemble
+        passed_over: dict[str, str] = {}
+        while True:
+            version = ModelVersion(
+                resolved,
+                generation,
+                wish.fingerprint,
+                self._timer,
+                self._settings,
+                self._gate,
+                self._limiter,
+                self.server,
+                self._cache,
+                pool=self.pool,
+            )
+            version.gpus, version.on_gpu_fault = self.gpus, self.on_gpu_fault
+            try:
+                version.open()
+            except ChangedWhileLoading:
+                # No fault of the runtime's: the files are looked at again, by the same one.
+                raise
+            except LoadError as error:
+                if not resolved.has_alternatives or resolved.spec.backend in passed_over:
+                    if passed_over:
+                        # The last runtime's reason alone would hide why the better ones are out.
+                        raise type(error)("; ".join((error.message, *resolved.spec.notes))) from error
+                    raise
+                passed_over[resolved.spec.backend] = error.message
+            else:
+                return version
+            resolved = self.resolve(wish, passed_over)
+
+
+class LoaderThreads:
+    """Threads that load, or close, models: one for each job that holds a slot, and one that waits for the next slot.
+
+    `start` runs a function on a thread of its own. Thread-safe.
+    """
+
+    def __init__(self, slots: LoadSlots, start: Callable[[Callable[[], None]], None]) -> None:
+        self._slots = slots
+        self._start = start
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[LoadSlot], None]] = deque()
+        self._has_waiting_thread = False
+
+    def run(self, job: Callable[[LoadSlot], None]) -> None:
+        """Have a job run on a thread that holds a slot meanwhile, after those given before. Returns at once."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._has_waiting_thread:
+                return
+            self._has_waiting_thread = True
+        self._start(self._live)
+
+    def _live(self) -> None:
+        is_needed = True
+        while is_needed:
+            with self._slots.taken() as slot:
+                with self._lock:
+                    job = self._jobs.popleft()
+                    self._has_waiting_thread = bool(self._jobs)
+                    needs_next = self._has_waiting_thread
+                if needs_next:
+                    self._start(self._live)
+                job(slot)
+                del job
+            with self._lock:
+                is_needed = bool(self._jobs) and not self._has_waiting_thread
+                self._has_waiting_thread |= is_needed
+
+
+class LoadSlots:
+    """How many models load at the same time. A load that takes longer than `patience_s` no longer counts: two that
+    hang in their runtimes must not keep all others from loading."""
+
+    def __init__(self, count: int, timer: Timer, patience_s: float) -> None:
+        self._free = threading.Semaphore(count)
+        self._timer = timer
+        self._patience_s = patience_s
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[LoadSlot]:
+        """Wait for a slot, and hold it for the block."""
+        slot = LoadSlot(self._free, self._timer, self._patience_s)
+        slot.enter()
+        try:
+            yield slot
+        finally:
+            slot.leave()
+
+
+class LoadSlot:
+    """One thread's right to load. Held from `enter` to `leave`, or until the patience is over."""
+
+    def __init__(self, free: threading.Semaphore, timer: Timer, patience_s: float) -> None:
+        self._free = free
+        self._timer = timer
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._hold = 0
+        """The number of the hold that lasts, 0 while none does: an alarm of one before it may be under way still."""
+        self._holds = itertools.count(1)
+        self._alarm: Alarm | None = None
+
+    def enter(self) -> None:
+        self._free.acquire()
+        hold = self._hold = next(self._holds)
+        when_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
+        self._alarm = self._timer.call_at(when_ns, lambda: self._give_back(hold))
+
+    def leave(self) -> None:
+        """Let others load; nothing happens when the slot was given back before."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._give_back(self._hold)
+
+    @contextlib.contextmanager
+    def given_back(self) -> Iterator[None]:
+        """Let others load while this thread only waits."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter()
+
+    def _give_back(self, hold: int) -> None:
+        with self._lock:
+            if not hold or self._hold != hold:
+                return
+            self._hold = 0
+        self._free.release()

@@ -1,0 +1,285 @@
+"""What the manager knows of one model: its wish, what lives, what failed and when it is tried again, what is out of
+memory for now. Guarded by the manager's lock; decides nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.status_reports import VersionReport
+from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState, retry_delay_s
+from edge_server.errors import EdgeServerError, OutOfMemory
+from edge_server.serving.lifecycle.load_errors import HEALS
+from edge_server.serving.lifecycle.load_log import loading_reason
+from edge_server.serving.routing.pending_requests import PendingRequest
+from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.routing.version_routes import RejectedCanary, Routes
+from edge_server.serving.timer import Alarm
+
+UNLOADED = "unloaded"
+"""Triton's reason of a version that nobody wishes for any more."""
+
+_LOADING_RETRY_S = 1.0
+"""Retry-After for a model that is being loaded. How long the load takes is not known."""
+
+UNLOADED_IDLE = "unloaded: idle; loads again on request"
+UNLOADED_FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
+
+
+@dataclass(slots=True)
+class Failure:
+    """A load that failed. `retry_at_s` is the unix time of the next try, None when only new files, or an order, help.
+
+    `is_due`: that time has come.
+    """
+
+    fingerprint: str
+    cause: EdgeServerError
+    generation: int
+    count: int = 1
+    since_s: float = field(default_factory=time.time)
+    retry_at_s: float | None = None
+    alarm: Alarm | None = None
+    is_due: bool = False
+
+    @property
+    def can_heal(self) -> bool:
+        return isinstance(self.cause, HEALS)
+
+    @property
+    def lacks_memory(self) -> bool:
+        return isinstance(self.cause, OutOfMemory)
+
+    @property
+    def reason(self) -> str:
+        words = self.cause.message or type(self.cause).__name__
+        if self.retry_at_s is None:
+            return words
+        clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.retry_at_s))
+        return f"{words} (failed {self.count} time(s), tried again at {clock})"
+
+    def forget_retry(self) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class EvictedVersion:
+    """A version that is wished for but out of memory: what to tell of it, and the fingerprint it was checked with."""
+
+    fingerprint: str
+    spec: ModelSpec
+    reason: str
+    generation: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    generation: int
+    since_s: float
+    served_count: int
+
+
+@dataclass(slots=True, eq=False)
+class ModelState:
+    """`loading` is the load under way; `is_opening` once it takes memory. `is_demanded`: a request, or an order, wants
+    cold versions back. `failures` are those of the latest files tried."""
+
+    wish: DesiredModel
+    living: list[ServedVersion] = field(default_factory=list)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    retired: dict[int, Retired] = field(default_factory=dict)
+    cold: dict[int, EvictedVersion] = field(default_factory=dict)
+    parked: set[PendingRequest] = field(default_factory=set)
+    generation: int = 0
+    loading: LoadAction | None = None
+    is_opening: bool = False
+    is_demanded: bool = False
+    is_replacing: bool = False
+    has_served: bool = False
+    """Whether anything of it was READY since it was last added to the desired state."""
+    lost_gpu: set[int] = field(default_factory=set)
+    """Versions that are wished for, whose GPU was lost, and that were not brought up again since."""
+    loading_since_s: float = 0.0
+    loading_since_ns: int = 0
+    """The same on the clock of time.monotonic_ns, for how long: the time of day of a small box may jump by years."""
+    fallen: RejectedCanary | None = None
+    stated: DesiredModel = field(init=False)
+    """The wish as it was stated; for an ensemble `wish` takes its members into account."""
+    awaits: str = ""
+    """The member that the next load of an ensemble waits for."""
+    renewals: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Versions to be loaded anew though their files are as they were: the fingerprint stated for them, and a mark."""
+
+    def __post_init__(self) -> None:
+        self.stated = self.wish
+
+    @property
+    def name(self) -> str:
+        return self.wish.name
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is, or was, anything of it."""
+        return bool(self.wish.versions or self.living or self.failures or self.retired)
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether something is left to load."""
+        return self.loading is not None or bool(self.awaits)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether it takes a place in memory, or is about to."""
+        return self.is_opening or any(item.spec.ensemble is None for item in self.living)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it takes a place in memory that it will not give back by itself."""
+        return self.is_opening or any(
+            item.state is VersionState.READY and item.spec.ensemble is None for item in self.living
+        )
+
+    def of_generation(self, generation: int) -> ServedVersion:
+        """Return the version that lives of this generation; there is one."""
+        return next(item for item in self.living if item.generation == generation)
+
+    def begin_load(self, action: LoadAction) -> None:
+        self.loading = action
+        self.loading_since_s, self.loading_since_ns = time.time(), time.monotonic_ns()
+
+    def end_load(self) -> None:
+        self.loading = None
+        self.is_opening = self.is_replacing = False
+
+    def failed(self) -> dict[int, Failure]:
+        """Return the versions that are wished for but whose files, as they are now, did not load."""
+        wished = self.wish.versions
+        return {
+            number: failure
+            for number, failure in sorted(self.failures.items())
+            if number in wished and wished[number].fingerprint == failure.fingerprint and not failure.is_due
+        }
+
+    def resting(self) -> dict[int, EvictedVersion]:
+        """Return the versions that are wished for, as they are now, and stay out of memory until somebody asks."""
+        wished = self.wish.versions
+        return {
+            number: cold
+            for number, cold in self.cold.items()
+            if number in wished and wished[number].fingerprint == cold.fingerprint
+        }
+
+    def to_serve(self) -> dict[int, str]:
+        """Return the versions, with fingerprints, that should be in memory and can be."""
+        left_out = self.failed().keys() | (set() if self.is_demanded else self.resting().keys())
+        return {number: wish.fingerprint for number, wish in self.wish.versions.items() if number not in left_out}
+
+    def may_wait_for(self, version: int | None) -> bool:
+        """Return whether a request for the version will find it if it waits."""
+        if self.loading is None and not self.resting():
+            return False
+        able = self.wish.versions.keys() - self.failed().keys()
+        return bool(able) if version is None else version in able
+
+    def can_be_evicted(self) -> bool:
+        """Return whether it serves just what is wished for, and nobody uses it now.
+
+        An old generation that stands in for files that do not load would not come back. Ensembles take no memory.
+        """
+        if self.stated.members:
+            return False
+        as_wished = {item.version: item.fingerprint for item in self.living if item.state is VersionState.READY}
+        wished = {number: wish.fingerprint for number, wish in self.wish.versions.items()}
+        is_quiet = self.loading is None and not self.parked and not any(item.in_flight for item in self.living)
+        return bool(as_wished) and as_wished == wished and not self.wish.reason and is_quiet
+
+    def last_used_ns(self) -> int:
+        return max((item.last_used_ns for item in self.living), default=0)
+
+    def retry_after_s(self, version: int | None) -> float | None:
+        """Return after how long a request for a version (None: any) may be answered, as far as is known; None when only
+        new files, or an order, can help."""
+        rows = self.index_rows()
+        if any(state == "LOADING" for number, (state, _) in rows.items() if version in (None, number)):
+            return _LOADING_RETRY_S
+        # Bounded, for the time of day of a small box may jump by years.
+        waits_s = [
+            min(max(failure.retry_at_s - time.time(), _LOADING_RETRY_S), retry_delay_s(failure.count))
+            for number, failure in self.failed().items()
+            if version in (None, number) and failure.retry_at_s is not None
+        ]
+        return min(waits_s, default=None)
+
+    def why_not_served(self) -> str:
+        """Return why none of the versions that should serve does, highest first; "" when none should."""
+        if self.wish.reason:
+            return self.wish.reason
+        rows = self.index_rows()
+        parts = []
+        for number in sorted(self.wish.versions, reverse=True):
+            state, reason = rows.get(number, ("UNAVAILABLE", ""))
+            parts.append(f"version {number} is {state}" + (f" ({reason})" if reason else ""))
+        return "; ".join(parts)
+
+    def index_rows(self) -> dict[int, tuple[str, str]]:
+        """Return (state, reason) of each version, in Triton's words."""
+        failed = self.failed()
+        rows: dict[int, tuple[str, str]] = dict.fromkeys(self.retired, ("UNAVAILABLE", UNLOADED))
+        rows.update({number: ("UNAVAILABLE", failure.reason) for number, failure in self.failures.items()})
+        rows.update({number: ("UNAVAILABLE", cold.reason) for number, cold in self.resting().items()})
+        rows.update({item.version: (INDEX_STATES[item.state], item.reason) for item in self.living})
+        if self.loading is not None or self.awaits:
+            resting = set() if self.is_demanded else self.resting().keys()
+            coming = self.wish.versions.keys() - failed.keys() - resting
+            rows.update(dict.fromkeys(coming, ("LOADING", "")))
+            if self.loading is not None and self.loading.version in coming:
+                rows[self.loading.version] = ("LOADING", loading_reason(self.loading_since_ns))
+        for item in self.living:
+            if item.state is VersionState.READY:
+                rows[item.version] = ("READY", self._note_on(item, failed))
+        return rows
+
+    def reports(self, routes: Routes | None) -> list[VersionReport]:
+        """Return every version with its past, those that live first."""
+        failed = self.failed()
+        reports = [
+            item.version_report(
+                routes.share_of(item) if routes is not None else 0.0,
+                self._note_on(item, failed) if item.state is VersionState.READY else "",
+            )
+            for item in self.living
+        ]
+        living = {item.version for item in self.living}
+        if self.loading is not None:
+            number, since_s = self.loading.version, self.loading_since_s
+            reason = loading_reason(self.loading_since_ns)
+            reports.append(VersionReport(self.name, number, self.generation, "LOADING", since_s, 0, reason, 0.0))
+            living.add(number)
+        return reports + [report for report in self._past() if report.version not in living]
+
+    def _past(self) -> list[VersionReport]:
+        past = {
+            number: VersionReport(
+                self.name, number, item.generation, "RETIRED", item.since_s, item.served_count, UNLOADED, 0.0
+            )
+            for number, item in self.retired.items()
+        }
+        for number, failure in self.failures.items():
+            past[number] = VersionReport(
+                self.name, number, failure.generation, "FAILED", failure.since_s, 0, failure.reason, 0.0
+            )
+        for number, cold in self.resting().items():
+            past[number] = VersionReport(
+                self.name, number, cold.generation, "RETIRED", cold.since_s, 0, cold.reason, 0.0
+            )
+        return [past[number] for number in sorted(past)]
+
+    def _note_on(self, item: ServedVersion, failed: dict[int, Failure]) -> str:
+        if item.version in failed:
+            return f"an earlier generation serves; the newest failed: {failed[item.version].reason}"
+        if self.fallen is not None and self.fallen.generation == item.generation:
+            return f"takes only requests that name it, the canary fell back: {self.fallen.reason}"
+        return ""

@@ -1,0 +1,348 @@
+"""Warm-up: made-up requests run on every instance before a version is offered, as Triton's model_warmup declares."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from edge_server.backends.base import Array, RequestSession, Session
+from edge_server.core.batch import BatchPlan
+from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
+from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BadModelConfig, EdgeServerError, NotWarmedUp, WarmupFailed
+from edge_server.serving.sequence.control_tensors import fresh_inputs
+
+log = logging.getLogger(__name__)
+
+AnySession: TypeAlias = Session | RequestSession
+
+PROBE = "probe"
+"""Name of the sample that is made from the inputs alone, where the configuration declares none."""
+
+_SHOWN_ERROR = 300
+"""How many characters of a runtime's error are shown where the inputs were made up."""
+
+_WIDE = 64
+"""A multiple of the strides of most networks for pictures, and a short sentence."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WarmupRules:
+    """`allows_nan`: floats may be NaN or infinite. `probes`: one made-up inference stands in for absent samples."""
+
+    allows_nan: bool
+    probes: bool
+
+
+def warmup_rules(spec: ModelSpec) -> WarmupRules:
+    """Return what the parameters `warmup_allow_nan` and `warmup_probe` say. Raises BadModelConfig."""
+    return WarmupRules(_is_set(spec, "warmup_allow_nan", False), _is_set(spec, "warmup_probe", True))
+
+
+def warm(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
+    """Run every declared sample; the first that fails raises WarmupFailed, naming it and why.
+
+    A sample fails when the runtime does, when an output has not the shape and type declared, and when a float of it is
+    NaN or infinite though those of the inputs are finite.
+    """
+    for sample in spec.warmup:
+        if sample.batch_size > 0:
+            _try(session, spec, plan, sample, model_dir)
+
+
+def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
+    """Run one made-up inference on a model that declares no sample, so that a file which opens but does not work never
+    replaces one that does. Raises WarmupFailed.
+
+    Left out where inputs cannot be made up with reason: a dimension of any size, strings, shapes as values, optional
+    inputs, a session that takes requests one by one. A model whose answer to zeros is not finite is asked again with
+    ones and random numbers: a vector of length 0, or a mask that hides everything, has no finite answer in many sound
+    models.
+    """
+    if _is_checked_at_load(session, spec):
+        _run_made_up(session, spec, plan, model_dir)
+
+
+def _is_checked_at_load(session: AnySession, spec: ModelSpec) -> bool:
+    if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession):
+        return False
+    return _first_sample(spec) is None and _can_be_made_up(spec)
+
+
+def _first_sample(spec: ModelSpec) -> WarmupSample | None:
+    return next((sample for sample in spec.warmup if sample.batch_size > 0), None)
+
+
+def _run_made_up(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> None:
+    try:
+        _try(session, spec, plan, probe_sample(spec), model_dir)
+    except NotFinite:
+        _try(session, spec, plan, probe_sample(spec, is_zero=False), model_dir)
+
+
+def _can_be_made_up(spec: ModelSpec) -> bool:
+    return bool(spec.inputs) and all(
+        min(item.dims, default=1) > 0
+        and item.dtype is not DType.BYTES
+        and not (item.is_optional or item.is_shape_tensor or item.allow_ragged_batch)
+        for item in spec.inputs
+    )
+
+
+class NotFinite(WarmupFailed):
+    """The model answered NaN or infinity where it was given finite numbers."""
+
+
+def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
+    """Run one inference and return its seconds: the first declared sample, or zeros.
+
+    A sample that is declared, or that loading makes up too (see `check_opened`), has to work: WarmupFailed. Of other
+    models every dimension of any size is set to 1, and where that fails to `_WIDE`: a picture of one pixel is too small
+    for many networks that take pictures of any size. Where that fails as well the model is served all the same, as
+    nothing is known of what it takes: NotTried.
+    """
+    declared = _first_sample(spec)
+    started = time.monotonic()
+    if declared is not None:
+        _try(session, spec, plan, dataclasses.replace(declared, count=1), model_dir)
+    elif _is_checked_at_load(session, spec):
+        _run_made_up(session, spec, plan, model_dir)
+    else:
+        started = _run_guesses(session, spec, plan, model_dir)
+    return time.monotonic() - started
+
+
+def _run_guesses(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
+    """Run zeros of sizes that are guessed, until some suit; return when that inference began. Raises NotTried."""
+    guesses = [probe_sample(spec), probe_sample(spec, free_dim=_WIDE)]
+    failures: list[WarmupFailed] = []
+    for sample in guesses if guesses[1] != guesses[0] else guesses[:1]:
+        started = time.monotonic()
+        try:
+            _try(session, spec, plan, sample, model_dir)
+        except WarmupFailed as failure:
+            failures.append(failure)
+        else:
+            return started
+    raise not_tried(spec, failures[0].__cause__ or failures[0])
+
+
+def not_tried(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
+    """Return the message for a model that failed with made-up inputs, first with `error`."""
+    lead = [1] if spec.max_batch_size > 0 else []
+    shapes = ", ".join(f"{item.name} {[*lead, *item.dims]}" for item in probe_sample(spec).inputs) or "none"
+    has_free = any(-1 in item.dims for item in spec.inputs)
+    sizes = f"; then {_WIDE} for each dimension of any size" if has_free else ""
+    return NotWarmedUp(
+        f"it loads and would be served, but was not tried: it does not run with made-up inputs ({shapes}{sizes}). To "
+        f"have it tried, declare a model_warmup in its config.pbtxt. The error was: {str(error)[:_SHOWN_ERROR]}"
+    )
+
+
+def probe_sample(spec: ModelSpec, *, is_zero: bool = True, free_dim: int = 1) -> WarmupSample:
+    """Return a sample made from the inputs alone: zeros, or random floats of 0 to 1 and ones. Values of shape tensors
+    are ones: nothing is of size 0."""
+    inputs = tuple(
+        WarmupInput(
+            item.name,
+            item.dtype,
+            tuple(free_dim if dim == -1 else dim for dim in item.dims),
+            "zero" if is_zero and not item.is_shape_tensor else "random" if _is_float(item.dtype) else "one",
+        )
+        for item in spec.inputs
+        if not item.is_optional
+    )
+    return WarmupSample(PROBE, 1, inputs)
+
+
+def build(spec: ModelSpec, sample: WarmupSample, model_dir: Path) -> Request:
+    """Return the sample as one request of `batch_size` rows. Raises WarmupFailed for unusable data."""
+    inputs = {item.name: Tensor(item.name, item.dtype, _data(spec, sample, item, model_dir)) for item in sample.inputs}
+    inputs.update(fresh_inputs(spec, sample.batch_size if spec.max_batch_size > 0 else 1, model_dir))
+    return Request(spec.name, inputs, id=f"warmup {sample.name}")
+
+
+def _data(spec: ModelSpec, sample: WarmupSample, item: WarmupInput, model_dir: Path) -> Array:
+    declared = spec.input(item.name)
+    has_rows = spec.max_batch_size > 0 and not (declared is not None and declared.is_shape_tensor)
+    shape = (sample.batch_size, *item.dims) if has_rows else item.dims
+    if item.dtype is DType.BYTES and item.source != "file":
+        # Random strings would be noise to any tokenizer; Triton sends empty ones as well.
+        return np.full(shape, b"", dtype=object)
+    if item.source == "zero":
+        return np.zeros(shape, item.dtype.numpy)
+    if item.source == "one":
+        return np.ones(shape, item.dtype.numpy)
+    if item.source == "random":
+        return _random(item.dtype, shape)
+    return _from_file(spec, sample, item, shape, model_dir)
+
+
+def _random(dtype: DType, shape: tuple[int, ...]) -> Array:
+    generator = np.random.default_rng(0)
+    kind = dtype.numpy.kind
+    if dtype is DType.BF16:
+        bits = generator.random(shape, np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16)
+    if kind == "f":
+        return generator.random(shape).astype(dtype.numpy)
+    if kind == "b":
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    limits = np.iinfo(dtype.numpy)  # type: ignore[type-var]
+    return generator.integers(limits.min, limits.max, shape, dtype=dtype.numpy, endpoint=True)
+
+
+def _from_file(
+    spec: ModelSpec, sample: WarmupSample, item: WarmupInput, shape: tuple[int, ...], model_dir: Path
+) -> Array:
+    path = model_dir / "warmup" / item.file_name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _failed(sample.name, f"cannot read {path}: {error.strerror}") from error
+    item_elements = int(np.prod(item.dims, dtype=np.int64))
+    rows = shape[0] if len(shape) > len(item.dims) else 1
+    if item.dtype is DType.BYTES:
+        strings = _strings(data, item_elements)
+        if strings is None:
+            raise _failed(sample.name, f"{path} does not hold {item_elements} length-prefixed strings")
+        one = np.empty(item_elements, dtype=object)
+        one[:] = strings
+    else:
+        need = item_elements * item.dtype.itemsize
+        if len(data) < need:
+            raise _failed(sample.name, f"input '{item.name}' needs {need} bytes for an item, {path} has {len(data)}")
+        one = np.frombuffer(data, item.dtype.numpy, item_elements)
+    return np.tile(one, rows).reshape(shape)
+
+
+def _strings(data: bytes, count: int) -> list[bytes] | None:
+    """Return `count` strings, each behind its length as 4 little-endian bytes; None when there are fewer."""
+    found: list[bytes] = []
+    position = 0
+    while len(found) < count:
+        end = position + 4 + int.from_bytes(data[position : position + 4], "little")
+        if position + 4 > len(data) or end > len(data):
+            return None
+        found.append(data[position + 4 : end])
+        position = end
+    return found
+
+
+def _try(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, model_dir: Path) -> None:
+    try:
+        request = build(spec, sample, model_dir)
+        for _ in range(max(sample.count, 1)):
+            _run(session, spec, plan, sample, request)
+    except WarmupFailed:
+        raise
+    except EdgeServerError as error:
+        raise _failed(sample.name, error.message) from error
+    except Exception as error:
+        log.exception("model '%s': warm-up failed in a way that its backend does not know", spec.name)
+        raise _failed(sample.name, f"{type(error).__name__}: {error}") from error
+
+
+def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, request: Request) -> None:
+    if isinstance(session, RequestSession):
+        _run_request(session, plan, request)
+    else:
+        outputs = session.run(plan.gather([request]), plan.wanted([request]))
+        (answer,) = plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])
+        if not warmup_rules(spec).allows_nan and all(map(_is_finite, request.inputs.values())):
+            _check_finite(sample, answer)
+
+
+def _check_finite(sample: WarmupSample, answer: tuple[Tensor, ...]) -> None:
+    for tensor in answer:
+        if not _is_finite(tensor):
+            raise NotFinite(
+                f"failed to run warmup sample '{sample.name}': output '{tensor.name}' holds NaN or infinity though all "
+                "inputs are finite; the parameter warmup_allow_nan permits that"
+            )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.dtype is DType.BF16:
+        # An exponent of all ones is infinity or NaN.
+        return not bool(((tensor.array.view(np.uint16) & 0x7F80) == 0x7F80).any())
+    return not _is_float(tensor.dtype) or bool(np.isfinite(tensor.array).all())
+
+
+def _is_float(dtype: DType) -> bool:
+    return dtype is DType.BF16 or dtype.numpy.kind == "f"
+
+
+def _run_request(session: RequestSession, plan: BatchPlan, request: Request) -> None:
+    execution = _WarmupExecution(request, plan)
+    session.execute([execution])
+    execution.closed.wait()
+    if execution.error is not None:
+        raise execution.error
+
+
+class _WarmupExecution:
+    """A request whose answers are checked for their shapes and then dropped."""
+
+    def __init__(self, request: Request, plan: BatchPlan) -> None:
+        self.request = request
+        self.error: EdgeServerError | None = None
+        self.closed = threading.Event()
+        self._plan = plan
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def send(
+        self,
+        outputs: Mapping[str, Array],
+        *,
+        is_final: bool = False,
+        parameters: Mapping[str, Parameter] = NO_PARAMETERS,
+    ) -> None:
+        try:
+            self._plan.answer(outputs, self.request)
+        except EdgeServerError as error:
+            self.fail(error)
+            return
+        if is_final:
+            self.closed.set()
+
+    def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
+        self.error = self.error or error
+        if is_final:
+            self.closed.set()
+
+    def finish(self) -> None:
+        self.closed.set()
+
+    def reschedule(self) -> None:
+        # That it runs is known now; what it would take another time is in no sample.
+        self.finish()
+
+
+def _is_set(spec: ModelSpec, key: str, default: bool) -> bool:
+    text = spec.parameters.get(key)
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false", "1", "0"):
+        raise BadModelConfig(f"model '{spec.name}': parameter {key} must be true or false, got '{text[:80]}'")
+    return text.strip().lower() in ("true", "1")
+
+
+def _failed(sample: str, reason: str) -> WarmupFailed:
+    way_out = ""
+    if sample == PROBE:
+        way_out = (
+            "; the input was made up, as the configuration has no model_warmup: declare one, or set the parameter "
+            "warmup_probe to false to go without this check"
+        )
+    return WarmupFailed(f"failed to run warmup sample '{sample}': {reason}{way_out}")

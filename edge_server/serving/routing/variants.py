@@ -1,0 +1,207 @@
+"""Model variants: a lighter model that answers in the place of a heavier one while the box cannot bear the heavy one.
+
+A model names its variant in config.pbtxt: `parameters { key: "variant" value { string_value: "light_model" } }`. Who
+watches over the box chooses when (`VariantChoice`); here stands whether it may be: the lighter model serves, and takes
+and gives what the heavier one does, so that no client notices but by the answer's parameter `edge_variant`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.request_response import Response, ResponseSink
+from edge_server.serving.routing.version_routes import Routes
+from edge_server.telemetry.event_bus import MODEL_READY, Event
+
+_log = logging.getLogger(__name__)
+
+VARIANT_KEY = "variant"
+"""Key of config.pbtxt's parameters: the lighter model's name."""
+
+VARIANT_PARAMETER = "edge_variant"
+"""Parameter of a response that another model than the one asked for has computed: which one."""
+
+_IMAGE_KEYS = ("image_", "network_image_")
+"""How a picture becomes the input. Where that differs, the same tensor means something else to the lighter model."""
+
+
+class VariantChoice(Protocol):
+    """Thread-safe; returns at once."""
+
+    def stand_in(self, name: str) -> str | None:
+        """Return the model that is to answer for `name` now; None: itself."""
+
+
+class RouteTable(Protocol):
+    """As much of the manager as is needed here."""
+
+    def routes_of(self, name: str) -> Routes | None:
+        """Return the routing table of a model, None when nothing of it serves."""
+
+    def serving_names(self) -> Sequence[str]:
+        """Return the models of which something serves."""
+
+
+class Variants:
+    """Thread-safe. Nothing stands in for anything until there is a `choice`."""
+
+    def __init__(self, table: RouteTable) -> None:
+        self.choice: VariantChoice | None = None
+        self._table = table
+        self._judged: dict[str, tuple[ModelSpec, ModelSpec, str]] = {}
+        self._named: set[str] = set()
+        """Models that were loaded and name a variant, some of them perhaps no more."""
+
+    def choose(self, choice: VariantChoice | None) -> None:
+        """Let `choice` decide from now on; None: nothing stands in for anything, and requests need not ask."""
+        self.choice = choice
+
+    def pairs(self) -> Mapping[str, str]:
+        """Return the lighter model of each model that serves and names one, if it serves too and can stand in: for
+        requests, or at least for frames, which are fitted anew."""
+        found = {}
+        for name in self._table.serving_names():
+            heavy = self._spec(name)
+            lighter = None if heavy is None else variant_of(heavy)
+            light = None if lighter is None or lighter == name else self._spec(lighter)
+            if heavy is None or light is None:
+                continue
+            if not self._difference(heavy, light) or (_takes_images(heavy) and _takes_images(light)):
+                found[name] = light.name
+        return found
+
+    def in_force(self) -> Mapping[str, str]:
+        """Return, for each model that another one stands in for now, that one."""
+        return {name: spec.name for name in self.pairs() if (spec := self.stand_in(name)) is not None}
+
+    def stand_in(self, name: str) -> ModelSpec | None:
+        """Return what the lighter model promises that is to answer for `name` now; None: `name` answers by itself.
+
+        Whether the two promise the same is not looked at: a frame is fitted to the model that will see it.
+        """
+        choice = self.choice
+        lighter = None if choice is None else choice.stand_in(name)
+        return None if lighter is None or lighter == name else self._spec(lighter)
+
+    def tensor_stand_in(self, name: str) -> str | None:
+        """Return the lighter model that is to answer a request made for `name`, if it takes and gives the same."""
+        light = self.stand_in(name)
+        heavy = None if light is None else self._spec(name)
+        if light is None or heavy is None or self._difference(heavy, light):
+            return None
+        return light.name
+
+    def note(self, name: str) -> str:
+        """Return why the variant that a model names cannot stand in for it, "" when it can or none is named."""
+        heavy = self._spec(name)
+        lighter = None if heavy is None else variant_of(heavy)
+        if heavy is None or lighter is None:
+            return ""
+        light = self._spec(lighter)
+        words = f"model '{lighter}' does not serve" if light is None else self._difference(heavy, light)
+        return f"its variant does not stand in for it: {words}" if words else ""
+
+    def receive(self, event: Event) -> None:
+        """Say in the log what keeps a variant from standing in, now that one of the two was loaded."""
+        if event.kind != MODEL_READY:
+            return
+        name = str(event.fields["model"])
+        loaded = self._spec(name)
+        if loaded is not None and variant_of(loaded) is not None:
+            self._named.add(name)
+        for heavy in sorted(self._named):
+            spec = self._spec(heavy)
+            lighter = None if spec is None else variant_of(spec)
+            if lighter is None or name not in (heavy, lighter) or self._spec(lighter) is None:
+                continue
+            if note := self.note(heavy):
+                _log.warning("model '%s': %s", heavy, note)
+
+    def _spec(self, name: str) -> ModelSpec | None:
+        routes = self._table.routes_of(name)
+        return None if routes is None else routes.first.spec
+
+    def _difference(self, heavy: ModelSpec, light: ModelSpec) -> str:
+        known = self._judged.get(heavy.name)
+        if known is None or known[0] is not heavy or known[1] is not light:
+            known = self._judged[heavy.name] = (heavy, light, variant_difference(heavy, light))
+        return known[2]
+
+
+def variant_of(spec: ModelSpec) -> str | None:
+    """Return the name of the lighter model that a model declares, None when it declares none."""
+    return spec.parameters.get(VARIANT_KEY, "").strip() or None
+
+
+def variant_difference(heavy: ModelSpec, light: ModelSpec) -> str:
+    """Return in words why requests to one model cannot be answered by another; "" when they can."""
+    if heavy.name == light.name:
+        return f"model '{heavy.name}' names itself"
+    differences = (
+        _tensors_difference("input", heavy.inputs, light.inputs),
+        _tensors_difference("output", heavy.outputs, light.outputs),
+        _batch_difference(heavy, light),
+        _image_difference(heavy, light),
+    )
+    return next(filter(None, differences), "")
+
+
+def marked(sink: ResponseSink, lighter: str) -> ResponseSink:
+    """Return a sink that says in each response which model has computed it."""
+
+    def take(response: Response) -> None:
+        response.parameters = {**response.parameters, VARIANT_PARAMETER: lighter}
+        sink(response)
+
+    return take
+
+
+def _tensors_difference(
+    kind: str, heavy: Sequence[InputSpec] | Sequence[OutputSpec], light: Sequence[InputSpec] | Sequence[OutputSpec]
+) -> str:
+    expected, given = {item.name: item for item in heavy}, {item.name: item for item in light}
+    if expected.keys() != given.keys():
+        return f"expected the {kind}s {sorted(expected)}, it has {sorted(given)}"
+    for name, item in expected.items():
+        other = given[name]
+        if item.dtype is not other.dtype or not _covers(item, other):
+            return f"expected {kind} {_words(item)}, it has {_words(other)}"
+        if isinstance(item, InputSpec) and isinstance(other, InputSpec) and item.is_optional and not other.is_optional:
+            return f"expected input '{name}' to be optional, it is not"
+    return ""
+
+
+def _covers(heavy: InputSpec | OutputSpec, light: InputSpec | OutputSpec) -> bool:
+    """Return whether the lighter one's dims take, or give, nothing but what the heavier one's allow."""
+    if len(heavy.dims) != len(light.dims):
+        return False
+    wide, narrow = (light.dims, heavy.dims) if isinstance(heavy, InputSpec) else (heavy.dims, light.dims)
+    return all(outer in (-1, inner) for outer, inner in zip(wide, narrow, strict=True))
+
+
+def _batch_difference(heavy: ModelSpec, light: ModelSpec) -> str:
+    if (heavy.max_batch_size > 0) != (light.max_batch_size > 0) or light.max_batch_size < heavy.max_batch_size:
+        return f"expected a max_batch_size of {heavy.max_batch_size} or more, it has {light.max_batch_size}"
+    if heavy.is_decoupled != light.is_decoupled:
+        return "its transaction policy is another"
+    return ""
+
+
+def _image_difference(heavy: ModelSpec, light: ModelSpec) -> str:
+    keys = [key for key in {**heavy.parameters, **light.parameters} if key.startswith(_IMAGE_KEYS)]
+    for key in sorted(keys):
+        expected, given = heavy.parameters.get(key), light.parameters.get(key)
+        if expected != given:
+            return f"expected parameter '{key}' to be {expected!r}, it is {given!r} (frames are fitted anew for it)"
+    return ""
+
+
+def _takes_images(spec: ModelSpec) -> bool:
+    return any(key.startswith(_IMAGE_KEYS) for key in spec.parameters)
+
+
+def _words(item: InputSpec | OutputSpec) -> str:
+    return f"'{item.name}' {item.dtype.value}{list(item.dims)}"

@@ -1,0 +1,91 @@
+"""What the manager, the routing table and the service know of a version that lives: a model opened by a runtime
+(`version`), or an ensemble of others (`ensemble`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.model_statistics import VersionStatistics
+from edge_server.core.request_response import Request, ResponseSink
+from edge_server.core.status_reports import InstanceReport, VersionReport
+from edge_server.core.version_lifecycle import VersionSnapshot, VersionState
+from edge_server.serving.routing.pending_requests import Cancellable
+
+
+class ServedVersion(Protocol):
+    """Owned by the manager, which alone moves its state. `submit` may be called by any thread once it is READY."""
+
+    spec: ModelSpec
+    name: str
+    version: int
+    generation: int
+    fingerprint: str
+    state: VersionState
+    reason: str
+
+    def open(self) -> None:
+        """Make it READY. Raises LoadError and the like, with nothing left open."""
+
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable:
+        """Check and take up a request. What it raises leaves the request with the caller; Draining: look for the
+        version's successor."""
+
+    def look_again(self) -> None:
+        """Go on with what was held back."""
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
+
+    def stop_taking(self) -> None:
+        """Refuse what comes from now on; what waits or runs goes on."""
+
+    def drain(self) -> None:
+        """Wait, after `stop_taking`, for the last request."""
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+
+    def abandon_waiting(self) -> int:
+        """Fail what still waits, and return how many that were."""
+
+    def abandon_running(self) -> int:
+        """Fail what is not answered yet, and return how many that were."""
+
+    def close(self) -> None: ...
+
+    def probe(self) -> float:
+        """Run one inference past all queues of its own, and return the seconds it took.
+
+        Raises NotTried where inputs had to be guessed and do not suit, WarmupFailed and others where the model fails.
+        """
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def last_used_ns(self) -> int: ...
+
+    @property
+    def run_numbers(self) -> Mapping[str, int]:
+        """Each instance's count of beginnings and ends of runs."""
+
+    def observe(self, observer: Callable[[int | None], None] | None) -> None: ...
+
+    def stop_for_good(self, reason: str) -> None:
+        """Give up on it: its runtime hangs."""
+
+    def bury(self) -> None:
+        """Answer for all that waits or runs, and close once the runtime has come back."""
+
+    def snapshot(self) -> VersionSnapshot: ...
+
+    def is_healthy(self) -> bool:
+        """Return whether it says itself that it can serve."""
+
+    def statistics(self) -> VersionStatistics: ...
+
+    def report(self) -> InstanceReport: ...
+
+    def version_report(self, share: float, reason: str = "") -> VersionReport: ...

@@ -1,0 +1,94 @@
+"""Which version a request meets: the routing table of one model. Replaced as a whole, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edge_server.core.version_lifecycle import VersionState
+from edge_server.serving.routing.canary import CanaryTrial, canary_terms, promise_difference
+from edge_server.serving.routing.version_interface import ServedVersion
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedCanary:
+    """A newest version that takes no requests without a version any more; its next generation may again."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """`ready` maps versions to what serves them, highest first; never empty. `first` takes requests without a version,
+    but for the share of the trial's canary."""
+
+    ready: dict[int, ServedVersion]
+    first: ServedVersion
+    canary: ServedVersion | None = None
+    trial: CanaryTrial | None = None
+
+    def next(self) -> ServedVersion:
+        """Return who takes the next request without a version. Counts it: ask once for each request."""
+        if self.canary is not None and self.trial is not None and self.trial.takes_next():
+            return self.canary
+        return self.first
+
+    def share_of(self, version: ServedVersion) -> float:
+        """Return which part of the requests without a version it takes."""
+        share = self.trial.terms.share if self.trial is not None else 0.0
+        if version is self.canary:
+            return share
+        return 1.0 - share if version is self.first else 0.0
+
+
+def ready_versions(living: Iterable[ServedVersion], without: ServedVersion | None) -> dict[int, ServedVersion]:
+    """Return what serves each version, highest first; of several generations the newest."""
+    ready = [item for item in living if item.state is VersionState.READY and item is not without]
+    by_age = {item.version: item for item in sorted(ready, key=lambda item: item.generation)}
+    return dict(sorted(by_age.items(), reverse=True))
+
+
+def plan_routes(
+    ready: dict[int, ServedVersion],
+    before: Routes | None,
+    fallen: RejectedCanary | None,
+    on_failed: Callable[[CanaryTrial, str], None],
+) -> tuple[Routes | None, RejectedCanary | None]:
+    """Return the table for what is ready, and the canary that has fallen, if the newest version is one.
+
+    A trial of the same two versions goes on; any other begins anew, and the old one is ended.
+    """
+    routes, fallen = _plan(ready, before, fallen, on_failed)
+    old = before.trial if before is not None else None
+    new = routes.trial if routes is not None else None
+    if old is not new:
+        if old is not None:
+            old.end()
+        if new is not None:
+            new.begin()
+    return routes, fallen
+
+
+def _plan(
+    ready: dict[int, ServedVersion],
+    before: Routes | None,
+    fallen: RejectedCanary | None,
+    on_failed: Callable[[CanaryTrial, str], None],
+) -> tuple[Routes | None, RejectedCanary | None]:
+    if not ready:
+        return None, fallen
+    newest, *older = ready.values()
+    terms = canary_terms(newest.spec)
+    if terms is None or not older:
+        return Routes(ready, newest), fallen
+    stable = older[0]
+    if fallen is None or fallen.generation != newest.generation:
+        difference = promise_difference(newest.spec, stable.spec)
+        fallen = None if difference is None else RejectedCanary(newest.generation, difference)
+    if fallen is not None:
+        return Routes(ready, stable), fallen
+    trial = before.trial if before is not None else None
+    if trial is None or trial.canary is not newest or trial.stable is not stable:
+        trial = CanaryTrial(terms, newest, stable, on_failed)
+    return Routes(ready, stable, newest, trial), None

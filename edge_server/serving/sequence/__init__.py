@@ -1,0 +1,1 @@
+"""Triton's sequence batcher: scheduler, executor, and the control and state tensors that the server adds."""

@@ -1,0 +1,258 @@
+"""The inputs of a sequence model that no client sends: controls, and the state that the server keeps between requests.
+
+Arrays have `(rows, *shape)` when the model batches, else the shape itself; a control's shape is [1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from edge_server.backends.base import Array
+from edge_server.core.composition_spec import ControlInput, ControlKind, SequenceBatching, StateTensor
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import SequenceStep
+from edge_server.core.sequence_batcher import SequenceEntry
+from edge_server.core.tensor import DType, Tensor
+from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
+from edge_server.serving.execution.ticket import Ticket
+
+Entry: TypeAlias = SequenceEntry[Ticket]
+
+_LENGTH_SIZE = 4
+
+INITIAL_STATE_DIR = "initial_state"
+"""Folder of the model that holds the files of initial states, as Triton calls it."""
+
+
+class Controls:
+    """The control inputs of one model."""
+
+    def __init__(self, spec: ModelSpec, batching: SequenceBatching) -> None:
+        self._model = spec.name
+        self._controls = batching.controls
+        self._has_rows = spec.max_batch_size > 0
+        self._ids = tuple(control for control in batching.controls if control.kind is ControlKind.CORRID)
+        self.has_ready = any(control.kind is ControlKind.READY for control in batching.controls)
+
+    def check_id(self, sequence_id: int | str) -> None:
+        """Raise InvalidRequest for an id that an input of the model cannot take."""
+        for control in self._ids:
+            if control.dtype is DType.BYTES:
+                continue
+            if isinstance(sequence_id, str):
+                raise self._bad_id(control, "an integer", f"the string '{sequence_id}'")
+            limits = np.iinfo(control.dtype.numpy)  # type: ignore[type-var]
+            if not limits.min <= sequence_id <= limits.max:
+                raise self._bad_id(control, f"{limits.min} to {limits.max}", str(sequence_id))
+
+    def tensors(self, entries: Sequence[Entry], row_count: int) -> dict[str, Tensor]:
+        """Return the controls of a batch. Rows that no entry has are not ready, and in no sequence."""
+        rows = [entry.row for entry in entries]
+        tensors = {}
+        for control in self._controls:
+            array = blank(control.dtype, (row_count,), _false(control))
+            if control.kind is ControlKind.READY:
+                array[rows] = _true(control)
+            elif control.kind is ControlKind.CORRID:
+                for entry in entries:
+                    array[entry.row] = _as_element(entry.id, control.dtype)
+            else:
+                is_start = control.kind is ControlKind.START
+                array[[entry.row for entry in entries if (entry.is_start if is_start else entry.is_end)]] = _true(
+                    control
+                )
+            shaped = array.reshape((row_count, 1) if self._has_rows else (1,))
+            tensors[control.name] = Tensor(control.name, control.dtype, shaped)
+        return tensors
+
+    def _bad_id(self, control: ControlInput, expected: str, given: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"inference request to model '{self._model}': the correlation ID goes into its input '{control.name}' of "
+            f"type {control.dtype.value}: expected {expected}, given {given}"
+        )
+
+
+class StateTensors:
+    """What the model's states begin as, and how those of several sequences become a batch and leave it."""
+
+    def __init__(self, spec: ModelSpec, batching: SequenceBatching) -> None:
+        self._model = spec.name
+        self._states = batching.states
+        self._has_rows = spec.max_batch_size > 0
+        self._shapes_vary = any(-1 in state.dims for state in batching.states)
+        self._initial: Mapping[str, Array] = {}
+        self.outputs = tuple(state.output_name for state in batching.states)
+        self.undeclared = tuple(name for name in self.outputs if spec.output(name) is None)
+        """Outputs that the model computes for the server alone."""
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def load(self, model_dir: Path) -> None:
+        """Read the initial states. Raises BadModelConfig for a file that is not there or has not the stated size."""
+        self._initial = {
+            state.input_name: _initial(self._model, state, model_dir, has_rows=self._has_rows) for state in self._states
+        }
+
+    def gather(self, entries: Sequence[Entry], row_count: int) -> dict[str, Array]:
+        """Return the states of a batch; a sequence that starts has the initial ones, rows of nobody have zeros."""
+        batch: dict[str, Array] = {}
+        for state in self._states:
+            parts = [self._of(entry)[state.input_name] for entry in entries]
+            if not self._has_rows:
+                batch[state.input_name] = parts[0]
+            elif len(parts) == row_count:
+                batch[state.input_name] = parts[0] if row_count == 1 else np.concatenate(parts)
+            else:
+                joined = blank(state.dtype, (row_count, *parts[0].shape[1:]))
+                joined[[entry.row for entry in entries]] = np.concatenate(parts)
+                batch[state.input_name] = joined
+        return batch
+
+    def checked(self, outputs: Mapping[str, Array], row_count: int) -> None:
+        """Raise BackendError for a state that is not there or is not what the configuration promises."""
+        for state in self._states:
+            array = outputs.get(state.output_name)
+            expected = (row_count, *state.dims) if self._has_rows else state.dims
+            if array is None:
+                raise BackendError(f"model '{self._model}' did not answer its state output '{state.output_name}'")
+            is_as_promised = (
+                array.dtype == state.dtype.numpy
+                and len(array.shape) == len(expected)
+                and all(want in (-1, size) for want, size in zip(expected, array.shape, strict=True))
+            )
+            if not is_as_promised:
+                raise BackendError(
+                    f"model '{self._model}' answered its state output '{state.output_name}' with {array.dtype} "
+                    f"{list(array.shape)}, but its configuration promises {state.dtype.value} {list(expected)}"
+                )
+
+    def keep(self, outputs: Mapping[str, Array], entries: Sequence[Entry]) -> None:
+        """Let each sequence of a batch that went well have its new state: copies, but for what nobody else sees."""
+        for entry in entries:
+            sequence = entry.sequence
+            if sequence is None:
+                continue
+            kept = {}
+            for state in self._states:
+                array = outputs[state.output_name]
+                if self._has_rows and len(array) > 1:
+                    array = array[entry.row : entry.row + 1].copy()
+                elif state.output_name not in self.undeclared:
+                    array = array.copy()
+                kept[state.input_name] = array
+            sequence.state = kept
+            if self._shapes_vary:
+                sequence.state_key = tuple(array.shape for array in kept.values())
+
+    def begin(self, entries: Sequence[Entry]) -> None:
+        """Have every sequence that starts forget what it had; whether the run goes well or not, it begins anew."""
+        for entry in entries:
+            if entry.is_start and entry.sequence is not None:
+                entry.sequence.state, entry.sequence.state_key = None, None
+
+    def fresh(self, rows: int) -> dict[str, Tensor]:
+        """Return the initial states for a batch of sequences that all begin."""
+        return {
+            state.input_name: Tensor(
+                state.input_name,
+                state.dtype,
+                np.concatenate([self._initial[state.input_name]] * rows)
+                if self._has_rows
+                else self._initial[state.input_name],
+            )
+            for state in self._states
+        }
+
+    def _of(self, entry: Entry) -> Mapping[str, Array]:
+        sequence = entry.sequence
+        return self._initial if sequence is None or sequence.state is None else sequence.state
+
+
+def fresh_inputs(spec: ModelSpec, rows: int, model_dir: Path) -> dict[str, Tensor]:
+    """Return what a made-up request of `rows` rows needs beside the inputs that clients send: nothing for most models,
+    for one with sequences that each row is the only request of a sequence. Raises BadModelConfig."""
+    batching = spec.sequence
+    if batching is None:
+        return {}
+    states = StateTensors(spec, batching)
+    states.load(model_dir)
+    entries: list[Entry] = [
+        SequenceEntry(1, None, 0, id=1 + row, is_start=True, is_end=True, row=row) for row in range(rows)
+    ]
+    return Controls(spec, batching).tensors(entries, rows) | states.fresh(rows)
+
+
+def step_of(entry: Entry) -> SequenceStep:
+    """Return what a model is told of the sequence: START may have come from a request that left."""
+    return SequenceStep(entry.id, entry.is_start, entry.is_end)
+
+
+def _false(control: ControlInput) -> float:
+    return 0 if control.false_true is None else control.false_true[0]
+
+
+def _true(control: ControlInput) -> float:
+    return 1 if control.false_true is None else control.false_true[1]
+
+
+def blank(dtype: DType, shape: tuple[int, ...], value: float = 0) -> Array:
+    """Return an array of zeros, empty strings or one value."""
+    if dtype is DType.BYTES:
+        return np.full(shape, b"", dtype=object)
+    return np.full(shape, value, dtype.numpy)
+
+
+def _as_element(sequence_id: int | str, dtype: DType) -> int | str | bytes:
+    return str(sequence_id).encode("utf-8", "surrogatepass") if dtype is DType.BYTES else sequence_id
+
+
+def _initial(model: str, state: StateTensor, model_dir: Path, *, has_rows: bool) -> Array:
+    stated = state.initial
+    # A dimension of any size is 1 until the model says otherwise: Triton's rule.
+    dims = tuple(1 if dim == -1 else dim for dim in (state.dims if stated is None else stated.dims))
+    shape = (1, *dims) if has_rows else dims
+    if stated is None or not stated.file_name:
+        return blank(state.dtype, shape)
+    path = model_dir / INITIAL_STATE_DIR / stated.file_name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadModelConfig(
+            f"model '{model}': initial_state of '{state.input_name}': cannot read {path}: {error.strerror}"
+        ) from error
+    what = f"model '{model}': initial_state of '{state.input_name}'"
+    if state.dtype is DType.BYTES:
+        return _strings(data, prod(dims), f"{what}, {path}").reshape(shape)
+    need = prod(dims) * state.dtype.itemsize
+    if len(data) != need:
+        raise BadModelConfig(
+            f"{what}: expected {need} bytes for {state.dtype.value} {list(dims)}, given {len(data)} in {path}"
+        )
+    return np.frombuffer(data, state.dtype.numpy).reshape(shape)
+
+
+def _strings(data: bytes, count: int, what: str) -> Array:
+    """Return strings as KServe's raw tensors hold them: the length, 4 bytes little-endian, before each."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(data) and len(found) <= count:
+        begin = at + _LENGTH_SIZE
+        at = begin + int.from_bytes(data[at:begin], "little")
+        if begin > len(data) or at > len(data):
+            raise BadModelConfig(
+                f"{what}: expected the length of string {len(found)} in {_LENGTH_SIZE} bytes, little-endian, and the "
+                f"string, given a file of {len(data)} bytes, which ends within them"
+            )
+        found.append(data[begin:at])
+    if len(found) != count:
+        given = f"more than {count}" if len(found) > count else str(len(found))
+        raise BadModelConfig(f"{what}: expected {count} strings, each after its length in 4 bytes, given {given}")
+    strings = np.empty(count, object)
+    strings[:] = found
+    return strings

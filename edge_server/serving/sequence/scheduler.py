@@ -1,0 +1,239 @@
+"""The scheduler of models that know sequences: Triton's sequence batcher, with the direct and the oldest strategy."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from edge_server.core.batch import BatchPlan
+from edge_server.core.batch_queue import QueueEntry
+from edge_server.core.composition_spec import OldestStrategy, SequenceBatching
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.request_response import Response, SequenceStep
+from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue
+from edge_server.core.sequence_limits import WaitingLimits
+from edge_server.errors import BadModelConfig, InvalidRequest
+from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.execution.executor import BatchExecutor
+from edge_server.serving.execution.instance import Instance
+from edge_server.serving.execution.ordered_responses import OrderedDelivery
+from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.scheduler import Run, Scheduler
+from edge_server.serving.execution.ticket import Ticket
+from edge_server.serving.sequence.control_tensors import Controls, StateTensors
+from edge_server.serving.sequence.executor import SequenceBatch, SequenceExecutor
+from edge_server.serving.timer import Timer
+
+_MOST_ID = 0x7FFFFFFF
+_MOST_WAITING = 1_000_000
+
+
+class SequenceScheduler(Scheduler):
+    """As the default scheduler, but that a batch belongs to the instance to which its sequences are bound.
+
+    What keeps a version from being closed are requests, not sequences: one that lives on without a request under way
+    ends with its version, and its next request, if it does not say START, is refused by the successor.
+
+    Of an iterative model each request is a sequence: under the id that it brings, else under one that is made here.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        batching: SequenceBatching,
+        controls: Controls,
+        counters: VersionCounters,
+        timer: Timer,
+        gate: AdmissionControl = OPEN_GATE,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        super().__init__(spec, counters, timer, gate, limiter)
+        self._line: SequenceQueue[Ticket] = SequenceQueue(
+            spec.max_batch_size, batching, spec.name, waiting_limits(spec)
+        )
+        self._queue = self._line
+        self._controls = controls
+        self._numbers: dict[Instance, int] = {}
+        self._is_iterative = batching.is_iterative
+        self._made_ids = itertools.count()
+        strategy = batching.strategy
+        self._keeps_order = isinstance(strategy, OldestStrategy) and strategy.preserve_ordering
+        self._orders: list[OrderedDelivery] = []
+
+    @property
+    def live_count(self) -> int:
+        """How many sequences hold a slot."""
+        return self._line.live_count
+
+    @property
+    def backlog_count(self) -> int:
+        """How many sequences wait for a slot."""
+        return self._line.backlog_count
+
+    def open(self, instances: Sequence[Instance]) -> None:
+        self._numbers = {instance: number for number, instance in enumerate(instances)}
+        self._orders = [OrderedDelivery() for _ in instances] if self._keeps_order else []
+        self._line.open(len(instances))
+        super().open(instances)
+
+    def submit(self, ticket: Ticket, *, is_inline: bool) -> None:
+        """As of any scheduler; raises InvalidRequest, too, for what is no step of a sequence."""
+        ticket.sequence_entry = self._new_entry(ticket)
+        super().submit(ticket, is_inline=is_inline)
+
+    def send_final(self, ticket: Ticket, response: Response) -> None:
+        entry = ticket.sequence_entry
+        if self._orders and entry is not None and entry.instance >= 0:
+            self._orders[entry.instance].send_final(ticket, response)
+        else:
+            ticket.send_final(response)
+
+    def release(self, tickets: Sequence[Ticket]) -> None:
+        """As of any scheduler; the sequences of the tickets go on."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            for ticket in tickets:
+                if ticket.sequence_entry is not None:
+                    self._line.finish(ticket.sequence_entry, now_ns)
+        super().release(tickets)
+        with self._lock:
+            runs, expired = self._decide()
+        self._carry_out(runs, expired)
+
+    def run_again(self, ticket: Ticket) -> None:
+        now_ns = time.monotonic_ns()
+        runs: list[Run] = []
+        expired: list[Ticket] = []
+        with self._lock:
+            # Whoever cancels closes the ticket first, and looks under the lock whether it waits then.
+            goes_on = not ticket.is_closed and not self._is_abandoned
+            if goes_on:
+                assert ticket.sequence_entry is not None
+                self._line.take_again(ticket.sequence_entry, ticket, now_ns)
+                runs, expired = self._decide()
+        if goes_on:
+            self._carry_out(runs, expired)
+            return
+        self._fail([ticket], self._has_stopped())
+        self.release([ticket])
+
+    def end_sequence(self, sequence_id: int | str) -> None:
+        """End a sequence whose client is gone. Returns at once: what may run now is begun from another thread."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            self._line.end(sequence_id, now_ns)
+            has_waiting = self._line.size > 0
+        if has_waiting:
+            self._timer.call_at(now_ns, self.look_again)
+
+    def _entry(self, ticket: Ticket) -> QueueEntry[Ticket]:
+        return ticket if ticket.sequence_entry is None else ticket.sequence_entry
+
+    def _new_entry(self, ticket: Ticket) -> SequenceEntry[Ticket]:
+        step = ticket.request.sequence
+        if self._is_iterative:
+            step = SequenceStep(self._made_id() if step is None else step.id, is_start=True)
+        elif step is None:
+            raise InvalidRequest(
+                f"inference request to model '{self._name}' must specify a non-zero or non-empty correlation ID"
+            )
+        if ticket.rows > 1:
+            raise InvalidRequest(
+                f"inference request to model '{self._name}' must specify batch-size 1 due to requirements of sequence "
+                f"batcher, got {ticket.rows}"
+            )
+        self._controls.check_id(step.id)
+        return SequenceEntry(
+            rows=1,
+            key=ticket.key,
+            arrived_ns=ticket.arrived_ns,
+            start_by_ns=ticket.start_by_ns,
+            id=step.id,
+            is_start=step.is_start,
+            is_end=step.is_end,
+        )
+
+    def _made_id(self) -> int:
+        """Return a number that any type of correlation id takes, INT32 among them."""
+        return next(self._made_ids) % _MOST_ID + 1
+
+    def _decide(self) -> tuple[list[Run], list[Ticket]]:
+        now_ns = time.monotonic_ns()
+        expired = self._line.expire(now_ns)
+        room = len(self._free) if self._gate.is_open and not self._is_held else self._room()
+        runs: list[Run] = []
+        while len(runs) < room:
+            due = [instance for instance in self._free if self._line.is_due(self._numbers[instance], now_ns)]
+            if self._claims is not None:
+                self._claims.wait_only(due)
+            chosen = self._chosen(due)
+            if chosen is None:
+                break
+            runs.append((chosen, self._take(chosen, now_ns)))
+        else:
+            if self._claims is not None:
+                # No more may run now: who waited on would be next in turn, and asked again and again.
+                self._claims.stop_waiting()
+        self._set_alarm(may_start=len(runs) < room)
+        return runs, expired
+
+    def _chosen(self, due: Sequence[Instance]) -> Instance | None:
+        """Return the instance to run next of those that have something to do; None when all have to wait."""
+        if not due:
+            return None
+        return due[-1] if self._claims is None else self._claims.choose(due)
+
+    def _take(self, instance: Instance, now_ns: int) -> SequenceBatch:
+        self._free.remove(instance)
+        number = self._numbers[instance]
+        batch = SequenceBatch(self._line.take(number, now_ns))
+        if self._orders:
+            for ticket, entry in zip(batch, batch.entries, strict=True):
+                # One that runs again has its place in the order already.
+                if entry.is_start or not self._is_iterative:
+                    self._orders[number].enter(ticket)
+        return batch
+
+
+def waiting_limits(spec: ModelSpec) -> WaitingLimits:
+    """Return what the model's parameters `max_waiting_sequences` and `max_waiting_per_sequence` say. Raises
+    BadModelConfig."""
+    usual = WaitingLimits()
+    return WaitingLimits(
+        _count(spec, "max_waiting_sequences", usual.sequences),
+        _count(spec, "max_waiting_per_sequence", usual.requests),
+    )
+
+
+def _count(spec: ModelSpec, key: str, default: int) -> int:
+    text = spec.parameters.get(key)
+    if text is None:
+        return default
+    digits = text.strip()
+    # No number that fits has more digits, and Python refuses to read thousands of them.
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else 0
+    if not 1 <= number <= _MOST_WAITING:
+        raise BadModelConfig(
+            f"model '{spec.name}': parameter {key} must be a whole number of 1 to {_MOST_WAITING}, got '{text[:80]}'"
+        )
+    return number
+
+
+def schedule(
+    spec: ModelSpec,
+    plan: BatchPlan,
+    counters: VersionCounters,
+    timer: Timer,
+    gate: AdmissionControl,
+    limiter: RateLimiter | None,
+) -> tuple[Scheduler, BatchExecutor, StateTensors | None]:
+    """Return a version's scheduler and executor, and what must be loaded before either is used: the initial states of
+    a model with sequences, None for any other."""
+    if spec.sequence is None:
+        scheduler = Scheduler(spec, counters, timer, gate, limiter)
+        return scheduler, BatchExecutor(spec, plan, counters, scheduler), None
+    controls, states = Controls(spec, spec.sequence), StateTensors(spec, spec.sequence)
+    sequences = SequenceScheduler(spec, spec.sequence, controls, counters, timer, gate, limiter)
+    return sequences, SequenceExecutor(spec, plan, counters, sequences, controls, states), states

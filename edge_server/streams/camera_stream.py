@@ -1,0 +1,366 @@
+"""One camera's stream while it is connected: its frames from the wire to the worker, its results back in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from edge_server.core.frame import (
+    Credit,
+    DropReason,
+    Frame,
+    FrameDropped,
+    FrameHeader,
+    FrameResult,
+    FrameTimes,
+    ServerMessage,
+    StreamOpened,
+)
+from edge_server.core.mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
+from edge_server.core.rate_meter import Rate, RecentQuantiles
+from edge_server.core.status_reports import FrameStreamReport
+from edge_server.errors import Draining, EdgeServerError
+from edge_server.streams.frame_counters import ModelTotals
+from edge_server.streams.stream_terms import StreamTerms
+
+_MOST_NOTICES = 64
+"""Notices of drops that wait for a client to read them; further drops are told by the counts alone."""
+
+_MOST_UNSENT = 2
+"""Results that wait to be sent, from which on no further frame of the stream is run. One alone is nothing to stop for:
+it waits for a thread that is just being woken."""
+
+_SPARE_CREDITS = 2
+"""How many frames a client may have under way beyond those that its mailbox holds."""
+
+
+def _tell_nobody() -> None:
+    """Stand for the callback of `CameraStream.watch` until there is one."""
+
+
+@dataclass(slots=True, eq=False)
+class FrameInFlight:
+    """One frame on its way from the wire to its result. Stamps are of time.monotonic_ns, 0 for not yet.
+
+    `frame` is let go once it is answered. `fault` is set for a frame that is refused in its turn. `is_settled`: the
+    worker has answered or refused it.
+    """
+
+    stream: CameraStream
+    header: FrameHeader
+    frame: Frame | None
+    received_ns: int
+    received_unix_ns: int
+    fault: EdgeServerError | None = None
+    taken_ns: int = 0
+    queued_ns: int = 0
+    started_ns: int = 0
+    is_settled: bool = False
+    result: FrameResult | None = None
+
+    def times(self, finished_ns: int) -> FrameTimes:
+        """Return what the client is told; a station that was passed by counts as the one before it."""
+        taken_ns = self.taken_ns or self.received_ns
+        queued_ns = self.queued_ns or taken_ns
+        started_ns = self.started_ns or queued_ns
+        stations = (taken_ns, queued_ns, started_ns, finished_ns)
+        return FrameTimes(self.received_unix_ns, *(max(0, at - self.received_ns) // 1000 for at in stations))
+
+
+class CameraStream:
+    """Frames come by `receive` (the reading thread), leave by `take` (a worker), whose results go in by `finish` and
+    out, in the order of the frames, by `next_message` (whichever thread sends).
+
+    `lock` is one for all streams; what says *locked* is called while it is held. `wake` is called, locked, when a
+    worker may find this stream eligible, `leave` likewise when the stream is over, and `part` after that, when the last
+    of its frames was put down, if a worker had any in hand.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        terms: StreamTerms,
+        tally: FrameTally,
+        totals: ModelTotals,
+        *,
+        wake: Callable[[], None],
+        leave: Callable[[CameraStream], None],
+        part: Callable[[CameraStream], None],
+    ) -> None:
+        self.terms = terms
+        self._lock = lock
+        self._tally = tally
+        self._totals = totals
+        self._wake = wake
+        self._leave = leave
+        self._part = part
+        self._is_held = False
+        self.in_hand_count = 0
+        """How many frames workers have taken and not put down, whether anybody waits for them or not."""
+        self._limits = FrameLimits.of(terms.delivery)
+        self._tell: Callable[[], None] = _tell_nobody
+        self.is_finished = False
+        """Whether everything was sent, and the call ends well."""
+        self._mailbox: Mailbox[FrameInFlight] = Mailbox(self._limits)
+        self._order: deque[FrameInFlight] = deque()
+        self._notices: deque[FrameDropped] = deque()
+        self._dropped_since: dict[DropReason, int] = {}
+        self._greeting: StreamOpened | None = None
+        self._read_count = 0
+        self._told_allowance = 0
+        self._is_input_closed = self._is_stopping = self._is_over = False
+        self._error: EdgeServerError | None = None
+        now_ns = time.monotonic_ns()
+        self._opened_ns = now_ns
+        self._rate_in, self._rate_out, self._ages_ns = Rate(now_ns), Rate(now_ns), RecentQuantiles()
+        self._running_count = 0
+        self.correlation_id: int | str | None = None
+        """That of the sequence that its frames are, None before the first frame and where the model knows none."""
+        self.most_running = 2
+        """How many frames may be chosen and not yet answered: one that runs, and one that is made ready meanwhile."""
+
+    # -- the reading thread
+
+    def receive(self, frame: Frame, fault: EdgeServerError | None = None) -> None:
+        """Take a frame off the wire. With `fault`, that is its answer when its turn comes, and it holds no data."""
+        now_ns = time.monotonic_ns()
+        flight = FrameInFlight(self, frame.header, None if fault else frame, now_ns, time.time_ns(), fault)
+        with self._lock:
+            if self._is_over:
+                return
+            self._read_count += 1
+            self._tally.received += 1
+            self._totals.received += 1
+            self._rate_in.add(now_ns)
+            dropped = self._mailbox.offer(flight, now_ns, reader_is_slow=self._reader_is_slow())
+            if dropped is not None:
+                self._drop(*dropped)
+            if self._is_stopping:
+                self._drop_waiting()
+            if self._owes_credit():
+                self._tell()
+            if self.is_eligible:
+                self._wake()
+
+    def close_input(self) -> None:
+        """Note that the client sends no more: the call ends well when everything is answered."""
+        with self._lock:
+            self._is_input_closed = True
+            self._tell()
+
+    # -- workers
+
+    @property
+    def is_eligible(self) -> bool:
+        """Whether a frame waits, and there is room for its result. *Locked.*"""
+        return (
+            len(self._mailbox) > 0
+            and not self._is_held
+            and self._running_count < self.most_running
+            # Of a model with several instances, later results may be there before an earlier one.
+            and len(self._order) < self.most_running + _MOST_UNSENT
+            and not self._reader_is_slow()
+        )
+
+    def take(self, now_ns: int, estimate: RunEstimate) -> FrameInFlight | None:
+        """Choose the frame to run now; those that came too late for it are dropped. *Locked.*"""
+        flight, dropped = self._mailbox.take(now_ns, estimate)
+        for each, reason in dropped:
+            self._drop(each, reason)
+        if flight is not None:
+            flight.taken_ns = now_ns
+            self._order.append(flight)
+            self._running_count += 1
+            self.in_hand_count += 1
+        elif self._has_ended_well():
+            self._tell()
+        return flight
+
+    def put_down(self) -> None:
+        """Note that a worker is done with a frame that it took, and asks nothing more of the model for it. *Locked.*"""
+        self.in_hand_count -= 1
+        if self._is_over and not self.in_hand_count:
+            self._part(self)
+
+    def hold(self, is_held: bool) -> None:
+        """Have frames wait, or no longer. *Locked.*"""
+        self._is_held = is_held
+        if self.is_eligible:
+            self._wake()
+
+    def refuse(self, flight: FrameInFlight, reason: DropReason, detail: str) -> None:
+        """Drop a frame that was taken and is not run after all."""
+        with self._lock:
+            flight.is_settled = True
+            if self._is_over:
+                return
+            self._order.remove(flight)
+            self._running_count -= 1
+            self._drop(flight, reason, detail)
+            self._tell()
+            if self.is_eligible:
+                self._wake()
+
+    def finish(self, flight: FrameInFlight, result: FrameResult) -> None:
+        """Hand in the answer to a frame that was taken."""
+        with self._lock:
+            flight.is_settled = True
+            if self._is_over:
+                return
+            flight.result = result
+            flight.frame = None
+            self._running_count -= 1
+            if self._order[0] is flight:
+                self._tell()
+            if self.is_eligible:
+                self._wake()
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    # -- the thread that sends
+
+    def greet(self, opened: StreamOpened) -> None:
+        """Set the first message."""
+        self._greeting = opened
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called, *locked*, from now on, whenever there may be something to send, or the call may end."""
+        with self._lock:
+            self._tell = tell
+            tell()
+
+    def next_message(self) -> tuple[ServerMessage, int] | None:
+        """Return the message to send now, with `frames_allowed`; None when there is none, see `is_finished` then.
+
+        Raises EdgeServerError with whose status the call is to end.
+        """
+        with self._lock:
+            message = self._next()
+            if message is not None:
+                self._told_allowance = self._allowance()
+                return message, self._told_allowance
+            if self._error is not None:
+                raise self._error
+            if self._is_over or self._has_ended_well():
+                self.is_finished = True
+            elif self._is_stopping and not self._order:
+                raise Draining("the server is stopping: the stream was ended once its last result was sent")
+            return None
+
+    def end(self, error: EdgeServerError | None = None) -> None:
+        """End the stream at once: what waits or runs counts as CLOSED. `error` is the status of the call."""
+        with self._lock:
+            self.end_locked(error)
+
+    def end_locked(self, error: EdgeServerError | None = None) -> None:
+        """As `end`. *Locked.*"""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._error = error
+        self._notices.clear()
+        self._drop_waiting()
+        while self._order:
+            self._drop(self._order.popleft(), DropReason.CLOSED)
+        self._leave(self)
+        self._tell()
+
+    def stop(self) -> None:
+        """End the stream once the frames that run were answered; those that wait are dropped."""
+        with self._lock:
+            self._is_stopping = True
+            self._drop_waiting()
+            self._tell()
+
+    def report(self) -> FrameStreamReport:
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            terms = self.terms
+            return FrameStreamReport(
+                stream_id=terms.stream_id,
+                model=terms.model,
+                version=terms.version or 0,
+                client=terms.client,
+                priority=terms.delivery.priority,
+                weight=terms.delivery.weight,
+                open_s=(now_ns - self._opened_ns) / 1e9,
+                fps_in=self._rate_in.per_s(now_ns),
+                fps_out=self._rate_out.per_s(now_ns),
+                waiting_count=len(self._mailbox) + len(self._order),
+                age_p50_ms=self._ages_ns.quantile(0.5) / 1e6,
+                age_p99_ms=self._ages_ns.quantile(0.99) / 1e6,
+                counts=self._tally.counts(),
+            )
+
+    def _next(self) -> ServerMessage | None:
+        if self._greeting is not None:
+            greeting, self._greeting = self._greeting, None
+            return greeting
+        while self._order and self._order[0].result is not None:
+            flight = self._order.popleft()
+            result = self._sent(flight, flight.result)
+            if self.is_eligible:
+                self._wake()
+            if result is not None:
+                return result
+        if self._notices:
+            return self._notices.popleft()
+        if self._owes_credit() and not self._is_over:
+            return Credit()
+        return None
+
+    def _sent(self, flight: FrameInFlight, result: FrameResult | None) -> FrameResult | None:
+        """Count a result that leaves now, and complete it; None when nobody wants it any more."""
+        assert result is not None
+        now_ns = time.monotonic_ns()
+        if not result.error_code and self._mailbox.is_late(flight.received_ns, now_ns):
+            self._drop(flight, DropReason.DEADLINE, "its result was ready after the deadline")
+            return None
+        self._tally.answered += 1
+        self._rate_out.add(now_ns)
+        if result.error_code:
+            self._totals.errors += 1
+        else:
+            self._ages_ns.add(now_ns - flight.received_ns)
+        self._totals.add_answer(now_ns - flight.received_ns)
+        result.dropped, self._dropped_since = self._dropped_since, {}
+        result.counts = self._tally.counts()
+        return result
+
+    def _drop_waiting(self) -> None:
+        for flight in self._mailbox.clear():
+            self._drop(flight, DropReason.CLOSED)
+
+    def _drop(self, flight: FrameInFlight, reason: DropReason, detail: str = "") -> None:
+        flight.frame = None
+        self._tally.drop(reason)
+        self._totals.dropped[reason] += 1
+        self._dropped_since[reason] = self._dropped_since.get(reason, 0) + 1
+        if self.terms.delivery.notifies_drops and not self._is_over and len(self._notices) < _MOST_NOTICES:
+            self._notices.append(FrameDropped(flight.header, reason, detail))
+            self._tell()
+
+    def _reader_is_slow(self) -> bool:
+        """Whether results wait for the client to take them. Those that run meanwhile come on top of these."""
+        ready = [flight.result is not None for flight in islice(self._order, _MOST_UNSENT)]
+        return len(ready) == _MOST_UNSENT and all(ready)
+
+    def _has_ended_well(self) -> bool:
+        return self._is_input_closed and not self._order and not len(self._mailbox) and not self._notices
+
+    def _allowance(self) -> int:
+        return self._read_count + self._window
+
+    @property
+    def _window(self) -> int:
+        return self._limits.depth + _SPARE_CREDITS
+
+    def _owes_credit(self) -> bool:
+        """Whether half of what the client may send was used up without its being told of more."""
+        return 2 * (self._allowance() - self._told_allowance) >= self._window and not self._is_input_closed

@@ -1,0 +1,193 @@
+"""What a lane knows of its model as it serves now: how frames go in, where rows are written, what comes out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_server.core.frame import Returns
+from edge_server.core.model_spec import ModelSpec
+from edge_server.core.priority import priority_class
+from edge_server.core.request_response import Response
+from edge_server.core.tensor import Tensor
+from edge_server.errors import EdgeServerError, InvalidRequest
+from edge_server.streams.stream_terms import frame_plan, settled
+from edge_server.vision.perception import PerceptionPlan, perception_plan
+
+if TYPE_CHECKING:
+    from edge_server.service import InferenceService
+    from edge_server.vision.image_plan import ImagePlan
+
+_LOG = logging.getLogger(__name__)
+
+Array: TypeAlias = npt.NDArray[np.generic]
+
+_MOST_SHARING = 8
+"""How many streams' frames are brought to one instance at once for the scheduler of sequences to put together."""
+
+_MOST_ANSWER_PLANS = 8
+"""Generations of a model whose answers are remembered how to read: the old, the new, a canary, and some spare."""
+
+
+class RowBuffer:
+    """The buffer of one request's input. It is held by the worker that took it, whose answers may lie in it where a
+    model hands its input back, and by the request, which a runtime may read for longer than the worker waits."""
+
+    def __init__(self, array: Array, plan: ImagePlan, rows: int) -> None:
+        self.array = array
+        self.holds = 0
+        self._plan = plan
+        self._rows = array.reshape(rows, *plan.row_shape)
+
+    def __getitem__(self, index: int) -> Array:
+        row: Array = self._rows[index]
+        return row
+
+    def hold(self) -> None:
+        """Keep it from being used for other frames until one more `give_back`."""
+        self.holds += 1
+
+    def tensor(self, count: int) -> Tensor:
+        """Return the first `count` rows as the model's input. All of them for a model that does not batch."""
+        plan = self._plan
+        return Tensor(plan.input_name, plan.dtype, self.array[:count] if len(self._rows) > 1 else self.array)
+
+
+class InputPlan:
+    """How frames get into one generation of a model. Usable from any thread.
+
+    `max_rows` is how many frames go together in one request: 1 unless the model batches dynamically.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.plan = frame_plan(spec)
+        self.priority = int(priority_class(spec))
+        self.max_rows = max(1, spec.max_batch_size) if spec.dynamic_batching is not None else 1
+        self.is_sequence = spec.sequence is not None
+        """Whether the frames of each stream go one by one: the scheduler puts those of several into one batch."""
+        self.instance_count = max(
+            1, sum(group.count * max(1, len(group.gpus)) for group in spec.instance_groups if group.count > 0)
+        )
+        if self.is_sequence:
+            self.instance_count *= min(max(1, spec.max_batch_size), _MOST_SHARING)
+        self._lock = threading.Lock()
+        self._free: list[RowBuffer] = []
+
+    def take_rows(self) -> RowBuffer:
+        """Return a buffer of `max_rows` rows, held once."""
+        with self._lock:
+            rows = self._free.pop() if self._free else None
+        if rows is None:
+            plan = self.plan
+            shape = (self.max_rows, *plan.shape[1:]) if self.max_rows > 1 else plan.shape
+            rows = RowBuffer(np.empty(shape, plan.dtype.numpy), plan, self.max_rows)
+        rows.hold()
+        return rows
+
+    def give_back(self, rows: RowBuffer) -> None:
+        """End one hold; after the last one the buffer serves other frames."""
+        with self._lock:
+            rows.holds -= 1
+            if rows.holds == 0:
+                self._free.append(rows)
+
+
+class VariantInputPlan:
+    """How frames get into the lighter model that stands in for `model`, while one does. Usable from any thread."""
+
+    def __init__(self, service: InferenceService, model: str) -> None:
+        self._variants = service.variants
+        self._model = model
+        self._known: tuple[ModelSpec, InputPlan | None, PerceptionPlan | None] | None = None
+
+    def of(self, returns: Sequence[Returns]) -> InputPlan | None:
+        """Return it, if that model takes as many frames at once and can give what their streams asked for."""
+        spec = None if self._variants.choice is None else self._variants.stand_in(self._model)
+        if spec is None:
+            return None
+        known = self._known
+        if known is None or known[0] is not spec:
+            known = self._known = _lighter(spec, self._model)
+        _, side, perception = known
+        if side is None or side.max_rows < len(returns):
+            return None
+        return side if all(_gives(spec, perception, wanted) for wanted in returns) else None
+
+
+def _lighter(spec: ModelSpec, model: str) -> tuple[ModelSpec, InputPlan | None, PerceptionPlan | None]:
+    try:
+        return spec, InputPlan(spec), perception_plan(spec)
+    except EdgeServerError as error:
+        _LOG.warning("frames for model '%s' do not go to its variant: %s", model, error.message)
+        return spec, None, None
+
+
+def _gives(spec: ModelSpec, perception: PerceptionPlan | None, wanted: Returns) -> bool:
+    if any(name != "*" and spec.output(name) is None for name in wanted.tensors):
+        return False
+    try:
+        settled(perception, wanted, spec.name)
+    except InvalidRequest:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """How the answers of one generation of a model are read. `runtime` is what `status` says computes them."""
+
+    spec: ModelSpec
+    perception: PerceptionPlan | None
+    runtime: str
+    has_rows: bool
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return () if self.perception is None else self.perception.labels
+
+    def settled(self, returns: Returns) -> Returns:
+        """See `opening.settled`."""
+        return settled(self.perception, returns, self.spec.name)
+
+
+class OutputPlans:
+    """The answer sides of the generations that answered lately. Usable from any thread."""
+
+    def __init__(self, runtime_of: Callable[[ModelSpec, int], str]) -> None:
+        self._runtime_of = runtime_of
+        self._lock = threading.Lock()
+        self._known: dict[tuple[int, int], OutputPlan] = {}
+
+    def of(self, spec: ModelSpec, version: int) -> OutputPlan:
+        """Return how answers of that generation are read. Raises BadModelConfig for a wrong declaration."""
+        # The entry holds the specification, so that no other one can get its identity.
+        key = (id(spec), version)
+        found = self._known.get(key)
+        if found is None:
+            found = OutputPlan(
+                spec, perception_plan(spec), self._runtime_of(spec, version), has_rows=spec.max_batch_size > 0
+            )
+            with self._lock:
+                if len(self._known) >= _MOST_ANSWER_PLANS:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = found
+        return found
+
+
+def runtime_words(service: InferenceService, spec: ModelSpec, version: int) -> str:
+    """Return "openvino 2026.4 on CPU, f32"; the backend's name for a version that is gone already."""
+    for report in service.instance_reports():
+        if (report.name, report.version) == (spec.name, version):
+            return f"{report.runtime} on {report.device}, {report.precision}"
+    return spec.backend
+
+
+def outputs_of(response: Response) -> Mapping[str, Array]:
+    return {tensor.name: tensor.array for tensor in response.outputs}

@@ -1,0 +1,173 @@
+"""The streams of one model, and the threads that work for them: who is next, and what runs together."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from edge_server.core.fair_choice import FairChoice
+from edge_server.core.frame import DropReason
+from edge_server.core.mailbox import RunEstimate
+from edge_server.errors import EdgeServerError
+from edge_server.streams.camera_stream import CameraStream, FrameInFlight
+from edge_server.streams.frame_admission import FrameAdmission
+from edge_server.streams.frame_pipeline import FramePipeline
+
+
+class ModelWorkers:
+    """There is one worker more than the model has instances: one frame is made ready while another runs, and no more
+    wait behind it. So a result is never older than what its mailbox held, plus two runs of the model. While all
+    instances are busy the choice is put off as long as nothing is lost by it: what is chosen is fresher, and of more
+    cameras where they run together.
+
+    `lock` is the one of all streams. Workers live as long as there are streams.
+    """
+
+    def __init__(self, lock: threading.Lock, engine: FramePipeline, gate: FrameAdmission, name: str) -> None:
+        self.engine = engine
+        self._gate = gate
+        self._name = name
+        self._has_work = threading.Condition(lock)
+        self._lock = lock
+        self._streams: list[CameraStream] = []
+        self._turns: FairChoice[CameraStream] = FairChoice()
+        self._estimate = RunEstimate()
+        self._instance_count = 1
+        self._max_rows = 1
+        self._is_sequence = False
+        self._worker_count = 0
+        self._chosen_ns: list[int] = []
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether a stream's frames are a sequence."""
+        return self._is_sequence
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no stream uses the lane. *Locked.*"""
+        return not self._streams
+
+    def enter(self, stream: CameraStream) -> None:
+        """Begin to work for a stream. *Locked.* Raises RuntimeError where there is no thread for it; `leave` is needed
+        then too."""
+        delivery = stream.terms.delivery
+        self._streams.append(stream)
+        self._turns.add(stream, delivery.priority, delivery.weight)
+        stream.most_running = self._most_running
+        self._staff()
+
+    def leave(self, stream: CameraStream) -> None:
+        """*Locked.*"""
+        self._streams.remove(stream)
+        self._turns.remove(stream)
+        if not self._streams:
+            self._has_work.notify_all()
+
+    def wake(self) -> None:
+        """Say that a stream became eligible. *Locked.*"""
+        self._has_work.notify()
+
+    def adapt(self) -> None:
+        """Take over what the model's configuration says now about instances and batches."""
+        try:
+            side = self.engine.input_side()
+        except EdgeServerError:
+            return  # its frames are answered with the reason, and it may come back as it was
+        now = (side.instance_count, side.max_rows, side.is_sequence)
+        if now == (self._instance_count, self._max_rows, self._is_sequence):
+            return
+        with self._lock:
+            self._instance_count, self._max_rows, self._is_sequence = now
+            for stream in self._streams:
+                stream.most_running = self._most_running
+            self._staff()
+            self._has_work.notify_all()
+
+    @property
+    def _most_workers(self) -> int:
+        return self._instance_count + 1
+
+    @property
+    def _most_running(self) -> int:
+        """How many frames of one stream may run: those of a sequence must not overtake each other."""
+        return 1 if self._is_sequence else self._most_workers
+
+    def _staff(self) -> None:
+        while self._streams and self._worker_count < self._most_workers:
+            worker = threading.Thread(target=self._work, name=f"frames-{self._name}"[:60], daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # the system grants no further thread: those that live do the work
+                if self._worker_count:
+                    return
+                raise
+            self._worker_count += 1
+
+    def _work(self) -> None:
+        while flights := self._next():
+            self.adapt()
+            self._run(flights)
+            # Not to hold the last frames, and their streams, while waiting for the next.
+            del flights
+
+    def _run(self, flights: list[FrameInFlight]) -> None:
+        allowed = []
+        for flight in flights:
+            priority = flight.stream.terms.delivery.priority or self.engine.priority
+            reason = self._gate.refuse_frame(priority)
+            if reason is None:
+                allowed.append(flight)
+            else:
+                flight.stream.refuse(flight, DropReason.GOVERNOR, reason)
+        if allowed:
+            self.engine.run(allowed)
+        first = flights[0]
+        run_ns = time.monotonic_ns() - first.taken_ns
+        with self._lock:
+            self._chosen_ns.remove(first.taken_ns)
+            for flight in flights:
+                flight.stream.put_down()
+            if first.started_ns:
+                self._estimate.add(run_ns, first.queued_ns - first.taken_ns)
+            self._has_work.notify()
+
+    def _next(self) -> list[FrameInFlight]:
+        """Wait for frames to run; none when this worker is one too many."""
+        with self._lock:
+            while True:
+                if not self._streams or self._worker_count > self._most_workers:
+                    self._worker_count -= 1
+                    # The word that woke this worker may have been meant for one that stays.
+                    self._has_work.notify()
+                    return []
+                now_ns = time.monotonic_ns()
+                pause_s = self._pause_s(now_ns)
+                if pause_s is None:
+                    flights = self._take(now_ns)
+                    if flights:
+                        self._chosen_ns.append(now_ns)
+                        return flights
+                self._has_work.wait(pause_s)
+
+    def _take(self, now_ns: int) -> list[FrameInFlight]:
+        """Choose whose frames run together: at most one of each stream, so that none fills a batch alone."""
+        flights: list[FrameInFlight] = []
+        eligible = [stream for stream in self._streams if stream.is_eligible]
+        while len(flights) < self._max_rows:
+            stream = self._turns.choose(eligible)
+            if stream is None:
+                break
+            eligible.remove(stream)
+            flight = stream.take(now_ns, self._estimate)
+            if flight is not None:
+                self._turns.charge(stream)
+                flights.append(flight)
+        return flights
+
+    def _pause_s(self, now_ns: int) -> float | None:
+        """Return how long to put off the choice; None: not at all. An instance that becomes free ends the pause."""
+        if len(self._chosen_ns) < self._instance_count:
+            return None
+        left_ns = self._estimate.best_choice_ns(min(self._chosen_ns)) - now_ns
+        return left_ns / 1e9 if left_ns > 0 else None

@@ -1,0 +1,178 @@
+"""All frame streams of the server: opened here, counted by id, listed, and ended when the server stops."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edge_server import __version__
+from edge_server.config import FramesConfig
+from edge_server.core.frame import DropReason, Frame, StreamOpened, StreamRequest
+from edge_server.core.mailbox import FrameTally
+from edge_server.core.status_reports import FrameStreamReport
+from edge_server.errors import Draining, EdgeServerError, InvalidRequest, Superseded, Throttled
+from edge_server.streams.camera_stream import CameraStream
+from edge_server.streams.frame_admission import FrameAdmission
+from edge_server.streams.frame_counters import ModelTotals, families
+from edge_server.streams.frame_pipeline import FramePipeline
+from edge_server.streams.model_workers import ModelWorkers
+from edge_server.streams.stream_terms import StreamTerms, terms_of
+from edge_server.telemetry.metrics_page import Family
+
+if TYPE_CHECKING:
+    from edge_server.service import InferenceService
+
+_LOG = logging.getLogger(__name__)
+
+MOST_REMEMBERED = 1024
+"""Ids whose counts are kept; beyond, those are forgotten that were not connected for longest."""
+
+
+class StreamRegistry:
+    """One lock guards all mailboxes, counts and turns. It is held for microseconds, never across a runtime call or
+    I/O: a server has tens of cameras, not thousands."""
+
+    def __init__(self, service: InferenceService, gate: FrameAdmission, config: FramesConfig) -> None:
+        self._service = service
+        self._gate = gate
+        self._config = config
+        self._lock = threading.Lock()
+        self._lanes: dict[tuple[str, int | None], ModelWorkers] = {}
+        self._open: dict[str, CameraStream] = {}
+        self._parting: set[CameraStream] = set()
+        """Streams that are over while workers have frames of them in hand."""
+        self._tallies: OrderedDict[str, FrameTally] = OrderedDict()
+        self._totals: dict[str, ModelTotals] = {}
+        self._is_stopping = False
+
+    def open(self, request: StreamRequest) -> CameraStream:
+        """Open a stream; one that is open under the same id is ended, and its counts go on.
+
+        Raises what `terms_of` raises, Throttled when there are too many streams, Draining once the server stops.
+        """
+        terms = terms_of(request, self._service)
+        lane = self._lane(terms)
+        side = lane.engine.answer_side()
+        version = lane.engine.serving_version()
+        lane.adapt()
+        with self._lock:
+            self._check_room(terms)
+            stream = self._place(terms, lane)
+            counts = self._tallies[terms.stream_id].counts()
+            server = f"edge-server {__version__}"
+            stream.greet(StreamOpened(terms.stream_id, terms.model, version, side.runtime, side.labels, counts, server))
+        _LOG.info(
+            "frame stream '%s' of '%s' for model '%s' is open, %s", terms.stream_id, terms.client, terms.model,
+            terms.delivery,
+        )  # fmt: skip
+        return stream
+
+    def fault_of(self, frame: Frame) -> EdgeServerError | None:
+        """Return why a frame is refused whatever its model is."""
+        size = frame.region.byte_size if frame.region is not None else len(frame.data)
+        if size <= self._config.max_frame_bytes:
+            return None
+        return InvalidRequest(f"expected frames of at most {self._config.max_frame_bytes} bytes, given {size}")
+
+    def stop(self) -> None:
+        """Take no new streams and end the open ones: what runs is answered, what waits counts as CLOSED."""
+        with self._lock:
+            self._is_stopping = True
+            streams = list(self._open.values())
+        for stream in streams:
+            stream.stop()
+
+    def reports(self) -> list[FrameStreamReport]:
+        """Return the open streams, by id."""
+        with self._lock:
+            streams = [stream for _, stream in sorted(self._open.items())]
+        return [stream.report() for stream in streams]
+
+    def families(self) -> Iterable[Family]:
+        """Return what the metrics page tells of all streams, the ended ones too."""
+        with self._lock:
+            return families(self._totals)
+
+    def refused_counts(self) -> dict[str, int]:
+        """Return how many frames the governor refused, by model."""
+        with self._lock:
+            return {model: totals.dropped[DropReason.GOVERNOR] for model, totals in self._totals.items()}
+
+    def _lane(self, terms: StreamTerms) -> ModelWorkers:
+        key = (terms.model, terms.version)
+        with self._lock:
+            lane = self._lanes.get(key)
+            if lane is None:
+                engine = FramePipeline(self._service, self._gate, *key)
+                lane = self._lanes[key] = ModelWorkers(self._lock, engine, self._gate, terms.model)
+            return lane
+
+    def _check_room(self, terms: StreamTerms) -> None:
+        if self._is_stopping:
+            raise Draining("the server is stopping and takes no new frame streams")
+        others = len(self._open) - (terms.stream_id in self._open)
+        if others >= self._config.max_streams:
+            raise Throttled(f"{others} frame streams are open, which is as many as are served at once")
+
+    def _place(self, terms: StreamTerms, lane: ModelWorkers) -> CameraStream:
+        older = self._open.get(terms.stream_id)
+        if older is not None:
+            older.end_locked(
+                Superseded(f"another connection opened the stream '{terms.stream_id}' and goes on counting")
+            )
+        tally = self._tallies.setdefault(terms.stream_id, FrameTally())
+        self._tallies.move_to_end(terms.stream_id)
+        totals = self._totals.setdefault(terms.model, ModelTotals())
+        # It may have gone since it was looked up, with its last stream, and another have come.
+        lane = self._lanes.setdefault((terms.model, terms.version), lane)
+        leave = partial(self._leave, lane)
+        stream = CameraStream(self._lock, terms, tally, totals, wake=lane.wake, leave=leave, part=self._part)
+        # A frame of the stream before it must not become one of its sequence, which has the same id.
+        stream.hold(lane.is_sequence and self._is_preceded(terms))
+        self._open[terms.stream_id] = stream
+        totals.open_streams += 1
+        try:
+            lane.enter(stream)
+        except RuntimeError as error:
+            stream.end_locked()
+            raise Throttled(f"the system grants no thread for the frames of model '{terms.model}'") from error
+        self._forget_oldest()
+        return stream
+
+    def _leave(self, lane: ModelWorkers, stream: CameraStream) -> None:
+        terms = stream.terms
+        del self._open[terms.stream_id]
+        self._end_sequence(stream)
+        if stream.in_hand_count:
+            self._parting.add(stream)
+        self._tallies.move_to_end(terms.stream_id)
+        self._totals[terms.model].open_streams -= 1
+        lane.leave(stream)
+        if lane.is_empty:
+            del self._lanes[(terms.model, terms.version)]
+
+    def _part(self, stream: CameraStream) -> None:
+        """Let the stream that came after one go on, now that no frame of that can come to the model any more."""
+        self._parting.discard(stream)
+        # Its last frame may have begun it, or begun it anew.
+        self._end_sequence(stream)
+        successor = self._open.get(stream.terms.stream_id)
+        if successor is not None and not self._is_preceded(successor.terms):
+            successor.hold(False)
+
+    def _is_preceded(self, terms: StreamTerms) -> bool:
+        return any((one.terms.stream_id, one.terms.model) == (terms.stream_id, terms.model) for one in self._parting)
+
+    def _end_sequence(self, stream: CameraStream) -> None:
+        if stream.correlation_id is not None:
+            self._service.end_sequence(stream.terms.model, stream.terms.version, stream.correlation_id)
+
+    def _forget_oldest(self) -> None:
+        surplus = len(self._tallies) - MOST_REMEMBERED
+        if surplus > 0:
+            for stream_id in [known for known in self._tallies if known not in self._open][:surplus]:
+                del self._tallies[stream_id]

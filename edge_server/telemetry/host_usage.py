@@ -1,0 +1,83 @@
+"""Load and memory of the machine, read from /proc (proc(5))."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_IDLE, _IOWAIT = 3, 4
+_COUNTED_TICKS = 8  # user nice system idle iowait irq softirq steal; guest times are part of user and nice already
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """`cpu_utilization` is 0..1 over all cores since the previous reading; memory in use is what is not available."""
+
+    cpu_utilization: float
+    memory_total_bytes: int
+    memory_used_bytes: int
+
+
+class HostSampler:
+    """Reads the machine, at most once per `interval_s`: scrapers that come sooner share the last reading.
+
+    Thread-safe. Where there is no /proc of Linux's kind, `read` returns None.
+    """
+
+    def __init__(
+        self, interval_s: float, *, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interval_s = interval_s
+        self._proc = proc
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = clock()
+        self._ticks = _read_ticks(proc)
+        self._utilization = 0.0
+
+    def read(self) -> HostReading | None:
+        """Return the machine's load and memory now, or None where they cannot be known."""
+        with self._lock:
+            if self._clock() - self._read_at >= self._interval_s:
+                self._advance()
+            utilization = self._utilization if self._ticks else None
+        memory = _read_memory(self._proc)
+        if utilization is None or memory is None:
+            return None
+        return HostReading(utilization, *memory)
+
+    def _advance(self) -> None:
+        before, self._ticks = self._ticks, _read_ticks(self._proc)
+        self._read_at = self._clock()
+        if not before or not self._ticks:
+            return
+        idle, total = (now - then for now, then in zip(self._ticks, before, strict=True))
+        if total > 0:
+            # Idle ticks of a core that was off-line may run backwards for a moment.
+            self._utilization = min(1.0, max(0.0, 1.0 - idle / total))
+
+
+def _read_ticks(proc: Path) -> tuple[int, int] | None:
+    """Return (idle, total) ticks since boot, summed over all cores."""
+    try:
+        line = (proc / "stat").read_text().partition("\n")[0].split()
+        ticks = [int(word) for word in line[1 : 1 + _COUNTED_TICKS]]
+    except (OSError, ValueError):
+        return None
+    if line[:1] != ["cpu"] or len(ticks) <= _IOWAIT:
+        return None
+    return ticks[_IDLE] + ticks[_IOWAIT], sum(ticks)
+
+
+def _read_memory(proc: Path) -> tuple[int, int] | None:
+    """Return (total, used) in bytes."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        fields = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
+        total = fields["MemTotal"]
+        return total, total - fields["MemAvailable"]
+    except (OSError, ValueError, LookupError):
+        return None

@@ -1,0 +1,158 @@
+"""Watch a load in windows of time until their figures are steady."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_server.tuning.load.client_interface import RequestRefused, ServerCounts
+from edge_server.tuning.load.measurement_windows import (
+    STEADY_WINDOWS,
+    Answer,
+    MeasuredPoint,
+    MeasurementWindow,
+    are_steady,
+    joined,
+)
+from edge_server.tuning.load.process_usage import Usage
+
+_LOOK_S = 0.1
+_LONGEST = 10
+"""A window is prolonged to at most so many times its length while it holds fewer answers than wanted."""
+
+
+class WatchedLoad(Protocol):
+    """A load that runs."""
+
+    def take(self) -> list[Answer]: ...
+
+    def dropped(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementTimes:
+    """How long is measured. `share`: how far windows may lie from their mean, 0.1 is a tenth."""
+
+    window_s: float = 2.0
+    least_answers: int = 20
+    share: float = 0.1
+    most_windows: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProbes:
+    """What is read beside the load at the edges of each window. None of them: it cannot be had."""
+
+    counts: Callable[[], ServerCounts] | None = None
+    usage: Callable[[], Usage | None] | None = None
+    power_w: Callable[[], float | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    time_s: float
+    client_s: float
+    counts: ServerCounts | None
+    usage: Usage | None
+    dropped: dict[str, int]
+
+
+class Measurement:
+    """Measures one load. `on_window` hears of the windows so far after each, `on_look` several times in each."""
+
+    def __init__(
+        self,
+        load: WatchedLoad,
+        probes: ServerProbes,
+        patience: MeasurementTimes,
+        on_window: Callable[[list[MeasurementWindow]], None] | None = None,
+    ) -> None:
+        self._load = load
+        self._probes = probes
+        self._patience = patience
+        self._on_window = on_window
+        self._power_w: list[list[float]] = []
+        """Of each window, as often as it was read."""
+
+    def run(self, mode: str, level: float, batch: int, late_s: float = 0.1) -> MeasuredPoint:
+        """Return the figures of the last three windows. Raises Refusal when nothing was answered well, or at all."""
+        windows: list[MeasurementWindow] = []
+        self._warm_up()
+        edge = self._edge()
+        while len(windows) < max(self._patience.most_windows, 1):
+            window, edge = self._window(edge)
+            windows.append(window)
+            if self._on_window is not None:
+                self._on_window(windows)
+            if not window.good:
+                raise _nothing(windows)
+            if are_steady(windows, self._patience.share):
+                break
+        is_steady = are_steady(windows, self._patience.share)
+        last = joined(windows[-STEADY_WINDOWS:])
+        read = [watts for window in self._power_w[-STEADY_WINDOWS:] for watts in window]
+        watts = sum(read) / len(read) if read else None
+        return MeasuredPoint.of(mode, level, batch, last, is_steady=is_steady, late_s=late_s, power_w=watts)
+
+    def _warm_up(self) -> None:
+        """Let connections be made and first requests be answered, well or not."""
+        end_s = time.perf_counter() + _LONGEST * self._patience.window_s
+        while time.perf_counter() < end_s:
+            time.sleep(min(_LOOK_S, self._patience.window_s / 4))
+            if self._load.take():
+                return
+
+    def _window(self, first: _Edge) -> tuple[MeasurementWindow, _Edge]:
+        end_s = first.time_s + self._patience.window_s
+        last_s = first.time_s + _LONGEST * self._patience.window_s
+        answers: list[Answer] = []
+        self._power_w.append([])
+        while (now := time.perf_counter()) < end_s or (
+            len(answers) < self._patience.least_answers and now < last_s
+        ):  # fmt: skip
+            time.sleep(max(0.0, min(_LOOK_S, end_s - now)) or _LOOK_S / 4)
+            answers += self._load.take()
+            watts = self._probes.power_w() if self._probes.power_w is not None else None
+            if watts is not None:
+                self._power_w[-1].append(watts)
+        edge = self._edge()
+        answers += self._load.take()
+        return _between(first, edge, answers), edge
+
+    def _edge(self) -> _Edge:
+        counts = self._probes.counts() if self._probes.counts is not None else None
+        usage = self._probes.usage() if self._probes.usage is not None else None
+        return _Edge(time.perf_counter(), time.process_time(), counts, usage, self._load.dropped())
+
+
+def _between(first: _Edge, last: _Edge, answers: list[Answer]) -> MeasurementWindow:
+    seconds = last.time_s - first.time_s
+    cores = memory = server = None
+    # What has become less began anew within the window, with its model or with its server: no difference tells of it.
+    if first.usage is not None and last.usage is not None and last.usage.cpu_s >= first.usage.cpu_s:
+        cores, memory = (last.usage.cpu_s - first.usage.cpu_s) / seconds, last.usage.resident_bytes
+    if first.counts is not None and last.counts is not None and not last.counts.is_less(first.counts):
+        server = last.counts - first.counts
+    dropped = Counter(last.dropped)
+    dropped.subtract(first.dropped)
+    return MeasurementWindow(
+        seconds=seconds,
+        answers=answers,
+        server=server,
+        server_cpu=cores,
+        server_bytes=memory,
+        client_cpu=(last.client_s - first.client_s) / seconds,
+        dropped={reason: count for reason, count in dropped.items() if count > 0},
+    )
+
+
+def _nothing(windows: list[MeasurementWindow]) -> RequestRefused:
+    failed = [answer for window in windows for answer in window.answers if answer.reason]
+    if not failed:
+        return RequestRefused(f"no request was answered within {windows[-1].seconds:.1f} s")
+    reason, count = Counter(answer.reason for answer in failed).most_common(1)[0]
+    message = next(answer.message for answer in failed if answer.reason == reason)
+    return RequestRefused(f"no request was answered well: {count} of {len(failed)} failed with {reason}: {message}")

@@ -1,0 +1,219 @@
+"""Figures of what was answered in windows of time, and when they are steady enough to be believed. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from edge_server.tuning.load.client_interface import ServerCounts
+
+PERCENTILES = (50, 90, 95, 99)
+
+STEADY_WINDOWS = 3
+"""How many windows in a row must agree: as many as perf_analyzer asks for."""
+
+
+class Answer(NamedTuple):
+    """One request that was sent. `reason` is "" when it was answered well. `lag_s`: sent that much later than due."""
+
+    start_s: float
+    end_s: float
+    reason: str = ""
+    message: str = ""
+    lag_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementWindow:
+    """What ended between two moments. `server` is None where its statistics could not be had.
+
+    `server_cpu` and `client_cpu` are in cores: 1.0 is one core, all the time.
+    """
+
+    seconds: float
+    answers: Sequence[Answer]
+    server: ServerCounts | None = None
+    server_cpu: float | None = None
+    server_bytes: float | None = None
+    client_cpu: float = 0.0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def good(self) -> list[Answer]:
+        return [answer for answer in self.answers if not answer.reason]
+
+    @property
+    def rate(self) -> float:
+        return len(self.good) / self.seconds
+
+    @property
+    def latency_s(self) -> float:
+        """Mean time of the good answers, NaN without any."""
+        times = [answer.end_s - answer.start_s for answer in self.good]
+        return sum(times) / len(times) if times else math.nan
+
+
+def are_steady(windows: Sequence[MeasurementWindow], share: float) -> bool:
+    """Whether rate and latency of the last windows lie within `share` (0.1: a tenth) of their means."""
+    last = windows[-STEADY_WINDOWS:]
+    if len(last) < STEADY_WINDOWS:
+        return False
+    for values in ([window.rate for window in last], [window.latency_s for window in last]):
+        mean = sum(values) / len(values)
+        if not all(abs(value - mean) <= share * mean for value in values):  # NaN is not steady
+            return False
+    return True
+
+
+def joined(windows: Sequence[MeasurementWindow]) -> MeasurementWindow:
+    """Return one window of all of them."""
+    seconds = sum(window.seconds for window in windows)
+    servers = [window.server for window in windows if window.server is not None]
+    dropped: Counter[str] = Counter()
+    for window in windows:
+        dropped.update(window.dropped)
+    known = [window.server_cpu * window.seconds for window in windows if window.server_cpu is not None]
+    memory = [window.server_bytes for window in windows if window.server_bytes is not None]
+    return MeasurementWindow(
+        seconds=seconds,
+        answers=[answer for window in windows for answer in window.answers],
+        server=sum(servers, ServerCounts()) if len(servers) == len(windows) else None,
+        server_cpu=sum(known) / seconds if len(known) == len(windows) else None,
+        server_bytes=max(memory, default=None),
+        client_cpu=sum(window.client_cpu * window.seconds for window in windows) / seconds,
+        dropped=dict(dropped),
+    )
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return the smallest of the values, sorted already, that `percent` of them do not exceed; NaN of none."""
+    if not ordered:
+        return math.nan
+    return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimeSplit:
+    """Mean microseconds of a request in each part of the server, from its statistics."""
+
+    request_us: float
+    queue_us: float
+    input_us: float
+    infer_us: float
+    output_us: float
+    requests: int
+    inferences: int
+    executions: int
+
+    @classmethod
+    def of(cls, counts: ServerCounts) -> ServerTimeSplit | None:
+        """Return None when the server counted no request."""
+        if not counts.successes:
+            return None
+        parts = (counts.request_ns, counts.queue_ns, counts.input_ns, counts.infer_ns, counts.output_ns)
+        means = [part / counts.successes / 1000 for part in parts]
+        request, queue, given, infer, output = means
+        return cls(request, queue, given, infer, output, counts.successes, counts.inferences, counts.executions)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """One measurement at one concurrency, rate or pace of frames, which is `level` in words of `mode`."""
+
+    mode: str
+    level: float
+    batch: int
+    is_steady: bool
+    seconds: float
+    requests: int
+    failures: Mapping[str, int]
+    throughput: float
+    """Inferences a second: good answers times the batch size."""
+    mean_ms: float
+    deviation_ms: float
+    percentiles_ms: Mapping[int, float]
+    split: ServerTimeSplit | None
+    server_cpu: float | None
+    server_bytes: float | None
+    client_cpu: float
+    late: int = 0
+    """Requests that were sent too long after they were due."""
+    lag_p99_ms: float = 0.0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    power_w: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        mode: str,
+        level: float,
+        batch: int,
+        window: MeasurementWindow,
+        *,
+        is_steady: bool,
+        late_s: float = 0.1,
+        power_w: float | None = None,
+    ) -> MeasuredPoint:
+        """Return the figures of a window. A request is late that was sent `late_s` after it was due."""
+        good = window.good
+        times = sorted((answer.end_s - answer.start_s) * 1000 for answer in good)
+        mean = sum(times) / len(times) if times else math.nan
+        spread = math.sqrt(sum((item - mean) ** 2 for item in times) / len(times)) if times else math.nan
+        lags = sorted(answer.lag_s for answer in window.answers)
+        return cls(
+            mode=mode,
+            level=level,
+            batch=batch,
+            is_steady=is_steady,
+            seconds=window.seconds,
+            requests=len(good),
+            failures=dict(Counter(answer.reason for answer in window.answers if answer.reason)),
+            throughput=len(good) * batch / window.seconds,
+            mean_ms=mean,
+            deviation_ms=spread,
+            percentiles_ms={percent: percentile(times, percent) for percent in PERCENTILES},
+            split=None if window.server is None else ServerTimeSplit.of(window.server),
+            server_cpu=window.server_cpu,
+            server_bytes=window.server_bytes,
+            client_cpu=window.client_cpu,
+            late=sum(1 for lag in lags if lag > late_s),
+            lag_p99_ms=percentile(lags, 99) * 1000 if lags else 0.0,
+            dropped=window.dropped,
+            power_w=power_w,
+        )
+
+
+CLIENT_IS_BUSY = 0.8
+"""Of one core. This client is Python, of which one thread runs at a time: beyond, it is the client that is measured."""
+
+WORTH_TELLING_MS = 5.0
+"""A thread that is due wakes up later than that only where something keeps it."""
+
+
+def doubts(point: MeasuredPoint, cores: int) -> list[str]:
+    """Return, in words, why the figures of a point may not be the server's."""
+    said = []
+    if not point.is_steady:
+        said.append("the figures did not become steady; measure longer, or on a box that does nothing else")
+    if point.client_cpu > CLIENT_IS_BUSY:
+        said.append(
+            f"this client used {point.client_cpu:.2f} of the one core it can use: it is the bottleneck, the server may"
+            " be faster than that"
+        )
+    elif point.server_cpu is not None and point.server_cpu + point.client_cpu > 0.9 * cores > 0:
+        share = point.client_cpu / (point.server_cpu + point.client_cpu)
+        if share > 0.1:
+            said.append(f"client and server share {cores} busy cores; {share:.0%} of what they used was the client's")
+    if point.late > 0.01 * max(point.requests, 1):
+        said.append(
+            f"{point.late} requests were sent late: the rate is more than the server or this client keeps up with"
+        )
+    elif point.lag_p99_ms > max(point.percentiles_ms[99], WORTH_TELLING_MS):
+        said.append(
+            f"the latest hundredth was sent {point.lag_p99_ms:.1f} ms or more after it was due, which is in no latency:"
+            " all workers were waiting for answers"
+        )
+    return said

@@ -1,0 +1,88 @@
+"""Processor time and memory of a process with all its children, read from /proc; found by the port it listens on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LISTEN = "0A"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LOCAL = ("localhost", "127.", "::1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`cpu_s` since the process began, of its children as well, whether they live or have ended."""
+
+    cpu_s: float
+    resident_bytes: float
+
+
+def is_local(host: str) -> bool:
+    return host.startswith(_LOCAL)
+
+
+def listener_of(port: int) -> int | None:
+    """Return the process that listens on a TCP port of this machine; None when none of this user's does."""
+    inodes = set(_listening(port))
+    if not inodes:
+        return None
+    for folder in _PROC.iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                for link in (folder / "fd").iterdir():
+                    # A descriptor may be closed while we look; that is no reason to skip the others.
+                    with contextlib.suppress(OSError):
+                        if os.readlink(link) in inodes:
+                            return int(folder.name)
+    return None
+
+
+def _listening(port: int) -> Iterator[str]:
+    """Yield the sockets that listen on the port, as /proc/*/fd names them."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                yield f"socket:[{fields[9]}]"
+
+
+def usage_of(pid: int) -> Usage | None:
+    """Return what a process and its children use now; None when it is gone."""
+    whole = [found for found in map(_usage_of_one, _family(pid)) if found is not None]
+    if not whole:
+        return None
+    return Usage(sum(item.cpu_s for item in whole), sum(item.resident_bytes for item in whole))
+
+
+def _family(pid: int) -> Iterator[int]:
+    waiting, seen = [pid], set()
+    while waiting:
+        member = waiting.pop()
+        if member in seen:
+            continue
+        seen.add(member)
+        yield member
+        with contextlib.suppress(OSError, ValueError):
+            for task in (_PROC / str(member) / "task").iterdir():
+                waiting.extend(int(child) for child in (task / "children").read_text().split())
+
+
+def _usage_of_one(pid: int) -> Usage | None:
+    try:
+        # The name, in brackets, may hold blanks and brackets itself.
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        pages = (_PROC / str(pid) / "statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return None
+    # utime, stime, and cutime and cstime of the children that were waited for: what one used is not lost with it.
+    return Usage(sum(map(int, fields[11:15])) / _TICKS, int(pages) * _PAGE)

@@ -1,0 +1,150 @@
+"""Measured points as a table, as JSON and as a picture. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from edge_server.tuning.load.measurement_windows import PERCENTILES, MeasuredPoint, ServerTimeSplit, doubts
+from edge_server.tuning.load.svg_charts import COLORS, ChartCurve, CurvePanel, draw_panels
+
+HEADS = (
+    "RATE/S", "P50 MS", "P90", "P95", "P99", "QUEUE US", "INPUT", "INFER", "OUTPUT", "SERVER CPU", "MB", "CLIENT CPU",
+    "FAILED",
+)  # fmt: skip
+"""The first column is named by the mode."""
+
+MODES = {"concurrency": "CONCURRENCY", "request_rate": "REQUEST RATE", "frames": "FPS", "intervals": "TRACE"}
+
+Json = dict[str, object]
+
+
+def cells(point: MeasuredPoint) -> tuple[str, ...]:
+    """Return a row of the table, below the mode and HEADS."""
+    split = point.split
+    parts = ["-"] * 4
+    if split is not None:
+        parts = [f"{part:.0f}" for part in (split.queue_us, split.input_us, split.infer_us, split.output_us)]
+    return (
+        f"{point.level:g}" + ("" if point.is_steady else " ~"),
+        f"{point.throughput:.1f}",
+        *(_ms(point.percentiles_ms[percent]) for percent in PERCENTILES),
+        *parts,
+        "-" if point.server_cpu is None else f"{point.server_cpu:.2f}",
+        "-" if point.server_bytes is None else f"{point.server_bytes / 1e6:.0f}",
+        f"{point.client_cpu:.2f}",
+        _counts(point.failures),
+    )
+
+
+def _ms(value: float) -> str:
+    return (
+        "-" if math.isnan(value) else f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "0"
+
+
+def notes(point: MeasuredPoint, cores: int) -> list[str]:
+    """Return the lines below the table that belong to a point."""
+    where = f"{MODES[point.mode].lower()} {point.level:g}"
+    said = [f"{where}: {text}" for text in doubts(point, cores)]
+    if point.dropped:
+        said.insert(0, f"{where}: frames without a result: {_counts(point.dropped)}")
+    return said
+
+
+def to_json(point: MeasuredPoint, cores: int) -> Json:
+    """Return the figures in the units of their names; null where one could not be had."""
+    return {
+        point.mode: point.level,
+        "batch_size": point.batch,
+        "stable": point.is_steady,
+        "seconds": _round(point.seconds),
+        "requests": point.requests,
+        "throughput": _round(point.throughput),
+        "latency_ms": {
+            "mean": _round(point.mean_ms),
+            "standard_deviation": _round(point.deviation_ms),
+            **{f"p{percent}": _round(point.percentiles_ms[percent]) for percent in PERCENTILES},
+        },
+        "failures": dict(point.failures),
+        "dropped": dict(point.dropped),
+        "late_requests": point.late,
+        "send_lag_p99_ms": _round(point.lag_p99_ms),
+        "server": None if point.split is None else _split_json(point.split),
+        "server_cpu_cores": None if point.server_cpu is None else _round(point.server_cpu),
+        "server_resident_bytes": None if point.server_bytes is None else int(point.server_bytes),
+        "client_cpu_cores": _round(point.client_cpu),
+        "power_w": None if point.power_w is None else _round(point.power_w),
+        "doubts": doubts(point, cores),
+    }
+
+
+def _split_json(split: ServerTimeSplit) -> Json:
+    return {
+        "requests": split.requests,
+        "inferences": split.inferences,
+        "executions": split.executions,
+        "request_us": _round(split.request_us),
+        "queue_us": _round(split.queue_us),
+        "compute_input_us": _round(split.input_us),
+        "compute_infer_us": _round(split.infer_us),
+        "compute_output_us": _round(split.output_us),
+    }
+
+
+def _round(value: float) -> float | None:
+    """Return six digits; null for what is no number, which JSON cannot say."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def draw(title: str, points: Sequence[MeasuredPoint]) -> str:
+    """Return the SVG: throughput, latency and where a request's time goes, by concurrency or rate."""
+    name = MODES[points[0].mode].lower()
+
+    def curve(words: str, values: Sequence[float], color: str) -> ChartCurve:
+        return ChartCurve(words, [(point.level, value) for point, value in zip(points, values, strict=True)], color)
+
+    panels = [
+        CurvePanel(
+            "inferences a second", [curve("throughput", [point.throughput for point in points], COLORS[0])], name
+        ),
+        CurvePanel(
+            "latency, ms",
+            [
+                curve(f"p{percent}", [point.percentiles_ms[percent] for point in points], color)
+                for percent, color in zip(PERCENTILES, COLORS, strict=False)
+            ],
+            name,
+        ),
+    ]
+    splits = [point.split for point in points]
+    if None not in splits:
+        known = [split for split in splits if split is not None]
+        parts = ("queue_us", "input_us", "infer_us", "output_us")
+        panels.append(
+            CurvePanel(
+                "of that in the server, mean ms",
+                [
+                    curve(part.removesuffix("_us"), [getattr(split, part) / 1000 for split in known], color)
+                    for part, color in zip(parts, COLORS, strict=False)
+                ],
+                name,
+            )
+        )
+    busy = [point.server_cpu for point in points]
+    if None not in busy:
+        panels.append(
+            CurvePanel(
+                "processor, cores",
+                [
+                    curve("server", [cores or 0.0 for cores in busy], COLORS[0]),
+                    curve("client", [point.client_cpu for point in points], COLORS[3]),
+                ],
+                name,
+            )
+        )
+    return draw_panels(title, panels)

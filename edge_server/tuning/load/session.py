@@ -1,0 +1,199 @@
+"""One server to be measured: how it is reached, what is sent, and a measurement at each level of load."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_server.client import FrameStream, Tls
+from edge_server.client.endpoint import ServerEndpoint
+from edge_server.core.tensor import Tensor
+from edge_server.errors import InvalidRequest
+from edge_server.tuning.load.client_interface import MeasuredRequest, ModelFacts, ServerQueries
+from edge_server.tuning.load.frame_load import FrameLoad, made_up_pictures
+from edge_server.tuning.load.grpc_client import GrpcControl, GrpcSenders, write_grpc
+from edge_server.tuning.load.http_client import HttpControl, HttpSenders, HttpWriter, read_process_metrics, split_url
+from edge_server.tuning.load.load_generator import ConcurrencyLoad, ScheduledLoad, WorkerThreads, constant, poisson
+from edge_server.tuning.load.measurement import Measurement, MeasurementTimes, ServerProbes
+from edge_server.tuning.load.measurement_windows import MeasuredPoint, MeasurementWindow
+from edge_server.tuning.load.process_usage import Usage, is_local, listener_of, usage_of
+from edge_server.tuning.load.shared_memory import in_bodies, in_shared_memory
+
+PROTOCOLS = ("grpc", "stream", "http")
+MOST_WORKERS = 1024
+
+OnWindow = Callable[[list[MeasurementWindow]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredServer:
+    """`address` is gRPC's "host:port", `url` HTTP's; only the one of the protocol is used."""
+
+    protocol: str = "grpc"
+    address: str = "127.0.0.1:8001"
+    url: str = "http://127.0.0.1:8000"
+    metrics_url: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    tls: Tls | None = None
+    timeout_s: float = 30.0
+
+    def endpoint(self) -> ServerEndpoint:
+        return ServerEndpoint(self.address, self.tls, metadata=[(key.lower(), value) for key, value in self.headers])
+
+    def control(self) -> ServerQueries:
+        if self.protocol == "http":
+            split_url(self.url)
+            return HttpControl(self.url, self.headers, self.timeout_s)
+        return GrpcControl(self.endpoint(), self.timeout_s)
+
+    def host_and_port(self) -> tuple[str, int]:
+        if self.protocol == "http":
+            return split_url(self.url)[:2]
+        host, _, port = self.address.rpartition(":")
+        return host, int(port) if port.isdecimal() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When requests are due. `rate` a second, even or by chance; or the recorded `intervals_s`, again and again."""
+
+    rate: float = 0.0
+    by_chance: bool = False
+    intervals_s: tuple[float, ...] = ()
+    seed: int = 0
+
+    def intervals(self, number: int = 0) -> Iterator[float]:
+        """Return the schedule of worker `number`, where each has its own."""
+        if self.intervals_s:
+            return itertools.cycle(self.intervals_s)
+        return poisson(self.rate, self.seed + number) if self.by_chance else constant(self.rate)
+
+    @property
+    def mean_rate(self) -> float:
+        return self.rate or len(self.intervals_s) / math.fsum(self.intervals_s)
+
+
+@dataclass
+class LoadSession:
+    """Measures a model of one server. For one thread; to be closed."""
+
+    target: MeasuredServer
+    model: ModelFacts
+    control: ServerQueries
+    patience: MeasurementTimes
+    pid: int | None = None
+    power_w: Callable[[], float | None] | None = None
+    on_window: OnWindow | None = None
+    steps: list[tuple[Tensor, ...]] = field(default_factory=list)
+    batch: int = 1
+    shares_memory: bool = False
+    output_bytes: int = 1 << 20
+
+    def close(self) -> None:
+        self.control.close()
+
+    def at_concurrency(self, concurrency: int) -> MeasuredPoint:
+        """Keep so many requests under way. Raises Refusal when none is answered well, Unreachable."""
+        with (
+            self._requests(concurrency) as requests,
+            self._senders(concurrency) as senders,
+            ConcurrencyLoad(senders, requests) as load,
+        ):
+            return self._measurement(load).run("concurrency", concurrency, self.batch)
+
+    def at_schedule(self, schedule: Schedule, workers: int) -> MeasuredPoint:
+        """Send when requests are due, at most `workers` at once. Raises as `at_concurrency`."""
+        mode = "intervals" if schedule.intervals_s else "request_rate"
+        rate = schedule.mean_rate
+        with (
+            self._requests(workers) as requests,
+            self._senders(workers) as senders,
+            ScheduledLoad(senders, requests, schedule.intervals()) as load,
+        ):
+            return self._measurement(load).run(mode, rate, self.batch, late_s=max(0.1, 1 / rate))
+
+    def with_frames(self, schedule: Schedule, streams: int, size: tuple[int, int]) -> MeasuredPoint:
+        """Send pictures of a size (width, height) by streams of frames; what a newer one overtakes is dropped.
+
+        Raises StreamError when a stream is refused or cannot go on, and as `at_concurrency`.
+        """
+        pictures = made_up_pictures(*size)
+        version = int(self.model.version or 0)
+        endpoint = self.target.endpoint()
+        cameras = [
+            FrameStream(
+                self.target.address,
+                self.model.name,
+                version=version,
+                tls=self.target.tls,
+                metadata=endpoint.metadata,
+                reconnects=False,
+            )
+            for _ in range(streams)
+        ]
+        intervals = [schedule.intervals(number) for number in range(streams)]
+        rate = schedule.mean_rate
+        with FrameLoad(cameras, pictures, size, intervals) as load:
+            return self._measurement(load).run("frames", rate, 1, late_s=max(0.1, 1 / rate))
+
+    @contextlib.contextmanager
+    def _requests(self, workers: int) -> Iterator[list[Sequence[bytes]]]:
+        write: Callable[[MeasuredRequest], bytes] = write_grpc
+        if self.target.protocol == "http":
+            write = HttpWriter(self.target.url, self.target.headers)
+        if not self.shares_memory:
+            yield in_bodies(self.model, self.steps, write, workers)
+            return
+        with in_shared_memory(self.model, self.steps, write, workers, self.control, self.output_bytes) as requests:
+            yield requests
+
+    def _senders(self, count: int) -> contextlib.AbstractContextManager[Sequence[Any]]:
+        if self.target.protocol == "http":
+            if self.model.is_decoupled:
+                raise InvalidRequest(f"model '{self.model.name}' is decoupled: measure it with --protocol=stream")
+            return HttpSenders(self.target.url, self.target.timeout_s)(count)
+        streams = self.target.protocol == "stream"
+        if self.model.is_decoupled and not streams:
+            raise InvalidRequest(f"model '{self.model.name}' is decoupled: measure it with --protocol=stream")
+        endpoint = self.target.endpoint()
+        makers = GrpcSenders(endpoint, self.target.timeout_s, streams=streams, is_decoupled=self.model.is_decoupled)
+        return makers(count)
+
+    def _measurement(self, load: WorkerThreads) -> Measurement:
+        name, version = self.model.name, self.model.version
+        probes = ServerProbes(lambda: self.control.counts(name, version), self._usage, self.power_w)
+        return Measurement(load, probes, self.patience, self.on_window)
+
+    def _usage(self) -> Usage | None:
+        if self.pid is not None:
+            return usage_of(self.pid)
+        if self.target.metrics_url:
+            found = read_process_metrics(self.target.metrics_url, self.target.timeout_s)
+            return None if found is None else Usage(*found)
+        return None
+
+
+def local_process(target: MeasuredServer) -> int | None:
+    """Return the server's process, where it runs on this machine for this user."""
+    host, port = target.host_and_port()
+    return listener_of(port) if is_local(host) and port else None
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def has_bf16() -> bool:
+    """Whether this machine's processor computes in bf16 by itself, as Linux tells of it on x86 and aarch64."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    flags = {word for line in text.splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    return bool(flags & {"amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16"})

@@ -1,0 +1,103 @@
+"""One runtime, device and precision that a model may be served with, and the configuration that means it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_server.backends import TENSORRT_LIBRARIES
+from edge_server.backends.tensorrt.optimization_profiles import KEYS
+from edge_server.repository.pbtxt import ConfigMessage
+
+CPU, GPU = "CPU", "GPU"
+TARGET_DEVICE = "TARGET_DEVICE"
+"""The parameter that names OpenVINO's device. Its GPUs are not those that KIND_GPU counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeCandidate:
+    """`precision` as the parameter of that name says it; "" leaves the parameter as the configuration has it.
+
+    `device` is CPU, GPU for those that KIND_GPU counts, or a device of OpenVINO's. `parameters` are set besides.
+    `accelerator` is the execution accelerator that ONNX Runtime is to use there, with its options. `is_plain`: the
+    arithmetic that others are compared with.
+    """
+
+    runtime: str
+    precision: str
+    device: str = CPU
+    parameters: tuple[tuple[str, str], ...] = ()
+    is_plain: bool = False
+    accelerator: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def title(self) -> str:
+        return " ".join(filter(None, (self.runtime, self.precision, self.where)))
+
+    @property
+    def where(self) -> str:
+        """Say where it runs, "" for what goes without saying."""
+        on = "" if self.device == CPU or self.is_engine else f"on {self.device}"
+        by = "" if self.accelerator in ("", "cuda") else f"by {self.accelerator}"
+        return " ".join(filter(None, (on, by)))
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether an engine is built for it first."""
+        return self.runtime in TENSORRT_LIBRARIES
+
+
+def config_of(
+    base: ConfigMessage, candidate: RuntimeCandidate, file_name: str, profiles: Sequence[str] = ()
+) -> ConfigMessage:
+    """Return the configuration that has a candidate serve. `profiles` are the values of the parameters `KEYS`."""
+    config = type(base)()
+    config.CopyFrom(base)
+    config.backend = candidate.runtime
+    config.platform = ""
+    config.default_model_filename = file_name
+    if candidate.precision:
+        # What TensorRT computes in is told by its own options; the parameter speaks of the file.
+        word = "auto" if candidate.accelerator == "tensorrt" else candidate.precision
+        config.parameters["precision"].string_value = word
+    if candidate.runtime == "openvino" and TARGET_DEVICE in config.parameters:
+        config.parameters[TARGET_DEVICE].string_value = CPU
+    for key, value in candidate.parameters:
+        config.parameters[key].string_value = value
+    if candidate.is_engine:
+        for key, value in zip(KEYS, profiles, strict=False):
+            config.parameters[key].string_value = value
+    if candidate.runtime == "onnxruntime":
+        _accelerate(config, candidate)
+    _place(config, candidate)
+    return config
+
+
+def _accelerate(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
+    """Have the candidate's accelerator be the only one, with what the configuration says of it besides."""
+    if not candidate.accelerator and not config.optimization.HasField("execution_accelerators"):
+        return
+    both = config.optimization.execution_accelerators
+    listed = both.gpu_execution_accelerator if candidate.device == GPU else both.cpu_execution_accelerator
+    kept: list[Any] = [item for item in listed if item.name == candidate.accelerator]
+    stated = dict(kept[0].parameters) if kept else {}
+    del listed[:]
+    if candidate.accelerator:
+        listed.add(name=candidate.accelerator, parameters={**stated, **dict(candidate.options)})
+
+
+def _place(config: ConfigMessage, candidate: RuntimeCandidate) -> None:
+    """Have the instances be where the candidate runs."""
+    group_type = config.DESCRIPTOR.fields_by_name["instance_group"].message_type
+    numbers = group_type.enum_types_by_name["Kind"].values_by_name
+    is_counted = candidate.device == GPU and candidate.runtime != "openvino"
+    if is_counted and not candidate.is_engine and not config.instance_group:
+        config.instance_group.add()
+    for group in config.instance_group:
+        if is_counted:
+            group.kind = numbers["KIND_GPU"].number
+        elif group.kind == numbers["KIND_GPU"].number or group.gpus:
+            group.kind = numbers["KIND_CPU"].number
+            del group.gpus[:]

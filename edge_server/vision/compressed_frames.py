@@ -1,0 +1,98 @@
+"""Camera frames that come as files: sensor_msgs/CompressedImage with its `format`.
+
+`format` is a codec ("jpeg", "png"), or what image_transport writes: "bgr8; jpeg compressed bgr8", "16UC1; png
+compressed". Of the encoding before the semicolon only this is used: whether it is depth. Colours are those of the file
+itself, and so is the codec, among those that `header` knows: drivers write "jpg" and "JPEG", and "jpeg" over a PNG.
+
+Other than an uploaded photograph, a frame is not turned upright by its EXIF orientation: in ROS, camera_info and every
+other node mean the pixels as they are stored, and so do boxes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.vision.decode import decode_file, opencv
+from edge_server.vision.image_header import ImageFormat, ImageHeader, read_header
+from edge_server.vision.picture import Picture
+from edge_server.vision.raw_encodings import is_depth
+from edge_server.vision.resize import Color, FitRule, place
+
+CODECS = ("jpeg", "jpg", "png", "webp", "bmp")
+"""Words for a file that a frame's format may have."""
+
+_REDUCTIONS = (8, 4, 2)
+
+
+def read_compressed(data: memoryview, form: str, *, wants: Color, shrinks_to: FitRule | None, subject: str) -> Picture:
+    """Return the picture of one file: gray or depth where the network `wants` that, else BGR.
+
+    `shrinks_to`: a JPEG may come out at a half, a quarter or an eighth of its size, which costs less, as long as that
+    is no smaller than the rule makes it. Raises InvalidRequest for a format or a file that is none of those known, or
+    that holds depth where the network wants colour or colour where it wants depth, and Unsupported for compressedDepth.
+    """
+    encoding = _check_format(form, subject)
+    header = read_header(data, subject)
+    if wants is Color.DEPTH:
+        return _read_depth(data, header, form, subject)
+    if is_depth(encoding):
+        raise InvalidRequest(
+            f"{subject}: expected a picture in colour or gray, given depth in '{form[:60]}'; a model that takes depth "
+            "declares image_color depth"
+        )
+    color = Color.GRAY if wants is Color.GRAY else Color.BGR
+    reduction = _reduction(header, shrinks_to)
+    decoded = decode_file(data, header, _flags(color, reduction), subject).view(np.uint8)
+    return Picture(decoded, color, (header.width, header.height) if reduction > 1 else None)
+
+
+def _check_format(form: str, subject: str) -> str:
+    """Return the encoding that the format names before its semicolon, or nothing. Refuse what is no picture file."""
+    encoding, separator, rest = form.partition(";")
+    if not separator:
+        encoding, rest = "", form
+    codec = next(iter(rest.lower().split()), "")
+    if codec == "compresseddepth":
+        raise Unsupported(
+            f"{subject}: compressedDepth is not offered, given '{form[:60]}'; send the raw 16UC1 or 32FC1 frame, or "
+            "'16UC1; png compressed'"
+        )
+    if codec not in CODECS:
+        raise InvalidRequest(f"{subject}: expected a format out of {', '.join(CODECS)}, given '{form[:60]}'")
+    return encoding.strip()
+
+
+def _read_depth(data: memoryview, header: ImageHeader, form: str, subject: str) -> Picture:
+    cv2 = opencv()
+    values = decode_file(data, header, cv2.IMREAD_UNCHANGED, subject)
+    if values.ndim != 2:
+        raise InvalidRequest(f"{subject}: expected one channel of depth, given a colour picture in '{form[:60]}'")
+    return Picture(values, Color.DEPTH)
+
+
+def _reduction(header: ImageHeader, rule: FitRule | None) -> int:
+    """Return by how much the decoder may shrink: what resizing by halves would do first anyway.
+
+    Only whole parts of both sides, as the decoder rounds up, which would move what is seen by a pixel or more.
+    """
+    if rule is None or header.format is not ImageFormat.JPEG:
+        return 1
+    wanted = place(rule, header.width, header.height)
+    sides = ((header.width, wanted.width), (header.height, wanted.height))
+    return next((n for n in _REDUCTIONS if all(side % n == 0 and side >= n * least for side, least in sides)), 1)
+
+
+def _flags(color: Color, reduction: int) -> int:
+    cv2 = opencv()
+    flags: int = {
+        (Color.BGR, 1): cv2.IMREAD_COLOR,
+        (Color.BGR, 2): cv2.IMREAD_REDUCED_COLOR_2,
+        (Color.BGR, 4): cv2.IMREAD_REDUCED_COLOR_4,
+        (Color.BGR, 8): cv2.IMREAD_REDUCED_COLOR_8,
+        (Color.GRAY, 1): cv2.IMREAD_GRAYSCALE,
+        (Color.GRAY, 2): cv2.IMREAD_REDUCED_GRAYSCALE_2,
+        (Color.GRAY, 4): cv2.IMREAD_REDUCED_GRAYSCALE_4,
+        (Color.GRAY, 8): cv2.IMREAD_REDUCED_GRAYSCALE_8,
+    }[color, reduction]
+    return flags | int(cv2.IMREAD_IGNORE_ORIENTATION)
