@@ -288,9 +288,9 @@ class ServerProcess:
 
         watcher = Watcher(core.source, core.service.wish_for_all, repository.poll_s)
         self._closers.append(lambda: asyncio.to_thread(watcher.close))
-        core.service.wish_for_all(await asyncio.to_thread(watcher.first))
+        core.service.wish_for_all(await asyncio.to_thread(watcher.scan_first))
         watcher.start()
-        self._supervision.add_reload((), lambda _: watcher.look_soon())
+        self._supervision.add_reload((), lambda _: watcher.scan_soon())
 
     async def _until_stopped(self, work: Callable[[], object]) -> bool:
         """Wait for work on a thread; False when the order to stop came first. Raises what the work raises."""

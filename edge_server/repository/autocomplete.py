@@ -16,8 +16,14 @@ from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.repository.backend_choice import BackendCandidate, candidates
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.safe_paths import check_relative
-from edge_server.repository.validate_ragged import batch_input_targets, cut_outputs, flat_inputs
-from edge_server.repository.validate_sequences import check_sequences_against_file, hidden_inputs, state_outputs
+from edge_server.repository.validate_batching import (
+    batch_input_targets,
+    check_sequences_against_file,
+    cut_outputs,
+    flat_inputs,
+    hidden_inputs,
+    state_outputs,
+)
 
 _TensorSpec: TypeAlias = InputSpec | OutputSpec
 _NOTHING: Mapping[str, str] = {}

@@ -20,8 +20,7 @@ from watchdog.observers.api import BaseObserver, ObservedWatch
 from watchdog.observers.polling import PollingObserver
 
 from edge_server.repository.mounts import is_layered, is_remote, read_mounts, root_file_system
-from edge_server.repository.open_files import is_open_for_writing
-from edge_server.repository.open_writers import OpenWriters
+from edge_server.repository.open_files import OpenWriters, is_open_for_writing
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ POLL_S = 1.0
 _CLOSE_S = 3.0
 """How long the end of what observes is waited for."""
 
-_MOST_TOUCHED = 256
+_MOST_CHANGED_PATHS = 256
 """Paths that changed since the last look; of more, some may have been lost, as the kernel's queue overflows."""
 
 _TELLS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
@@ -62,8 +61,8 @@ class FileObservation:
         self._lock = threading.Lock()
         self._writers = OpenWriters(tells_attributes=_TELLS_ATTRIBUTES)
         self._published: set[str] = set()
-        self._touched: set[str] | None = None
-        """Paths of which something was heard since they were asked for last; None when it may have been anything."""
+        self._changed_paths: set[str] | None = None
+        """Paths of which something was on_event since they were asked for last; None when it may have been anything."""
         self._inotify: BaseObserver | None = None
         self._polling: BaseObserver | None = None
         self._watches: dict[WatchedFolder, tuple[BaseObserver, ObservedWatch, tuple[int, int]]] = {}
@@ -72,7 +71,7 @@ class FileObservation:
         self._is_polled = {root: is_remote(kind) or is_layered(kind) for root, kind in kinds.items()}
         self._polling_interval_s = POLL_S * (2 if any(self._is_remote.values()) else 1)
         if not wants_inotify:
-            self._give_up_inotify("it is not wanted")
+            self._stop_using_inotify("it is not wanted")
         elif not all(self._is_polled.values()):
             self._start_inotify()
         for root, kind in kinds.items():
@@ -87,7 +86,7 @@ class FileObservation:
         """Return whether the kernel is not, or cannot be, asked about changes there."""
         return self._is_polled[root]
 
-    def writing(self) -> frozenset[str]:
+    def written_files(self) -> frozenset[str]:
         """Return the real paths of files that are open for writing, as far as is known."""
         with self._lock:
             return self._writers.writing(time.monotonic())
@@ -95,7 +94,7 @@ class FileObservation:
     def is_written(self, paths: Iterable[str]) -> bool:
         """Return whether somebody writes one of these files, as far as can be found out.
 
-        The kernel is asked, whatever was heard; what was heard decides of files that it says nothing about.
+        The kernel is asked, whatever was on_event; what was on_event decides of files that it says nothing about.
         """
         untold: list[str] = []
         for path in paths:
@@ -109,36 +108,36 @@ class FileObservation:
         with self._lock:
             return not self._writers.unsure(time.monotonic()).isdisjoint(untold)
 
-    def take_published(self) -> frozenset[str]:
+    def take_renamed_folders(self) -> frozenset[str]:
         """Return, once, the real paths of directories that were renamed into place."""
         with self._lock:
             published, self._published = frozenset(self._published), set()
         return published
 
-    def take_touched(self) -> frozenset[str] | None:
+    def take_changed_paths(self) -> frozenset[str] | None:
         """Return, once, the real paths that changed, or whose folders did; None when anything may have changed.
 
         None as well where the kernel does not tell of all changes.
         """
         with self._lock:
-            touched, self._touched = self._touched, set()
+            touched, self._changed_paths = self._changed_paths, set()
         return None if touched is None or any(self._is_polled.values()) else frozenset(touched)
 
-    def doubt(self) -> None:
-        """Wake, and let the next `take_touched` say that anything may have changed."""
+    def mark_all_changed(self) -> None:
+        """Wake, and let the next `take_changed_paths` say that anything may have changed."""
         with self._lock:
-            self._touched = None
+            self._changed_paths = None
         self.wake.set()
 
-    def follow(self, folders: Mapping[WatchedFolder, bool]) -> None:
+    def watch(self, folders: Mapping[WatchedFolder, bool]) -> None:
         """Hear of these folders and no others; each maps to whether it is to be polled. Those not there are left out.
 
         A folder that was replaced by another of the same name since is followed anew. Wakes when it begins to hear of
-        one: what happened there just before was heard by nobody.
+        one: what happened there just before was on_event by nobody.
         """
         self._check_inotify()
         for folder, (observer, watch, identity) in list(self._watches.items()):
-            if folder not in folders or _identity(folder.path) != identity or not _hears(observer, watch):
+            if folder not in folders or _identity(folder.path) != identity or not _is_watching(observer, watch):
                 del self._watches[folder]
                 _unschedule(observer, watch)
         for folder, is_polled in folders.items():
@@ -163,18 +162,18 @@ class FileObservation:
         observer = self._inotify
         if is_polled or observer is None:
             observer = self._polling = self._polling or _started(PollingObserver(timeout=self._polling_interval_s))
-        hears = _Heard(self, folder, is_inotify=observer is self._inotify)
+        handler = _FolderEventHandler(self, folder, is_inotify=observer is self._inotify)
         try:
-            watch = observer.schedule(hears, folder.path, recursive=folder.names is None)
+            watch = observer.schedule(handler, folder.path, recursive=folder.names is None)
         except OSError as error:
             if observer is self._inotify and error.errno in (errno.ENOSPC, errno.EMFILE):
-                self._give_up_inotify(str(error))
+                self._stop_using_inotify(str(error))
                 self._schedule(folder, is_polled=True)
             else:
                 log.debug("'%s' is not watched: %s", folder.path, error)
             return
         self._watches[folder] = (observer, watch, identity)
-        self.doubt()
+        self.mark_all_changed()
 
     def _start_inotify(self) -> None:
         """Start the inotify observer, which says also what was renamed into a folder from elsewhere."""
@@ -183,7 +182,7 @@ class FileObservation:
 
             self._inotify = _started(InotifyObserver(generate_full_events=True))
         except (OSError, ImportError) as error:  # the limit of instances; a C library without inotify
-            self._give_up_inotify(str(error))
+            self._stop_using_inotify(str(error))
 
     def _check_inotify(self) -> None:
         """Give inotify up when its limit of watches is used up: it is deaf to new folders then, and does not say so."""
@@ -191,9 +190,9 @@ class FileObservation:
             return
         reason = "its thread ended" if not self._inotify.is_alive() else _why_no_room()
         if reason:
-            self._give_up_inotify(reason)
+            self._stop_using_inotify(reason)
 
-    def _give_up_inotify(self, reason: str) -> None:
+    def _stop_using_inotify(self, reason: str) -> None:
         log.warning("inotify cannot be used (%s); looking every %g s instead", reason, self._polling_interval_s)
         observer, self._inotify = self._inotify, None
         self._is_polled = dict.fromkeys(self._is_polled, True)
@@ -204,24 +203,24 @@ class FileObservation:
             observer.stop()
             observer.join()
 
-    def heard(self, event: FileSystemEvent, *, is_inotify: bool) -> None:
+    def on_event(self, event: FileSystemEvent, *, is_inotify: bool) -> None:
         """Take note of an event. Only inotify's tell who writes."""
         with self._lock:
             if is_inotify:
-                self._note(event, time.monotonic())
+                self._record_event(event, time.monotonic())
             if event.event_type in _SILENT:
                 return
-            if self._touched is not None:
-                self._touched.update(os.fsdecode(path) for path in (event.src_path, event.dest_path) if path)
-                if not is_inotify or len(self._touched) > _MOST_TOUCHED:
-                    self._touched = None
+            if self._changed_paths is not None:
+                self._changed_paths.update(os.fsdecode(path) for path in (event.src_path, event.dest_path) if path)
+                if not is_inotify or len(self._changed_paths) > _MOST_CHANGED_PATHS:
+                    self._changed_paths = None
         self.wake.set()
 
-    def _note(self, event: FileSystemEvent, now_s: float) -> None:
+    def _record_event(self, event: FileSystemEvent, now_s: float) -> None:
         path, target = os.fsdecode(event.src_path), os.fsdecode(event.dest_path)
         match event.event_type:
             case "moved":
-                self._note_move(path, target, is_directory=event.is_directory)
+                self._record_move(path, target, is_directory=event.is_directory)
             case "deleted":
                 self._writers.removed(path)
             case _ if event.is_directory:
@@ -237,7 +236,7 @@ class FileObservation:
             case "closed_no_write":
                 self._writers.closed_by_reader(path)
 
-    def _note_move(self, path: str, target: str, *, is_directory: bool) -> None:
+    def _record_move(self, path: str, target: str, *, is_directory: bool) -> None:
         if not target:
             self._writers.removed(path)
             return
@@ -247,7 +246,7 @@ class FileObservation:
             self._published.add(target)
 
 
-class _Heard(FileSystemEventHandler):
+class _FolderEventHandler(FileSystemEventHandler):
     """The ear for one folder."""
 
     def __init__(self, observation: FileObservation, folder: WatchedFolder, *, is_inotify: bool) -> None:
@@ -258,10 +257,10 @@ class _Heard(FileSystemEventHandler):
     def on_any_event(self, event: FileSystemEvent) -> None:
         names = self._folder.names
         if names is None:
-            self._observation.heard(event, is_inotify=self._is_inotify)
+            self._observation.on_event(event, is_inotify=self._is_inotify)
         elif any(os.path.basename(os.fsdecode(path)) in names for path in (event.src_path, event.dest_path)):
             # The parent of a root that is a link: it only says that the link leads elsewhere.
-            self._observation.heard(event, is_inotify=False)
+            self._observation.on_event(event, is_inotify=False)
 
 
 def _started(observer: BaseObserver) -> BaseObserver:
@@ -276,7 +275,7 @@ def _end(observers: Iterable[BaseObserver]) -> None:
             observer.join()
 
 
-def _hears(observer: BaseObserver, watch: ObservedWatch) -> bool:
+def _is_watching(observer: BaseObserver, watch: ObservedWatch) -> bool:
     """Return whether a watch is at work. It ends by itself when its folder is deleted."""
     return observer.is_alive() and any(item.watch == watch and item.is_alive() for item in observer.emitters)
 

@@ -29,23 +29,23 @@ _EDITOR = re.compile(r".+~|.+\.sw[a-z]|#.+#|\.#.+")
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
+class FolderScan:
     """What one look at some files found.
 
-    `fingerprint` covers what a model is made from; `stir` also what upload tools and editors put beside it, for as
+    `fingerprint` covers what a model is made from; `activity` also what upload tools and editors put beside it, for as
     long as those change, somebody is at work. `changed_ns` is the youngest change time (ctime, which no tool can set)
     of the files and folders, 0 when there are none, and `young` are the files whose own lies within YOUNG_S of the
     look. `upload` names the youngest file of an unfinished upload, ""
-    when there is none, and `upload_ns` is its change time. `stray` is the first link that leads out of the
+    when there is none, and `upload_ns` is its change time. `outside_link` is the first link that leads out of the
     repository, and where to, "" when there is none. `has_links`: changes elsewhere may be changes here.
     """
 
     fingerprint: str = ""
-    stir: str = ""
+    activity: str = ""
     changed_ns: int = 0
     upload: str = ""
     upload_ns: int = 0
-    stray: str = ""
+    outside_link: str = ""
     young: tuple[str, ...] = field(default=(), compare=False)
     has_links: bool = field(default=False, compare=False)
 
@@ -81,7 +81,7 @@ class LinkBoundary:
     def __init__(self, roots: Iterable[Path] | None) -> None:
         self._inside = None if roots is None else tuple(os.path.realpath(root) for root in roots)
 
-    def stray(self, path: str) -> str:
+    def outside_link(self, path: str) -> str:
         """Return "'path' leads to 'target'" when it is outside, else ""."""
         if self._inside is None:
             return ""
@@ -91,16 +91,16 @@ class LinkBoundary:
         return f"'{path}' leads to '{target}'"
 
 
-def trace(folder: Path, entries: Iterable[os.DirEntry[str]], fence: LinkBoundary) -> Fingerprint:
+def scan_files(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBoundary) -> FolderScan:
     """Return what these entries of a folder, and everything below them, are like, links followed.
 
     Folders count by what they hold, so that ignored files in them change nothing. A file that vanishes meanwhile
     counts as absent. Raises OSError for a folder that cannot be read.
     """
-    return _walk(folder, entries, fence).trace()
+    return _walk(folder, entries, boundary).scan_files()
 
 
-def lines(folder: Path, entries: Iterable[os.DirEntry[str]]) -> tuple[str, ...]:
+def describe_files(folder: Path, entries: Iterable[os.DirEntry[str]]) -> tuple[str, ...]:
     """Return what the fingerprint of the same `trace` is made of: one line a file or folder, which begins with its
     path below `folder` and ends, from the first NUL on, with what the system says of it. Raises OSError as `trace`."""
     return tuple(_walk(folder, entries, LinkBoundary(None)).lines)
@@ -111,17 +111,17 @@ def digest(described: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(described).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], fence: LinkBoundary) -> _Walk:
-    walk = _Walk(fence)
+def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBoundary) -> _Walk:
+    walk = _Walk(boundary)
     walk.see(os.stat(folder))
     for entry in sorted(entries, key=lambda item: item.name):
         walk.look(entry, entry.name, frozenset())
     return walk
 
 
-def folder_trace(folder: Path, fence: LinkBoundary) -> Fingerprint:
+def scan_folder(folder: Path, boundary: LinkBoundary) -> FolderScan:
     """Return what everything in a folder is like. Raises OSError when it cannot be read."""
-    return trace(folder, children(folder), fence)
+    return scan_files(folder, children(folder), boundary)
 
 
 def children(folder: str | Path) -> list[os.DirEntry[str]]:
@@ -134,25 +134,25 @@ def children(folder: str | Path) -> list[os.DirEntry[str]]:
 class _Walk:
     """One walk through files, and what it found so far."""
 
-    fence: LinkBoundary
+    boundary: LinkBoundary
     lines: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     changed_ns: int = 0
     upload: str = ""
     upload_ns: int = 0
-    stray: str = ""
+    outside_link: str = ""
     young: list[str] = field(default_factory=list)
     has_links: bool = False
     now_ns: int = field(default_factory=time.time_ns)
 
-    def trace(self) -> Fingerprint:
-        return Fingerprint(
+    def scan_files(self) -> FolderScan:
+        return FolderScan(
             fingerprint=digest(self.lines),
-            stir=digest([*self.lines, "\0leftovers", *self.leftovers]),
+            activity=digest([*self.lines, "\0leftovers", *self.leftovers]),
             changed_ns=self.changed_ns,
             upload=self.upload,
             upload_ns=self.upload_ns,
-            stray=self.stray,
+            outside_link=self.outside_link,
             young=tuple(self.young),
             has_links=self.has_links,
         )
@@ -170,7 +170,7 @@ class _Walk:
             raise TooManyFiles(f"more than {MAX_FILES} files")
         if entry.is_symlink():
             self.has_links = True
-            self.stray = self.stray or self.fence.stray(entry.path)
+            self.outside_link = self.outside_link or self.boundary.outside_link(entry.path)
         try:
             found = entry.stat()
         except OSError:
@@ -192,7 +192,7 @@ class _Walk:
         self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]], identity: tuple[int, int]
     ) -> None:
         self.lines.append(f"{name}\0folder")
-        if identity in above or (self.stray and entry.is_symlink()):
+        if identity in above or (self.outside_link and entry.is_symlink()):
             return
         try:
             inner = children(entry.path)

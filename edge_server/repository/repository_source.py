@@ -11,12 +11,10 @@ from pathlib import Path
 
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.repository.code_upload import check_no_code
-from edge_server.repository.overrides import OverriddenModel, delete_abandoned
-from edge_server.repository.resolve import ResolveOptions, resolve
+from edge_server.repository.overrides import OverriddenModel, check_no_code, delete_abandoned
+from edge_server.repository.resolve import ResolveOptions, resolve, resolve_as_seen
 from edge_server.repository.scan import ModelDirectory, Scanner, with_config
 from edge_server.repository.trust.verify import TrustPolicy
-from edge_server.repository.unchanged_check import resolve_as_seen
 from edge_server.repository.version_pins import VersionPins
 
 
@@ -25,8 +23,8 @@ def model_wish(
 ) -> DesiredModel:
     """Return the wish for a model's wished versions; `config_json` stands in for the configuration on disk.
 
-    `config_json` must have been taken into account in `model.wished` (`with_config`). `is_followed`: files that
-    change are found, and wished for anew, so those of this wish need no other files to be loaded in their place.
+    `config_json` must have been taken into account in `model.desired_versions` (`with_config`). `is_followed`: files
+    that change are found, and wished for anew, so those of this wish need no other files to be loaded in their place.
     """
     read = resolve_as_seen if is_followed else resolve
     suffix = (
@@ -39,7 +37,7 @@ def model_wish(
             fingerprint=model.fingerprint_of(version) + suffix,
             resolve=partial(read, model, version, options, config_json),
         )
-        for version in model.wished
+        for version in model.desired_versions
     }
     return DesiredModel(model.name, versions, model.problem, members=model.members)
 
@@ -200,5 +198,7 @@ def _pinned(model: ModelDirectory, version: int) -> ModelDirectory:
     if model.problem and not model.is_policy_unmet:
         return model
     if any(found.number == version for found in model.versions):
-        return replace(model, wished=(version,), problem="", is_policy_unmet=False)
-    return replace(model, wished=(), problem=f"model '{model.name}' is pinned to version {version}, which is not there")
+        return replace(model, desired_versions=(version,), problem="", is_policy_unmet=False)
+    return replace(
+        model, desired_versions=(), problem=f"model '{model.name}' is pinned to version {version}, which is not there"
+    )

@@ -17,16 +17,15 @@ from pathlib import Path
 from edge_server.core.model_spec import VersionPolicy
 from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.repository.composition_parts import members
-from edge_server.repository.config_to_spec import version_policy
+from edge_server.repository.config_to_spec import members, version_policy
 from edge_server.repository.file_fingerprint import (
-    Fingerprint,
+    FolderScan,
     LinkBoundary,
     children,
-    folder_trace,
     is_folder,
     is_ignored,
-    trace,
+    scan_files,
+    scan_folder,
 )
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
 
@@ -46,7 +45,7 @@ class VersionOnDisk:
 
     number: int
     fingerprint: str
-    trace: Fingerprint = field(default=Fingerprint(), compare=False)
+    files: FolderScan = field(default=FolderScan(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +64,18 @@ class ModelDirectory:
     path: Path
     config_path: Path | None = None
     versions: tuple[VersionOnDisk, ...] = ()
-    wished: tuple[int, ...] = ()
+    desired_versions: tuple[int, ...] = ()
     fingerprint: str = ""
     problem: str = ""
     is_policy_unmet: bool = False
     policy: VersionPolicy | None = field(default=None, compare=False)
     members: tuple[Member, ...] = field(default=(), compare=False)
-    trace: Fingerprint = field(default=Fingerprint(), compare=False)
+    files: FolderScan = field(default=FolderScan(), compare=False)
 
     @property
     def has_links(self) -> bool:
         """Whether it may change by what happens outside its directory."""
-        return self.trace.has_links or any(version.trace.has_links for version in self.versions)
+        return self.files.has_links or any(version.files.has_links for version in self.versions)
 
     def fingerprint_of(self, version: int) -> str:
         """Return a text that changes when anything does that this version is made from. KeyError when not there."""
@@ -113,7 +112,7 @@ def parse_version(name: str) -> int | None:
     return number if number <= MAX_VERSION else None
 
 
-def wished_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int, ...]:
+def select_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int, ...]:
     """Return which of the versions that are there a policy asks for, in ascending order."""
     versions = sorted(present)
     if policy.latest is not None:
@@ -128,14 +127,14 @@ def with_config(model: ModelDirectory, config_json: str) -> ModelDirectory:
 
     Raises BadModelConfig.
     """
-    stated = _stated(parse_json(config_json, model.name))
+    stated = _policy_of(parse_json(config_json, model.name))
     return _with_policy(replace(model, problem="", members=stated.members), stated.policy) if model.versions else model
 
 
 def with_versions(model: ModelDirectory, versions: Iterable[VersionOnDisk]) -> ModelDirectory:
     """Return the model as if just these versions were there."""
     ordered = tuple(sorted(versions, key=lambda version: version.number))
-    chosen = replace(model, versions=ordered, wished=(), is_policy_unmet=False)
+    chosen = replace(model, versions=ordered, desired_versions=(), is_policy_unmet=False)
     if not ordered:
         return replace(chosen, problem=_no_versions(model))
     if model.policy is None:
@@ -151,11 +150,11 @@ def _no_versions(model: ModelDirectory) -> str:
 
 
 def _with_policy(model: ModelDirectory, policy: VersionPolicy) -> ModelDirectory:
-    wished = wished_versions(policy, [version.number for version in model.versions])
+    wished = select_versions(policy, [version.number for version in model.versions])
     if wished:
-        return replace(model, wished=wished)
+        return replace(model, desired_versions=wished)
     problem = f"model '{model.name}': none of the versions {list(policy.specific)} of version_policy is there"
-    return replace(model, wished=(), problem=problem, is_policy_unmet=True)
+    return replace(model, desired_versions=(), problem=problem, is_policy_unmet=True)
 
 
 class Scanner:
@@ -169,16 +168,18 @@ class Scanner:
         self.roots = tuple({os.path.realpath(root): Path(root) for root in roots}.values())
         self._allows_external_links = allows_external_links
         self._config_names = (f"configs/{config_name}.pbtxt", "config.pbtxt") if config_name else ("config.pbtxt",)
-        self._policies: dict[Path, tuple[tuple[int, ...], _Stated | BadModelConfig]] = {}
+        self._policies: dict[Path, tuple[tuple[int, ...], _StatedPolicy | BadModelConfig]] = {}
 
     def scan(self) -> RepositorySnapshot:
         """Return what is there now. Raises ServingFault when a root cannot be read: half a wish would unload models."""
-        snapshot = self.look()
+        snapshot = self.scan_changed()
         for reason in snapshot.absent.values():
             raise ServingFault(reason)
         return snapshot
 
-    def look(self, before: RepositorySnapshot | None = None, unchanged: Container[str] = ()) -> RepositorySnapshot:
+    def scan_changed(
+        self, before: RepositorySnapshot | None = None, unchanged: Container[str] = ()
+    ) -> RepositorySnapshot:
         """Return the models that are there now, and the roots that cannot be read.
 
         Models named in `unchanged` are taken from `before`, an earlier look, if they are there still: listing them
@@ -188,7 +189,7 @@ class Scanner:
         warnings: list[str] = []
         warnings_of: dict[str, tuple[str, ...]] = {}
         absent: dict[Path, str] = {}
-        fence = self._fence()
+        boundary = self._boundary()
         for root in self.roots:
             try:
                 paths, passed_over = _read_root(root)
@@ -202,7 +203,7 @@ class Scanner:
                     models[name], warnings_of[name] = before.models[name], before.warnings_of.get(name, ())
                     continue
                 own: list[str] = []
-                found = self._look(path, fence, own)
+                found = self._scan_model(path, boundary, own)
                 warnings_of[name] = (*warnings_of.get(name, ()), *own)
                 if found is None:
                     continue
@@ -239,48 +240,50 @@ class Scanner:
         if not is_model_name(name):
             return None
         found: ModelDirectory | None = None
-        fence = self._fence()
+        boundary = self._boundary()
         for root in self.roots:
             path = root / name
-            looked = self._look(path, fence, []) if path.is_dir() else None
-            if looked is not None:
-                found = looked if found is None else _duplicate(found, path)
+            scanned = self._scan_model(path, boundary, []) if path.is_dir() else None
+            if scanned is not None:
+                found = scanned if found is None else _duplicate(found, path)
         return found
 
-    def _fence(self) -> LinkBoundary:
+    def _boundary(self) -> LinkBoundary:
         # Made for each look: a root may be a link, and lead elsewhere by now.
         return LinkBoundary(None if self._allows_external_links else self.roots)
 
-    def _look(self, path: Path, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
+    def _scan_model(self, path: Path, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
         """Return one model, None when it is gone. A failure of any kind is this model's problem alone."""
         try:
-            return self._look_into(path, fence, warnings)
+            return self._read_model(path, boundary, warnings)
         except Exception as error:
             log.debug("model '%s' cannot be read", path.name, exc_info=True)
             return ModelDirectory(
                 path.name, path, problem=f"model '{path.name}' cannot be read: {type(error).__name__}: {error}"
             )
 
-    def _look_into(self, path: Path, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
+    def _read_model(self, path: Path, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
         model = ModelDirectory(path.name, path)
-        stray = fence.stray(str(path)) if path.is_symlink() else ""
-        if stray:
-            return replace(model, problem=_stray_problem(path.name, stray), trace=Fingerprint(stir=stray))
+        outside_link = boundary.outside_link(str(path)) if path.is_symlink() else ""
+        if outside_link:
+            return replace(
+                model, problem=_outside_link_problem(path.name, outside_link), files=FolderScan(activity=outside_link)
+            )
         try:
-            # Read before the files are looked at: a configuration that changes in between is too young to have settled.
-            stated, model = self._stated(model)
-            model = _read_dir(model, fence, warnings)
+            # Read before the files are scanned at: a configuration that changes in between is too young to have
+            # settled. stated, model = self._read_policy(model)
+            model = _read_dir(model, boundary, warnings)
         except FileNotFoundError:
             return None
         except OSError as error:
             reason = error.strerror or str(error)
             return replace(model, problem=f"model '{path.name}': '{error.filename or path}' cannot be read: {reason}")
         if path.is_symlink():
-            model = replace(model, trace=replace(model.trace, has_links=True))
-        traces = (model.trace, *(version.trace for version in model.versions))
-        stray = next((found.stray for found in traces if found.stray), "")
-        if stray:
-            return replace(model, problem=_stray_problem(path.name, stray))
+            model = replace(model, files=replace(model.files, has_links=True))
+        traces = (model.files, *(version.files for version in model.versions))
+        outside_link = next((found.outside_link for found in traces if found.outside_link), "")
+        if outside_link:
+            return replace(model, problem=_outside_link_problem(path.name, outside_link))
         if not model.versions:
             return replace(model, problem=_no_versions(model))
         if isinstance(stated, BadModelConfig):
@@ -289,12 +292,12 @@ class Scanner:
         _warn_of_absent(model, policy, warnings)
         return _with_policy(replace(model, policy=policy, members=stated.members), policy)
 
-    def _stated(self, model: ModelDirectory) -> tuple[_Stated | BadModelConfig, ModelDirectory]:
+    def _read_policy(self, model: ModelDirectory) -> tuple[_StatedPolicy | BadModelConfig, ModelDirectory]:
         """Return what the model's configuration says of its versions and members, read again only when it changed,
         and the model with the path of that configuration."""
         path = next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None)
         if path is None:
-            return _stated(new_config()), model
+            return _policy_of(new_config()), model
         model = replace(model, config_path=path)
         try:
             found = path.stat()
@@ -304,7 +307,7 @@ class Scanner:
         stamp = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
         known = self._policies.get(path)
         if known is None or known[0] != stamp:
-            known = (stamp, _read_stated(path, model.name))
+            known = (stamp, _read_policy_file(path, model.name))
             self._policies[path] = known
         return known[1], model
 
@@ -332,20 +335,20 @@ def read_entries(path: Path) -> Entries:
     return Entries(tuple(sorted(versions, key=lambda item: item[0])), tuple(misnamed), tuple(others))
 
 
-def _read_dir(model: ModelDirectory, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory:
+def _read_dir(model: ModelDirectory, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory:
     entries = read_entries(model.path)
     warnings += [f"'{it.path}' was passed over: a version is a number without leading zeros" for it in entries.misnamed]
-    versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, fence))
-    files = trace(model.path, entries.others, fence)
-    return replace(model, versions=versions, fingerprint=files.fingerprint, trace=files)
+    versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, boundary))
+    files = scan_files(model.path, entries.others, boundary)
+    return replace(model, versions=versions, fingerprint=files.fingerprint, files=files)
 
 
-def _version(number: int, entry: os.DirEntry[str], fence: LinkBoundary) -> list[VersionOnDisk]:
-    stray = fence.stray(entry.path) if entry.is_symlink() else ""
-    if stray:
-        return [VersionOnDisk(number, "", Fingerprint(stir=stray, stray=stray))]
+def _version(number: int, entry: os.DirEntry[str], boundary: LinkBoundary) -> list[VersionOnDisk]:
+    outside_link = boundary.outside_link(entry.path) if entry.is_symlink() else ""
+    if outside_link:
+        return [VersionOnDisk(number, "", FolderScan(activity=outside_link, outside_link=outside_link))]
     try:
-        found = folder_trace(Path(entry.path), fence)
+        found = scan_folder(Path(entry.path), boundary)
     except FileNotFoundError:  # deleted since it was listed
         return []
     if entry.is_symlink():
@@ -353,25 +356,25 @@ def _version(number: int, entry: os.DirEntry[str], fence: LinkBoundary) -> list[
     return [VersionOnDisk(number, found.fingerprint, found)]
 
 
-def _stray_problem(name: str, stray: str) -> str:
-    return f"model '{name}': a link leads out of the repository: {stray}; --allow-external-links permits it"
+def _outside_link_problem(name: str, outside_link: str) -> str:
+    return f"model '{name}': a link leads out of the repository: {outside_link}; --allow-external-links permits it"
 
 
 @dataclass(frozen=True, slots=True)
-class _Stated:
+class _StatedPolicy:
     """What a configuration tells before anything is loaded."""
 
     policy: VersionPolicy
     members: tuple[Member, ...]
 
 
-def _stated(config: ConfigMessage) -> _Stated:
-    return _Stated(version_policy(config), members(config))
+def _policy_of(config: ConfigMessage) -> _StatedPolicy:
+    return _StatedPolicy(version_policy(config), members(config))
 
 
-def _read_stated(path: Path, model: str) -> _Stated | BadModelConfig:
+def _read_policy_file(path: Path, model: str) -> _StatedPolicy | BadModelConfig:
     try:
-        return _stated(read_file(path, model))
+        return _policy_of(read_file(path, model))
     except BadModelConfig as error:
         return BadModelConfig(error.message)
 

@@ -1,4 +1,4 @@
-"""When what a look at the repositories found counts: the rule, as one pure function from look to look.
+"""When what a look at the repositories found counts: the rule, as one pure function from look to state.
 
 A model is made of parts: each version directory, and everything outside them (the configuration, labels). A part has
 **settled** when nobody is at work on it:
@@ -27,13 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_server.repository.file_fingerprint import Fingerprint
+from edge_server.repository.file_fingerprint import FolderScan
 from edge_server.repository.scan import ModelDirectory, with_versions
 
 UPLOAD_PATIENCE_S = 30.0
 """How long an unfinished upload that does not change holds its part back. Then it is taken for one given up."""
 
-_BUSY_LOOK_S = 1.0
+_BUSY_SCAN_S = 1.0
 """How soon to look again at what somebody is at work on."""
 
 PartKey: TypeAlias = int | None
@@ -78,9 +78,9 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True)
 class FolderPart:
-    """`stir` None: it is not there. It has been so since `since_s`."""
+    """`activity` None: it is not there. It has been so since `since_s`."""
 
-    stir: str | None
+    activity: str | None
     since_s: float
 
 
@@ -95,13 +95,13 @@ class KnownModel:
 
 @dataclass(frozen=True, slots=True)
 class UploadState:
-    """The outcome of a look. `next_look_s` is when a further one is due (monotonic), None when everything settled.
+    """The outcome of a state. `next_scan_s` is when a further one is due (monotonic), None when everything settled.
 
     `unsettled` are the models that it is due for.
     """
 
     known: Mapping[str, KnownModel]
-    next_look_s: float | None
+    next_scan_s: float | None
     unsettled: frozenset[str] = frozenset()
 
     def models(self) -> dict[str, ModelDirectory]:
@@ -112,7 +112,7 @@ class UploadState:
 NOTHING = UploadState({}, None)
 
 
-def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, PartKey, Fingerprint]]:
+def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, PartKey, FolderScan]]:
     """Return the parts, each with its model, that count otherwise in `after`, or for the first time; none that went."""
     for name, known in sorted(after.known.items()):
         model, earlier_known = known.counts, before.known.get(name)
@@ -125,109 +125,109 @@ def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, Part
                 yield name, key, trace
 
 
-def settle(before: Mapping[str, KnownModel], look: FolderState) -> UploadState:
-    """Return what counts after a look, given what was known before it."""
+def update_uploads(before: Mapping[str, KnownModel], state: FolderState) -> UploadState:
+    """Return what counts after a state, given what was known before it."""
     after: dict[str, KnownModel] = {}
     due: list[float] = []
     unsettled: set[str] = set()
-    for name in sorted({*before, *look.models}):
-        model = look.models.get(name)
+    for name in sorted({*before, *state.models}):
+        model = state.models.get(name)
         known = before.get(name)
         root_path = model.path.parent if model is not None else before[name].root
-        root = look.roots[root_path]
-        if root.is_away or (name in look.unchanged and known is not None and model is not None):
+        root = state.roots[root_path]
+        if root.is_away or (name in state.unchanged and known is not None and model is not None):
             if known is not None:
                 after[name] = known
             continue
-        parts = _parts(known, model, look, root)
-        waits = {key: wait for key, part in parts.items() if (wait := _wait_s(key, part, model, look, root)) > 0}
-        due += [look.at_s + wait for wait in waits.values()]
+        parts = _parts(known, model, state, root)
+        waits = {key: wait for key, part in parts.items() if (wait := _wait_s(key, part, model, state, root)) > 0}
+        due += [state.at_s + wait for wait in waits.values()]
         if waits:
             unsettled.add(name)
-        counts = _what_counts(known.counts if known is not None else None, model, parts, waits)
-        there = {key: part for key, part in parts.items() if part.stir is not None or key in waits}
+        counts = _counted_model(known.counts if known is not None else None, model, parts, waits)
+        there = {key: part for key, part in parts.items() if part.activity is not None or key in waits}
         if there or counts is not None:
             after[name] = KnownModel(root_path, counts, there)
     return UploadState(after, min(due, default=None), frozenset(unsettled))
 
 
 def _parts(
-    known: KnownModel | None, model: ModelDirectory | None, look: FolderState, root: RepositoryRoot
+    known: KnownModel | None, model: ModelDirectory | None, state: FolderState, root: RepositoryRoot
 ) -> dict[PartKey, FolderPart]:
     earlier = known.parts if known is not None else {}
     traces = _traces(model)
     parts: dict[PartKey, FolderPart] = {}
     for key in sorted({*earlier, *traces}, key=lambda item: -1 if item is None else item):
-        stir = _stir(key, model, traces)
+        activity = _activity(key, model, traces)
         last = earlier.get(key)
-        since_s = last.since_s if last is not None and last.stir == stir else look.at_s
+        since_s = last.since_s if last is not None and last.activity == activity else state.at_s
         if key in traces:
             assert model is not None
-            if _is_below(_place(key, model, look), look.published):
+            if _is_below(_real_path(key, model, state), state.published):
                 since_s = -math.inf
             elif root.tells_ages:
-                since_s = min(since_s, look.at_s - _age_s(traces[key], look))
-        parts[key] = FolderPart(stir, since_s)
+                since_s = min(since_s, state.at_s - _age_s(traces[key], state))
+        parts[key] = FolderPart(activity, since_s)
     return parts
 
 
-def _traces(model: ModelDirectory | None) -> dict[PartKey, Fingerprint]:
+def _traces(model: ModelDirectory | None) -> dict[PartKey, FolderScan]:
     if model is None:
         return {}
-    return {None: model.trace, **{version.number: version.trace for version in model.versions}}
+    return {None: model.files, **{version.number: version.files for version in model.versions}}
 
 
-def _stir(key: PartKey, model: ModelDirectory | None, traces: Mapping[PartKey, Fingerprint]) -> str | None:
+def _activity(key: PartKey, model: ModelDirectory | None, traces: Mapping[PartKey, FolderScan]) -> str | None:
     if model is None or key not in traces:
         return None
     # A problem that is of no part (the model is in two repositories) counts with what is outside the versions.
-    return f"{traces[key].stir} {model.problem}" if key is None and not model.versions else traces[key].stir
+    return f"{traces[key].activity} {model.problem}" if key is None and not model.versions else traces[key].activity
 
 
-def _age_s(trace: Fingerprint, look: FolderState) -> float:
+def _age_s(trace: FolderScan, state: FolderState) -> float:
     """Return how long nothing has changed, as the change times say; 0 when they cannot be believed."""
     if not trace.changed_ns:
         return 0.0
-    return max(0.0, min((look.wall_ns - trace.changed_ns) / 1e9, look.steady_s))
+    return max(0.0, min((state.wall_ns - trace.changed_ns) / 1e9, state.steady_s))
 
 
 def _wait_s(
-    key: PartKey, part: FolderPart, model: ModelDirectory | None, look: FolderState, root: RepositoryRoot
+    key: PartKey, part: FolderPart, model: ModelDirectory | None, state: FolderState, root: RepositoryRoot
 ) -> float:
     """Return how long until the part can have settled; 0 when it has."""
-    if root.is_held or (model is not None and part.stir is not None and _is_worked_on(key, model, look)):
-        return _BUSY_LOOK_S
-    return max(0.0, part.since_s + root.settle_s - look.at_s)
+    if root.is_held or (model is not None and part.activity is not None and _is_being_written(key, model, state)):
+        return _BUSY_SCAN_S
+    return max(0.0, part.since_s + root.settle_s - state.at_s)
 
 
-def _is_worked_on(key: PartKey, model: ModelDirectory, look: FolderState) -> bool:
+def _is_being_written(key: PartKey, model: ModelDirectory, state: FolderState) -> bool:
     trace = _traces(model)[key]
-    upload_age_s = (look.wall_ns - trace.upload_ns) / 1e9
-    if (model.name, key) in look.busy or (trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
+    upload_age_s = (state.wall_ns - trace.upload_ns) / 1e9
+    if (model.name, key) in state.busy or (trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
         return True
-    if not look.written:
+    if not state.written:
         return False
-    place = _place(key, model, look)
+    place = _real_path(key, model, state)
     if key is not None:
-        return any(_is_below(path, (place,)) for path in look.written)
-    versions = [_place(version.number, model, look) for version in model.versions]
-    return any(_is_below(path, (place,)) and not _is_below(path, versions) for path in look.written)
+        return any(_is_below(path, (place,)) for path in state.written)
+    versions = [_real_path(version.number, model, state) for version in model.versions]
+    return any(_is_below(path, (place,)) and not _is_below(path, versions) for path in state.written)
 
 
-def _place(key: PartKey, model: ModelDirectory, look: FolderState) -> str:
+def _real_path(key: PartKey, model: ModelDirectory, state: FolderState) -> str:
     """Return the real path of a part's directory."""
-    path = look.real_paths.get(str(model.path), str(model.path))
+    path = state.real_paths.get(str(model.path), str(model.path))
     if key is None:
         return path
     version = str(model.path / str(key))
-    return look.real_paths.get(version, f"{path}/{key}")
+    return state.real_paths.get(version, f"{path}/{key}")
 
 
 def _is_below(path: str, folders: Collection[str]) -> bool:
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
 
 
-def _what_counts(
+def _counted_model(
     counted: ModelDirectory | None,
     model: ModelDirectory | None,
     parts: Mapping[PartKey, FolderPart],

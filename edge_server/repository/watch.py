@@ -1,6 +1,6 @@
 """Mode `poll`: follow the repositories. Hearing of a change shortens the wait; what a full look finds is the truth.
 
-`observe` hears of changes, `scan` looks, `settle` says which files are complete, and a new desired state is published
+`observe` handler of changes, `scan` looks, `settle` says which files are complete, and a new desired state is published
 when it differs from the last one. A full look is made every `fallback_s`. Between two of them, only models are looked
 at that had an event, that have not settled, or that hold links. So a change without an event is found too, at most
 `fallback_s` later.
@@ -28,7 +28,7 @@ from edge_server.repository.upload_detection import (
     RepositoryRoot,
     UploadState,
     changes,
-    settle,
+    update_uploads,
 )
 
 log = logging.getLogger(__name__)
@@ -71,51 +71,51 @@ class Watcher:
     ) -> None:
         self._source = source
         self._scanner = source.scanner
-        self._wish_for_all = wish_for_all
+        self._publish = wish_for_all
         self._fallback_s = fallback_s
         self._pace = pace
         self._observation = observation or FileObservation(source.scanner.roots)
         self._settled = NOTHING
         self._snapshot = RepositorySnapshot()
         self._has_failed = True
-        """Whether the last look came to no end: what was heard before it is lost, and the next one must be full."""
-        self._looked_at_all_s = -float("inf")
+        """Whether the last look came to no end: what was on_event before it is lost, and the next one must be full."""
+        self._full_scan_s = -float("inf")
         """When the last full look began, monotonic."""
-        self._places: dict[str, tuple[ModelDirectory, dict[str, str]]] = {}
+        self._real_paths_of: dict[str, tuple[ModelDirectory, dict[str, str]]] = {}
         """Of each model, as it was looked at, the real paths that its own do not tell; see `_real_paths`."""
-        self._stated: Mapping[str, DesiredModel] = {}
+        self._published: Mapping[str, DesiredModel] = {}
         self._devices: dict[Path, int] = {}
-        self._away: frozenset[Path] = frozenset()
-        self._warned: frozenset[str] = frozenset()
-        self._told: frozenset[str] = frozenset()
+        self._absent: frozenset[Path] = frozenset()
+        self._logged_warnings: frozenset[str] = frozenset()
+        self._logged_problems: frozenset[str] = frozenset()
         self._problem = ""
         """What kept the last look from being made, "" when nothing did: told once, not at every look."""
         self._clock = _Clock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def first(self) -> dict[str, DesiredModel]:
+    def scan_first(self) -> dict[str, DesiredModel]:
         """Return what is to be served at the start. What somebody is at work on just now is left for later.
 
         Takes no longer than files need to settle. Raises ServingFault when a repository cannot be read.
         """
         self._scanner.check_roots()
-        wishes = self.look()
-        if self._settled.next_look_s is not None:
+        desired = self.scan()
+        if self._settled.next_scan_s is not None:
             longest_s = max((self._root(root).settle_s for root in self._scanner.roots), default=0.0)
             self._closing.wait(longest_s)
-            wishes = self.look()
-        self._stated = wishes
-        return wishes
+            desired = self.scan()
+        self._published = desired
+        return desired
 
     def start(self) -> None:
         """Begin to look by a thread of its own."""
         self._thread = threading.Thread(target=self._loop, name="edge-watch", daemon=True)
         self._thread.start()
 
-    def look_soon(self) -> None:
+    def scan_soon(self) -> None:
         """Have the thread look at everything now, as if something had told of a change."""
-        self._observation.doubt()
+        self._observation.mark_all_changed()
 
     def close(self) -> None:
         """Stop looking. May be called without `start`, and again.
@@ -131,42 +131,42 @@ class Watcher:
                 return
         self._observation.close()
 
-    def look(self, *, is_full: bool = True) -> dict[str, DesiredModel]:
+    def scan(self, *, is_full: bool = True) -> dict[str, DesiredModel]:
         """Look once; return the wish for everything that counts now. `is_full` False: look into those models alone of
         which there is reason to think that they changed."""
         is_full, self._has_failed = is_full or self._has_failed, True
         self._follow_roots()
         # Taken before the look: what changes, or is renamed into place, while it lasts counts for the next one.
-        published = self._observation.take_published()
-        touched = self._observation.take_touched()
+        published = self._observation.take_renamed_folders()
+        touched = self._observation.take_changed_paths()
         unchanged = frozenset() if is_full or touched is None else self._unchanged(touched)
         if not unchanged:
-            self._looked_at_all_s = time.monotonic()
-        snapshot = self._snapshot = self._scanner.look(self._snapshot, unchanged)
-        roots = self._judge_roots(snapshot)
+            self._full_scan_s = time.monotonic()
+        snapshot = self._snapshot = self._scanner.scan_changed(self._snapshot, unchanged)
+        roots = self._check_roots(snapshot)
         real_paths = self._real_paths(snapshot)
-        self._observation.follow(self._folders(snapshot, real_paths))
+        self._observation.watch(self._folders(snapshot, real_paths))
         at_s, wall_ns, steady_s = self._clock.read()
-        look = FolderState(
+        state = FolderState(
             at_s=at_s,
             wall_ns=wall_ns,
             models=snapshot.models,
             roots=roots,
             steady_s=steady_s,
-            written=self._observation.writing(),
+            written=self._observation.written_files(),
             published=published,
             real_paths=real_paths,
             unchanged=unchanged,
         )
-        settled = settle(self._settled.known, look)
+        settled = update_uploads(self._settled.known, state)
         busy = self._written_parts(settled)
-        self._settled = settle(self._settled.known, replace(look, busy=busy)) if busy else settled
+        self._settled = update_uploads(self._settled.known, replace(state, busy=busy)) if busy else settled
         self._warn(snapshot.warnings)
         models = self._settled.models()
-        self._tell_problems(models)
-        wishes = self._source.wishes_for(models)
+        self._log_problems(models)
+        desired = self._source.wishes_for(models)
         self._has_failed = False
-        return wishes
+        return desired
 
     def _unchanged(self, touched: Collection[str]) -> frozenset[str]:
         """Return the models that are as they were, if those paths are all that changed; none where that is not sure."""
@@ -188,11 +188,11 @@ class Watcher:
 
     def _real_paths(self, snapshot: RepositorySnapshot) -> dict[str, str]:
         """Return where models, and versions that are links, really are, for those whose paths do not say so."""
-        known, self._places = self._places, {}
+        known, self._real_paths_of = self._real_paths_of, {}
         for name, model in snapshot.models.items():
             place = known.get(name)
-            self._places[name] = (model, _real_paths(model)) if place is None or place[0] is not model else place
-        return {path: target for _, places in self._places.values() for path, target in places.items()}
+            self._real_paths_of[name] = (model, _real_paths(model)) if place is None or place[0] is not model else place
+        return {path: target for _, places in self._real_paths_of.values() for path, target in places.items()}
 
     def _written_parts(self, settled: UploadState) -> list[tuple[str, PartKey]]:
         """Return which parts that came to count must not yet: events alone do not tell of all who write.
@@ -209,7 +209,7 @@ class Watcher:
     def _loop(self) -> None:
         while not self._closing.is_set():
             began_s = time.monotonic()
-            self._state()
+            self._scan_and_publish()
             took_s = time.monotonic() - began_s
             # A disk on which a look takes long is not looked at all the time.
             self._closing.wait(max(self._pace.gap_s, took_s * 4))
@@ -217,18 +217,18 @@ class Watcher:
             self._observation.wake.clear()
 
     def _wait_s(self) -> float:
-        due_s = self._looked_at_all_s + self._fallback_s
-        if self._settled.next_look_s is not None:
-            due_s = min(due_s, self._settled.next_look_s)
+        due_s = self._full_scan_s + self._fallback_s
+        if self._settled.next_scan_s is not None:
+            due_s = min(due_s, self._settled.next_scan_s)
         return max(due_s - time.monotonic(), 0.0)
 
-    def _state(self) -> None:
+    def _scan_and_publish(self) -> None:
         before, self._problem = self._problem, ""
         try:
-            wishes = self.look(is_full=time.monotonic() - self._looked_at_all_s >= self._fallback_s)
-            if wishes != self._stated:
-                self._wish_for_all(wishes)
-                self._stated = wishes
+            desired = self.scan(is_full=time.monotonic() - self._full_scan_s >= self._fallback_s)
+            if desired != self._published:
+                self._publish(desired)
+                self._published = desired
         except (EdgeServerError, OSError) as error:
             # What serves goes on serving: a look that failed says nothing about what is wished for.
             self._problem = str(error)
@@ -251,17 +251,17 @@ class Watcher:
             is_held=not is_away and _is_held_by_git(path),
         )
 
-    def _judge_roots(self, snapshot: RepositorySnapshot) -> dict[Path, RepositoryRoot]:
+    def _check_roots(self, snapshot: RepositorySnapshot) -> dict[Path, RepositoryRoot]:
         """Say of each root how it is judged, and log, once, which went away and came back."""
         reasons = dict(snapshot.absent)
         for root in self._scanner.roots:
             if root not in reasons and self._is_unmounted(root, snapshot):
                 reasons[root] = f"model repository '{root}' is empty, and on another file system than before"
-        for root in sorted(reasons.keys() - self._away):
+        for root in sorted(reasons.keys() - self._absent):
             log.warning("%s; what serves of it goes on serving until it is back", reasons[root])
-        for root in sorted(self._away - reasons.keys()):
+        for root in sorted(self._absent - reasons.keys()):
             log.info("model repository '%s' is back", root)
-        self._away = frozenset(reasons)
+        self._absent = frozenset(reasons)
         return {root: self._root(root, is_away=root in reasons) for root in self._scanner.roots}
 
     def _is_unmounted(self, root: Path, snapshot: RepositorySnapshot) -> bool:
@@ -281,7 +281,7 @@ class Watcher:
     def _follow_roots(self) -> None:
         """Hear of the roots before the first look at them, so that nothing happens between the two unheard."""
         if self._settled is NOTHING:
-            self._observation.follow(self._folders(RepositorySnapshot(), {}))
+            self._observation.watch(self._folders(RepositorySnapshot(), {}))
 
     def _folders(self, snapshot: RepositorySnapshot, real_paths: Mapping[str, str]) -> dict[WatchedFolder, bool]:
         """Return the folders to hear of, each with: is it to be polled?
@@ -307,16 +307,16 @@ class Watcher:
     def _warn(self, warnings: tuple[str, ...]) -> None:
         """Log each warning when it first appears, not with every look."""
         for warning in warnings:
-            if warning not in self._warned:
+            if warning not in self._logged_warnings:
                 log.warning("%s", warning)
-        self._warned = frozenset(warnings)
+        self._logged_warnings = frozenset(warnings)
 
-    def _tell_problems(self, models: Mapping[str, ModelDirectory]) -> None:
+    def _log_problems(self, models: Mapping[str, ModelDirectory]) -> None:
         """Log what keeps a model as a whole from being served, when it first appears: no load will tell of it."""
         problems = frozenset(model.problem for model in models.values() if model.problem)
-        for problem in sorted(problems - self._told):
+        for problem in sorted(problems - self._logged_problems):
             log.error("%s", problem)
-        self._told = problems
+        self._logged_problems = problems
 
 
 class _Clock:

@@ -42,11 +42,11 @@ class LocalDiskFault(ServingFault):
     """The local disk is full, or refuses."""
 
 
-class Cache:
+class LocalCopy:
     """Owns one folder. Used by one thread; the scanner reads `models` meanwhile."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folders, readable by this user only. Raises CacheFault."""
+        """Make the folders, readable by this user only. Raises LocalDiskFault."""
         self.models = folder / "models"
         self._folder = folder
         self._staging = folder / "staging"
@@ -89,7 +89,7 @@ class Cache:
         return all(self._is_intact(key, name, file) for name, file in files.items())
 
     def surplus(self, wanted: Mapping[UnitKey, object]) -> list[UnitKey]:
-        """Return the units here that are not wanted, whoever put them here. Raises CacheFault."""
+        """Return the units here that are not wanted, whoever put them here. Raises LocalDiskFault."""
         return [key for key in self._present() if key not in wanted]
 
     def is_empty(self) -> bool:
@@ -123,7 +123,7 @@ class Cache:
     def stage(self, key: UnitKey, files: Mapping[str, RemoteFile], fetch: Fetch) -> None:
         """Bring all files of a unit into staging, going on where an earlier attempt ended.
 
-        Raises what `fetch` raises, and CacheFault.
+        Raises what `fetch` raises, and LocalDiskFault.
         """
         missing = {name: file for name, file in files.items() if not self._staged(key, name, file).exists()}
         for name, file in missing.items():
@@ -169,7 +169,7 @@ class Cache:
         return self._staging / hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
     def install(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
-        """Make a staged unit appear: a version in one step, other files each in one. Raises CacheFault."""
+        """Make a staged unit appear: a version in one step, other files each in one. Raises LocalDiskFault."""
         with _disk(f"model '{key.model}' cannot be put into the cache"):
             if key.version is None:
                 self._install_loose(key, files)
@@ -215,7 +215,7 @@ class Cache:
     # -- what goes --------------------------------------------------------------------------------------------------
 
     def remove(self, keys: list[UnitKey], wanted: Mapping[UnitKey, object]) -> None:
-        """Delete units. A model of which nothing is wanted any more disappears in one step. Raises CacheFault."""
+        """Delete units. A model of which nothing is wanted any more disappears in one step. Raises LocalDiskFault."""
         models = {key.model for key in wanted}
         with _disk("models that are gone cannot be deleted"):
             for model in sorted({key.model for key in keys} - models):
@@ -252,7 +252,7 @@ class Cache:
                 path.rmdir()
 
     def clean(self, wanted: Mapping[UnitKey, Mapping[str, RemoteFile]]) -> None:
-        """Delete what lies in staging for nobody, and remember that the copy is complete. Raises CacheFault."""
+        """Delete what lies in staging for nobody, and remember that the copy is complete. Raises LocalDiskFault."""
         kept = {self._staged(key, name, file).name for key, files in wanted.items() for name, file in files.items()}
         with _disk(f"'{self._staging}' cannot be tidied"):
             for path in self._staging.iterdir():

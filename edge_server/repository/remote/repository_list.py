@@ -15,12 +15,12 @@ from edge_server.errors import ServingFault
 from edge_server.repository.remote.address import is_remote
 
 if TYPE_CHECKING:
-    from edge_server.repository.remote.sync import Mirror
+    from edge_server.repository.remote.sync import RemoteSync
 
 log = logging.getLogger(__name__)
 
 
-class Mirrors:
+class RepositoryList:
     """The repositories of a server: folders as they are, addresses as copies below `cache_dir`.
 
     `roots` are the folders to scan, in the order given. `follows`: whether stores are looked at more than once.
@@ -29,7 +29,7 @@ class Mirrors:
     def __init__(self, paths: Sequence[str], cache_dir: str, interval_s: float, *, follows: bool) -> None:
         """Raises InvalidRequest for an address, ServingFault for a library that is missing or a disk that refuses."""
         self._follows = follows
-        self._mirrors: dict[str, Mirror] = {}
+        self._mirrors: dict[str, RemoteSync] = {}
         self.roots: list[Path] = []
         for path in paths:
             if not is_remote(path):
@@ -67,11 +67,11 @@ class Mirrors:
             mirror.close()
 
 
-def _mirror(url: str, cache_dir: Path, interval_s: float) -> Mirror:
+def _mirror(url: str, cache_dir: Path, interval_s: float) -> RemoteSync:
     from edge_server.repository.remote.address import parse_address
-    from edge_server.repository.remote.local_copy import Cache
+    from edge_server.repository.remote.local_copy import LocalCopy
     from edge_server.repository.remote.object_store import ObjectStore
-    from edge_server.repository.remote.sync import Mirror
+    from edge_server.repository.remote.sync import RemoteSync
 
     address = parse_address(url)
-    return Mirror(ObjectStore(address), Cache(cache_dir / address.folder_name), url, interval_s)
+    return RemoteSync(ObjectStore(address), LocalCopy(cache_dir / address.folder_name), url, interval_s)

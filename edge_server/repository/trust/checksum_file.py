@@ -7,6 +7,7 @@ cannot stand in for another's: `# edge-server model=NAME version=N`, without the
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import re
 import stat
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from edge_server.errors import ChangedWhileLoading, StorageFault, Untrusted
+from edge_server.errors import BadModelConfig, ChangedWhileLoading, StorageFault, Untrusted
 from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
+from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.safe_paths import find_inside
+from edge_server.repository.scan import parse_version
 
 FILE_NAME = "SHA256SUMS"
 SIGNATURE_NAME = "SHA256SUMS.sig"
@@ -174,3 +178,35 @@ def _open_regular(path: Path) -> int:
 def stamp_of(found: os.stat_result) -> Stamp:
     """Return a stamp. The time of change is part of it: unlike that of modification it cannot be set back."""
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino
+
+
+AGENT = "checksum"
+_ALGORITHMS = {"MD5": "md5", "SHA256": "sha256"}
+
+
+def run_agents(config: ConfigMessage, model: str, model_dir: Path, version: int) -> None:
+    """Do what the configuration's model_repository_agents ask for, as far as it concerns a version.
+
+    Raises BadModelConfig for an agent that is not offered and a parameter that says nothing, Untrusted for a file
+    that is not what its checksum says.
+    """
+    for agent in config.model_repository_agents.agents:
+        what = f"model '{model}': model_repository_agents"
+        if agent.name != AGENT:
+            raise BadModelConfig(f"{what}: the agent '{agent.name}' is not offered; '{AGENT}' is")
+        for key, value in sorted(agent.parameters.items()):
+            _check(key, value, f"{what}: {AGENT}", model_dir, version)
+
+
+def _check(key: str, value: str, what: str, model_dir: Path, version: int) -> None:
+    algorithm, colon, name = key.partition(":")
+    if not colon or algorithm not in _ALGORITHMS:
+        raise BadModelConfig(f"{what}: expected a key 'MD5:<file>' or 'SHA256:<file>', given {key[:80]!r}")
+    first, slash, _ = name.partition("/")
+    of_version = parse_version(first) if slash else None
+    if of_version is not None and of_version != version:
+        return
+    path = find_inside(model_dir, name, f"{what} '{key}'")
+    digest, _ = digest_file(path, _ALGORITHMS[algorithm])
+    if not hmac.compare_digest(digest.hex().encode(), value.strip().lower().encode("utf-8", "replace")):
+        raise Untrusted(f"{what}: '{name}' does not have this {algorithm}: expected {value[:80]}, given {digest.hex()}")
