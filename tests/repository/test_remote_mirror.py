@@ -258,11 +258,11 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
         import resource
         from pathlib import Path
         from edge_server.repository.remote.address import parse_address
-        from edge_server.repository.remote.local_copy import Cache, CacheFault
+        from edge_server.repository.remote.local_copy import Cache, LocalDiskFault
         from edge_server.repository.remote.sync import Mirror
-        from edge_server.repository.remote.object_store import Store
+        from edge_server.repository.remote.object_store import ObjectStore
         url = "file://{tmp_path}/store"
-        mirror = Mirror(Store(parse_address(url)), Cache(Path("{tmp_path}/cache")), url, 0.05)
+        mirror = Mirror(ObjectStore(parse_address(url)), Cache(Path("{tmp_path}/cache")), url, 0.05)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         try:
             mirror.sync()
