@@ -270,8 +270,8 @@ class Scanner:
                 model, problem=_outside_link_problem(path.name, outside_link), files=FolderScan(activity=outside_link)
             )
         try:
-            # Read before the files are scanned at: a configuration that changes in between is too young to have
-            # settled. stated, model = self._read_policy(model)
+            # Read before the files are scanned: a configuration that changes in between is too young to have settled.
+            stated, model = self._read_policy(model)
             model = _read_dir(model, boundary, warnings)
         except FileNotFoundError:
             return None

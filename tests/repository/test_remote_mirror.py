@@ -260,9 +260,9 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
         from edge_server.repository.remote.address import parse_address
         from edge_server.repository.remote.local_copy import LocalCopy, LocalDiskFault
         from edge_server.repository.remote.sync import RemoteSync
-        from edge_server.repository.remote.object_store import Store
+        from edge_server.repository.remote.object_store import ObjectStore
         url = "file://{tmp_path}/store"
-        mirror = RemoteSync(Store(parse_address(url)), LocalCopy(Path("{tmp_path}/cache")), url, 0.05)
+        mirror = RemoteSync(ObjectStore(parse_address(url)), LocalCopy(Path("{tmp_path}/cache")), url, 0.05)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         try:
             mirror.sync()
