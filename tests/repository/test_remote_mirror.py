@@ -266,7 +266,7 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         try:
             mirror.sync()
-        except CacheFault as error:
+        except LocalDiskFault as error:
             print("refused", error)
         print(list(Path("{tmp_path}/cache/staging").iterdir()), list(mirror.root.iterdir()))
     """
