@@ -104,7 +104,7 @@ def to_spec(
 
 
 def version_policy(config: ConfigMessage) -> VersionPolicy:
-    """Return which versions a configuration wishes for; the latest one when it does not say."""
+    """Return the version policy of a configuration; the default is the latest version."""
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":

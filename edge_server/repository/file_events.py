@@ -1,4 +1,4 @@
-"""Hear of changes below folders: inotify where the kernel tells of all of them, else watchdog's polling observer."""
+"""File change events below folders: by inotify if it reports all changes, else by watchdog's polling observer."""
 
 from __future__ import annotations
 
@@ -24,36 +24,35 @@ from edge_server.repository.open_files import OpenWriters, is_open_for_writing
 
 log = logging.getLogger(__name__)
 
-# watchdog 7.1 watches a folder twice when it is told of it while looking through the one above, and warns of its own
-# doing; the second watch replaces the first, and nothing is lost.
+# watchdog 7.1 may watch a new folder twice and warns about it. The second watch replaces the first; nothing is lost.
 warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning, r"watchdog\.")
 
 POLL_S = 1.0
-"""Seconds between two looks of the polling observer at a local or layered file system; a remote one gets twice that."""
+"""Polling interval in seconds for a local or layered file system; a remote one gets twice that."""
 
 _CLOSE_S = 3.0
-"""How long the end of what observes is waited for."""
+"""How long `close` waits for the observer threads."""
 
 _MOST_CHANGED_PATHS = 256
-"""Paths that changed since the last look; of more, some may have been lost, as the kernel's queue overflows."""
+"""Most changed paths kept between two scans. With more, the kernel's queue may have lost some."""
 
 _TELLS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
 _SILENT = frozenset({"opened", "closed_no_write"})
-"""What does not change anything: a model that is loaded is opened and read."""
+"""Events without a change: a model that is loaded is opened and read."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedFolder:
-    """A real path to hear of. `names`, when not None, are the only entries of it that matter, and nothing below."""
+    """A real path to watch. With `names`, only these entries of the folder matter, and nothing below them."""
 
     path: str
     names: frozenset[str] | None = None
 
 
 class FileObservation:
-    """Sets `wake` on every change, and knows who writes. Thread-safe, aside from `follow` and `close`.
+    """Watches folders: sets `wake` on every change, and knows which files are being written.
 
-    Hearing of something is a help and never needed: whoever uses this looks by itself every so often.
+    Thread-safe, except `watch` and `close`. Events may be lost: the owner also scans regularly.
     """
 
     def __init__(self, roots: Iterable[Path], *, wants_inotify: bool = True) -> None:
@@ -62,7 +61,7 @@ class FileObservation:
         self._writers = OpenWriters(tells_attributes=_TELLS_ATTRIBUTES)
         self._published: set[str] = set()
         self._changed_paths: set[str] | None = None
-        """Paths of which something was on_event since they were asked for last; None when it may have been anything."""
+        """Changed paths since the last `take_changed_paths`; None if anything may have changed."""
         self._inotify: BaseObserver | None = None
         self._polling: BaseObserver | None = None
         self._watches: dict[WatchedFolder, tuple[BaseObserver, ObservedWatch, tuple[int, int]]] = {}
@@ -79,22 +78,22 @@ class FileObservation:
             log.info("watching model repository '%s' (%s) %s", root, kind or "file system unknown", how)
 
     def is_remote(self, root: Path) -> bool:
-        """Return whether other machines may change the root's files."""
+        """Return whether other machines may change the files of the root."""
         return self._is_remote[root]
 
     def is_polled(self, root: Path) -> bool:
-        """Return whether the kernel is not, or cannot be, asked about changes there."""
+        """Return whether the root is polled instead of watched by inotify."""
         return self._is_polled[root]
 
     def written_files(self) -> frozenset[str]:
-        """Return the real paths of files that are open for writing, as far as is known."""
+        """Return the real paths of files that are known to be open for writing."""
         with self._lock:
             return self._writers.writing(time.monotonic())
 
     def is_written(self, paths: Iterable[str]) -> bool:
-        """Return whether somebody writes one of these files, as far as can be found out.
+        """Return whether somebody is known to write one of these files.
 
-        The kernel is asked, whatever was on_event; what was on_event decides of files that it says nothing about.
+        The kernel is asked first. For files that it cannot tell about, the events decide.
         """
         untold: list[str] = []
         for path in paths:
@@ -109,31 +108,31 @@ class FileObservation:
             return not self._writers.unsure(time.monotonic()).isdisjoint(untold)
 
     def take_renamed_folders(self) -> frozenset[str]:
-        """Return, once, the real paths of directories that were renamed into place."""
+        """Return and forget the real paths of directories that were renamed into place."""
         with self._lock:
             published, self._published = frozenset(self._published), set()
         return published
 
     def take_changed_paths(self) -> frozenset[str] | None:
-        """Return, once, the real paths that changed, or whose folders did; None when anything may have changed.
+        """Return and forget the real paths that changed; None if anything may have changed.
 
-        None as well where the kernel does not tell of all changes.
+        Also None if one of the roots is polled.
         """
         with self._lock:
             touched, self._changed_paths = self._changed_paths, set()
         return None if touched is None or any(self._is_polled.values()) else frozenset(touched)
 
     def mark_all_changed(self) -> None:
-        """Wake, and let the next `take_changed_paths` say that anything may have changed."""
+        """Set `wake`, and let the next `take_changed_paths` return None."""
         with self._lock:
             self._changed_paths = None
         self.wake.set()
 
     def watch(self, folders: Mapping[WatchedFolder, bool]) -> None:
-        """Hear of these folders and no others; each maps to whether it is to be polled. Those not there are left out.
+        """Watch exactly these folders; each maps to whether it is polled. Absent folders are left out.
 
-        A folder that was replaced by another of the same name since is followed anew. Wakes when it begins to hear of
-        one: what happened there just before was on_event by nobody.
+        A folder that was replaced by another of the same name is watched anew. A new watch sets `wake`, because
+        changes just before it had no event.
         """
         self._check_inotify()
         for folder, (observer, watch, identity) in list(self._watches.items()):
@@ -145,12 +144,12 @@ class FileObservation:
                 self._schedule(folder, is_polled=is_polled)
 
     def close(self) -> None:
-        """Hear of nothing any more. What hangs on a disk that does not answer is left behind."""
+        """Stop watching. A thread that hangs on a disk is left behind."""
         self._watches.clear()
         observers = [item for item in (self._inotify, self._polling) if item is not None and item.is_alive()]
         self._inotify = self._polling = None
         if observers:
-            # Both ways to end one wait for what reads the disk, for as long as that takes.
+            # Stopping an observer waits until its disk access ends.
             ending = threading.Thread(target=_end, args=(observers,), name="edge-unwatch", daemon=True)
             ending.start()
             ending.join(_CLOSE_S)
@@ -176,7 +175,7 @@ class FileObservation:
         self.mark_all_changed()
 
     def _start_inotify(self) -> None:
-        """Start the inotify observer, which says also what was renamed into a folder from elsewhere."""
+        """Start the inotify observer, which also reports folders that were renamed into a watched folder."""
         try:
             from watchdog.observers.inotify import InotifyObserver
 
@@ -185,7 +184,7 @@ class FileObservation:
             self._stop_using_inotify(str(error))
 
     def _check_inotify(self) -> None:
-        """Give inotify up when its limit of watches is used up: it is deaf to new folders then, and does not say so."""
+        """Stop using inotify if its limit of watches is reached: it would miss new folders without an error."""
         if self._inotify is None:
             return
         reason = "its thread ended" if not self._inotify.is_alive() else _why_no_room()
@@ -204,7 +203,7 @@ class FileObservation:
             observer.join()
 
     def on_event(self, event: FileSystemEvent, *, is_inotify: bool) -> None:
-        """Take note of an event. Only inotify's tell who writes."""
+        """Handle one event. Only inotify's events say which files are written."""
         with self._lock:
             if is_inotify:
                 self._record_event(event, time.monotonic())
@@ -247,7 +246,7 @@ class FileObservation:
 
 
 class _FolderEventHandler(FileSystemEventHandler):
-    """The ear for one folder."""
+    """Event handler for one folder."""
 
     def __init__(self, observation: FileObservation, folder: WatchedFolder, *, is_inotify: bool) -> None:
         self._observation = observation
@@ -259,7 +258,7 @@ class _FolderEventHandler(FileSystemEventHandler):
         if names is None:
             self._observation.on_event(event, is_inotify=self._is_inotify)
         elif any(os.path.basename(os.fsdecode(path)) in names for path in (event.src_path, event.dest_path)):
-            # The parent of a root that is a link: it only says that the link leads elsewhere.
+            # The parent of a root that is a link: the event means that the link has another target.
             self._observation.on_event(event, is_inotify=False)
 
 
@@ -276,19 +275,19 @@ def _end(observers: Iterable[BaseObserver]) -> None:
 
 
 def _is_watching(observer: BaseObserver, watch: ObservedWatch) -> bool:
-    """Return whether a watch is at work. It ends by itself when its folder is deleted."""
+    """Return whether a watch is active. It ends by itself when its folder is deleted."""
     return observer.is_alive() and any(item.watch == watch and item.is_alive() for item in observer.emitters)
 
 
 def _unschedule(observer: BaseObserver, watch: ObservedWatch) -> None:
     if observer.is_alive():
-        # watchdog 7.1 stumbles over folders that were moved; its daemon thread is then left with nothing to tell.
+        # watchdog 7.1 raises KeyError for folders that were moved; its daemon thread then stays without events.
         with contextlib.suppress(KeyError):
             observer.unschedule(watch)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells a folder from another of the same name, None when there is none."""
+    """Return the device and inode of a folder, None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -301,11 +300,11 @@ _IN_DELETE_SELF = 0x400
 
 
 def _why_no_room() -> str:
-    """Return why the kernel would set no further inotify watch for this user, "" when it would. inotify(7)."""
+    """Return why the kernel refuses a further inotify watch for this user, "" if it does not. See inotify(7)."""
     library = ctypes.CDLL(None, use_errno=True)
     handle = library.inotify_init1(_IN_CLOEXEC)
     if handle < 0:
-        # All instances are taken, which does not matter to one that is there.
+        # The limit of inotify instances is reached, which does not affect the existing one.
         return ""
     try:
         is_set = library.inotify_add_watch(handle, b"/", _IN_DELETE_SELF) >= 0

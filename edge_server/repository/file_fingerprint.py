@@ -1,6 +1,6 @@
-"""Short texts that change whenever a file below a folder does: name, size, time, inode, right to read.
+"""Fingerprints of folders: short texts that change with the name, size, time, inode or read permission of any file.
 
-Reads no content.
+File contents are not read.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_FILES = 65_536
-"""Files looked at below one folder; more is a mistake, such as a link to the root of the disk."""
+"""Most files below one folder. More is a mistake, such as a link to the root of the disk."""
 
 YOUNG_S = 60.0
-"""How long after its last change somebody may still be writing a file, however long the pauses are."""
+"""How long after its last change a file may still be open for writing."""
 
 _UPLOAD = re.compile(
     r".+\.(tmp|temp|part|partial|crdownload|download|filepart)|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial"
 )
-"""What copying programs call a file that is not all there yet: browsers, curl, WinSCP, rsync (`.model.onnx.AbC123`)."""
+"""Names of incomplete files of copying programs: browsers, curl, WinSCP, rsync (`.model.onnx.AbC123`)."""
 
 _EDITOR = re.compile(r".+~|.+\.sw[a-z]|#.+#|\.#.+")
-"""What editors leave beside a file while it is edited, and often after."""
+"""Names of files that editors keep beside a file, during and often after an edit."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderScan:
-    """What one look at some files found.
+    """Result of one scan of some files.
 
-    `fingerprint` covers what a model is made from; `activity` also what upload tools and editors put beside it, for as
-    long as those change, somebody is at work. `changed_ns` is the youngest change time (ctime, which no tool can set)
-    of the files and folders, 0 when there are none, and `young` are the files whose own lies within YOUNG_S of the
-    look. `upload` names the youngest file of an unfinished upload, ""
-    when there is none, and `upload_ns` is its change time. `outside_link` is the first link that leads out of the
-    repository, and where to, "" when there is none. `has_links`: changes elsewhere may be changes here.
+    `fingerprint` covers the files of a model. `activity` also covers the files of upload tools and editors beside them;
+    while it changes, somebody is writing. `changed_ns` is the latest change time (ctime, which no tool can set) of the
+    files and folders, 0 if there are none. `young` are the files whose change time lies within YOUNG_S of the scan.
+    `upload` names the newest file of an unfinished upload, "" if there is none; `upload_ns` is its change time.
+    `outside_link` is the first link that leads out of the repository, with its target, "" if there is none.
+    `has_links`: changes elsewhere may be changes here.
     """
 
     fingerprint: str = ""
@@ -51,21 +51,21 @@ class FolderScan:
 
 
 class TooManyFiles(OSError):
-    """A model's folder holds more files than a model can have."""
+    """A model folder holds more than MAX_FILES files."""
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a name never belongs to a model: hidden files, Python's caches, and what is not all there yet."""
+    """Return whether a name never belongs to a model: hidden files, Python caches, incomplete files."""
     return name.startswith(".") or name == "__pycache__" or is_leftover(name)
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a name is that of an unfinished upload or of an editor's copy."""
+    """Return whether a name is an unfinished upload or an editor's copy."""
     return _UPLOAD.fullmatch(name) is not None or _EDITOR.fullmatch(name) is not None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a directory, links followed; False for a link that leads nowhere or in a circle."""
+    """Return whether an entry is a directory, links followed; False for a broken or circular link."""
     try:
         return entry.is_dir()
     except OSError:
@@ -73,7 +73,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 class LinkBoundary:
-    """Says where links may lead: anywhere below the repositories' roots, links followed.
+    """Checks that links stay below the roots of the repositories.
 
     `None` for `roots` allows every link.
     """
@@ -92,22 +92,25 @@ class LinkBoundary:
 
 
 def scan_files(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBoundary) -> FolderScan:
-    """Return what these entries of a folder, and everything below them, are like, links followed.
+    """Return the scan of these entries of a folder and everything below them, links followed.
 
-    Folders count by what they hold, so that ignored files in them change nothing. A file that vanishes meanwhile
-    counts as absent. Raises OSError for a folder that cannot be read.
+    Folders count only by their entries, so ignored files change nothing. A file that vanishes meanwhile counts as
+    absent. Raises OSError for a folder that cannot be read.
     """
     return _walk(folder, entries, boundary).scan_files()
 
 
 def describe_files(folder: Path, entries: Iterable[os.DirEntry[str]]) -> tuple[str, ...]:
-    """Return what the fingerprint of the same `trace` is made of: one line a file or folder, which begins with its
-    path below `folder` and ends, from the first NUL on, with what the system says of it. Raises OSError as `trace`."""
+    """Return the lines behind the fingerprint of the same `scan_files`: one line per file or folder.
+
+    A line begins with the path below `folder`; after the first NUL follow the file's size, times and inode. Raises
+    OSError as `scan_files`.
+    """
     return tuple(_walk(folder, entries, LinkBoundary(None)).lines)
 
 
 def digest(described: Iterable[str]) -> str:
-    """Return the fingerprint that `lines` make."""
+    """Return the fingerprint of the lines of `describe_files`."""
     return hashlib.blake2b("\n".join(described).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
@@ -120,7 +123,7 @@ def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBound
 
 
 def scan_folder(folder: Path, boundary: LinkBoundary) -> FolderScan:
-    """Return what everything in a folder is like. Raises OSError when it cannot be read."""
+    """Return the scan of a whole folder. Raises OSError if it cannot be read."""
     return scan_files(folder, children(folder), boundary)
 
 
@@ -132,7 +135,7 @@ def children(folder: str | Path) -> list[os.DirEntry[str]]:
 
 @dataclass(slots=True)
 class _Walk:
-    """One walk through files, and what it found so far."""
+    """State of one walk through files."""
 
     boundary: LinkBoundary
     lines: list[str] = field(default_factory=list)
@@ -180,11 +183,11 @@ class _Walk:
         if is_folder(entry):
             self._look_into(entry, name, above, (found.st_dev, found.st_ino))
         else:
-            # Once it may be read, by a change of its mode or owner alone, a load that failed is to be tried again.
+            # A change of mode or owner can make a file readable; a failed load is then retried.
             is_open_to_all = found.st_mode & 0o444 == 0o444
             is_readable = is_open_to_all or os.access(entry.path, os.R_OK)
             self.lines.append(_line(name, found) + ("" if is_readable else "\0unreadable"))
-            # The clock may have been set since: a change time to come says nothing of a file's age.
+            # A change time in the future (the clock was set) does not tell the age of a file.
             if abs(self.now_ns - found.st_ctime_ns) < YOUNG_S * 1e9:
                 self.young.append(entry.path)
 
@@ -203,7 +206,7 @@ class _Walk:
             self.look(child, f"{name}/{child.name}", above | {identity})
 
     def _note_leftover(self, entry: os.DirEntry[str], name: str) -> None:
-        """Folders count only where rsync makes them: others are places where a version is made ready to be moved in."""
+        """Record an incomplete file. Of folders only those of rsync count: others may be prepared versions."""
         try:
             found = entry.stat(follow_symlinks=False)
             if is_folder(entry) and not entry.name.startswith("."):

@@ -1,4 +1,4 @@
-"""One version's files -> its complete ModelSpec and the file to open: what `serving` calls when it loads a version."""
+"""Resolver of a version: from its files to the complete ModelSpec and the file to open. Called at each load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class ResolveOptions:
-    """`auto_complete`: take from the model file what the configuration leaves out. `gpu_count`: GPUs in the box.
+    """Settings of `resolve`.
+
+    `auto_complete`: fill missing fields from the model file. `gpu_count`: GPUs of the machine.
 
     `checks` see each complete specification and raise BadModelConfig: declarations in `parameters` belong to other
     parts of the server, and a wrong one should fail the load rather than the first request. `trust`: what must be

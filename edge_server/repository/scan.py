@@ -1,6 +1,7 @@
-"""What the repositories hold now, as one complete Snapshot: to leave a model out of it means that it is gone.
+"""Scanner of model repositories: lists every model directory and its versions, as one complete snapshot.
 
-Looking costs one directory walk; a config.pbtxt is opened only when it changed, for its version_policy.
+A model that is not in the snapshot is gone. A scan costs one directory walk; a config.pbtxt is opened only if it
+changed, to read its version_policy.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ log = logging.getLogger(__name__)
 MAX_VERSION = 2**63 - 1
 
 _MODEL_ENDINGS = (".onnx", ".plan", ".engine", ".pt", ".pt2", ".tflite", ".xml")
-"""Of files that belong into a version's folder, and that somebody forgot to make one for."""
+"""Suffixes of model files that users often put beside the model folders by mistake."""
 
 _NAME = re.compile(r"[^\x00-\x20\x7f/\\?#%\ud800-\udfff]{1,255}")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionOnDisk:
-    """One version directory. `fingerprint` covers the files in it; `trace` is all that the look found."""
+    """One version directory. `fingerprint` covers the files in it; `files` is the full result of the scan."""
 
     number: int
     fingerprint: str
@@ -52,12 +53,12 @@ class VersionOnDisk:
 class ModelDirectory:
     """One model directory.
 
-    `config_path` is the configuration in force, None when there is none. `versions` are all that are there, in
-    ascending order; `wished` are those that the version policy asks for. `fingerprint` covers the files outside the
-    version directories. `problem`, when not empty, says why nothing of the model can be served; `wished` is then
-    empty. `is_policy_unmet`: the problem is just that the policy names no version that is there. `policy` is that of
-    the configuration, None when it could not be read; `members` are the models that an ensemble is made of; `trace` is
-    all that was found outside the version directories.
+    `config_path` is the configuration file, None if there is none. `versions` are all version directories in
+    ascending order; `desired_versions` are those that the version policy selects. `fingerprint` covers the files
+    outside the version directories, and `files` is the full scan of them. A `problem` that is not empty says why the
+    model cannot be served; `desired_versions` is then empty. `is_policy_unmet`: the problem is only that the policy
+    selects no existing version. `policy` is None if the configuration could not be read. `members` are the models of
+    an ensemble.
     """
 
     name: str
@@ -74,11 +75,11 @@ class ModelDirectory:
 
     @property
     def has_links(self) -> bool:
-        """Whether it may change by what happens outside its directory."""
+        """Whether a change outside the directory may change the model."""
         return self.files.has_links or any(version.files.has_links for version in self.versions)
 
     def fingerprint_of(self, version: int) -> str:
-        """Return a text that changes when anything does that this version is made from. KeyError when not there."""
+        """Return a text that changes with any file of this version. Raises KeyError for an unknown version."""
         for found in self.versions:
             if found.number == version:
                 return f"{self.fingerprint}.{found.fingerprint}"
@@ -87,16 +88,16 @@ class ModelDirectory:
 
 @dataclass(frozen=True, slots=True)
 class RepositorySnapshot:
-    """All models of all repositories, by name. `warnings` are sentences about directories passed over.
+    """All models of all repositories, by name. `warnings` are sentences about ignored directories.
 
-    `absent` are the roots that cannot be read now, and why: of their models the snapshot says nothing.
+    `absent` maps each root that cannot be read to the reason; its models are not in the snapshot.
     """
 
     models: dict[str, ModelDirectory] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     absent: Mapping[Path, str] = field(default_factory=dict)
     warnings_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Those of `warnings` that are about one model, by its name."""
+    """The warnings about one model, by its name."""
 
 
 def is_model_name(name: str) -> bool:
@@ -105,7 +106,7 @@ def is_model_name(name: str) -> bool:
 
 
 def parse_version(name: str) -> int | None:
-    """Return the version that a directory's name stands for; None for "01", "-1", "warmup" and the like."""
+    """Return the version number of a directory name; None for "01", "-1", "warmup" and the like."""
     if not name.isascii() or not name.isdigit() or (len(name) > 1 and name[0] == "0") or len(name) > 19:
         return None
     number = int(name)
@@ -113,7 +114,7 @@ def parse_version(name: str) -> int | None:
 
 
 def select_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int, ...]:
-    """Return which of the versions that are there a policy asks for, in ascending order."""
+    """Return the present versions that a policy selects, in ascending order."""
     versions = sorted(present)
     if policy.latest is not None:
         return tuple(versions[-policy.latest :]) if policy.latest > 0 else ()
@@ -123,16 +124,13 @@ def select_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int,
 
 
 def with_config(model: ModelDirectory, config_json: str) -> ModelDirectory:
-    """Return the model as a configuration given in place of its own would have it served.
-
-    Raises BadModelConfig.
-    """
+    """Return the model with the versions and members of another configuration. Raises BadModelConfig."""
     stated = _policy_of(parse_json(config_json, model.name))
     return _with_policy(replace(model, problem="", members=stated.members), stated.policy) if model.versions else model
 
 
 def with_versions(model: ModelDirectory, versions: Iterable[VersionOnDisk]) -> ModelDirectory:
-    """Return the model as if just these versions were there."""
+    """Return the model as if it had only these versions."""
     ordered = tuple(sorted(versions, key=lambda version: version.number))
     chosen = replace(model, versions=ordered, desired_versions=(), is_policy_unmet=False)
     if not ordered:
@@ -150,18 +148,17 @@ def _no_versions(model: ModelDirectory) -> str:
 
 
 def _with_policy(model: ModelDirectory, policy: VersionPolicy) -> ModelDirectory:
-    wished = select_versions(policy, [version.number for version in model.versions])
-    if wished:
-        return replace(model, desired_versions=wished)
+    selected = select_versions(policy, [version.number for version in model.versions])
+    if selected:
+        return replace(model, desired_versions=selected)
     problem = f"model '{model.name}': none of the versions {list(policy.specific)} of version_policy is there"
     return replace(model, desired_versions=(), problem=problem, is_policy_unmet=True)
 
 
 class Scanner:
-    """Looks at repository roots, again and again. `config_name` N prefers `configs/N.pbtxt` to config.pbtxt.
+    """Scans repository roots repeatedly. `config_name` N prefers `configs/N.pbtxt` to config.pbtxt.
 
-    A model in which a link leads out of the repositories is refused, unless `allows_external_links`. May be used from
-    several threads.
+    A model with a link that leads out of the repositories is not served, unless `allows_external_links`. Thread-safe.
     """
 
     def __init__(self, roots: Sequence[Path], config_name: str = "", *, allows_external_links: bool = False) -> None:
@@ -171,7 +168,7 @@ class Scanner:
         self._policies: dict[Path, tuple[tuple[int, ...], _StatedPolicy | BadModelConfig]] = {}
 
     def scan(self) -> RepositorySnapshot:
-        """Return what is there now. Raises ServingFault when a root cannot be read: half a wish would unload models."""
+        """Return all models. Raises ServingFault if a root cannot be read: a partial snapshot would unload models."""
         snapshot = self.scan_changed()
         for reason in snapshot.absent.values():
             raise ServingFault(reason)
@@ -180,10 +177,10 @@ class Scanner:
     def scan_changed(
         self, before: RepositorySnapshot | None = None, unchanged: Container[str] = ()
     ) -> RepositorySnapshot:
-        """Return the models that are there now, and the roots that cannot be read.
+        """Return all models, and the roots that cannot be read.
 
-        Models named in `unchanged` are taken from `before`, an earlier look, if they are there still: listing them
-        costs little beside looking into each.
+        Models named in `unchanged` are taken from `before`, an earlier snapshot, if they still exist. This saves the
+        walk through their files.
         """
         models: dict[str, ModelDirectory] = {}
         warnings: list[str] = []
@@ -215,12 +212,12 @@ class Scanner:
         return RepositorySnapshot(models, tuple(warnings), absent, warnings_of)
 
     def check_roots(self) -> None:
-        """Raise ServingFault when a root cannot be read."""
+        """Raise ServingFault if a root cannot be read."""
         for root in self.roots:
             _read_root(root)
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all model directories, without a look into them; none of a root that is away."""
+        """Return the names of all model directories, without reading them. Absent roots are skipped."""
         found: set[str] = set()
         for root in self.roots:
             with contextlib.suppress(ServingFault):
@@ -228,7 +225,7 @@ class Scanner:
         return tuple(sorted(found))
 
     def passed_over(self) -> dict[str, str]:
-        """Return the files and folders in the repositories that cannot be a model: printable name -> reason."""
+        """Return the files and folders of the repositories that cannot be a model: printable name -> reason."""
         found: dict[str, str] = {}
         for root in self.roots:
             with contextlib.suppress(ServingFault):
@@ -236,7 +233,7 @@ class Scanner:
         return found
 
     def find(self, name: str) -> ModelDirectory | None:
-        """Return one model as `scan` would, looking at nothing else; None when no repository holds it."""
+        """Scan one model alone. Return None if no repository has it."""
         if not is_model_name(name):
             return None
         found: ModelDirectory | None = None
@@ -249,11 +246,11 @@ class Scanner:
         return found
 
     def _boundary(self) -> LinkBoundary:
-        # Made for each look: a root may be a link, and lead elsewhere by now.
+        # Made for each scan: a root may be a link whose target changed.
         return LinkBoundary(None if self._allows_external_links else self.roots)
 
     def _scan_model(self, path: Path, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
-        """Return one model, None when it is gone. A failure of any kind is this model's problem alone."""
+        """Return one model, None if it is gone. Any failure becomes the problem of this model only."""
         try:
             return self._read_model(path, boundary, warnings)
         except Exception as error:
@@ -293,8 +290,10 @@ class Scanner:
         return _with_policy(replace(model, policy=policy, members=stated.members), policy)
 
     def _read_policy(self, model: ModelDirectory) -> tuple[_StatedPolicy | BadModelConfig, ModelDirectory]:
-        """Return what the model's configuration says of its versions and members, read again only when it changed,
-        and the model with the path of that configuration."""
+        """Return the policy and members from the model's configuration, and the model with the configuration's path.
+
+        The file is read again only if it changed.
+        """
         path = next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None)
         if path is None:
             return _policy_of(new_config()), model
@@ -303,7 +302,7 @@ class Scanner:
             found = path.stat()
         except OSError as error:
             return BadModelConfig(f"model '{model.name}': '{path}' cannot be read: {error.strerror}"), model
-        # With the change time (ctime): a file may become readable by a change of its mode or owner alone.
+        # Includes the change time (ctime): a change of mode or owner can make a file readable.
         stamp = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
         known = self._policies.get(path)
         if known is None or known[0] != stamp:
@@ -314,7 +313,7 @@ class Scanner:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What is in a model's directory: the folders of versions, those that only look like it, and everything else."""
+    """Entries of a model directory: version folders, folders with a bad version name, and everything else."""
 
     versions: tuple[tuple[int, os.DirEntry[str]], ...]
     misnamed: tuple[os.DirEntry[str], ...]
@@ -322,7 +321,7 @@ class Entries:
 
 
 def read_entries(path: Path) -> Entries:
-    """Look into a model's directory. Raises OSError."""
+    """Read a model directory. Raises OSError."""
     versions: list[tuple[int, os.DirEntry[str]]] = []
     misnamed: list[os.DirEntry[str]] = []
     others: list[os.DirEntry[str]] = []
@@ -349,7 +348,7 @@ def _version(number: int, entry: os.DirEntry[str], boundary: LinkBoundary) -> li
         return [VersionOnDisk(number, "", FolderScan(activity=outside_link, outside_link=outside_link))]
     try:
         found = scan_folder(Path(entry.path), boundary)
-    except FileNotFoundError:  # deleted since it was listed
+    except FileNotFoundError:  # deleted after it was listed
         return []
     if entry.is_symlink():
         found = replace(found, has_links=True)
@@ -362,7 +361,7 @@ def _outside_link_problem(name: str, outside_link: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _StatedPolicy:
-    """What a configuration tells before anything is loaded."""
+    """Settings that are read from a configuration before a load."""
 
     policy: VersionPolicy
     members: tuple[Member, ...]
@@ -380,9 +379,9 @@ def _read_policy_file(path: Path, model: str) -> _StatedPolicy | BadModelConfig:
 
 
 def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
-    """Return the directories of a root that can be models, by name, and what was passed over, with the reason.
+    """Return the model directories of a root by name, and the ignored entries (printable name -> reason).
 
-    Names that were passed over are made printable. Raises ServingFault when the root cannot be read.
+    Raises ServingFault if the root cannot be read.
     """
     try:
         with os.scandir(root) as entries:

@@ -1,17 +1,17 @@
-"""When what a look at the repositories found counts: the rule, as one pure function from look to state.
+"""Upload detection: a pure function that decides, scan by scan, which files of a model are complete.
 
-A model is made of parts: each version directory, and everything outside them (the configuration, labels). A part has
-**settled** when nobody is at work on it:
+A model has parts: each version directory, and everything outside them (configuration, labels). A part has **settled**
+when nobody writes it any more:
 
-- it was the same, in names, sizes, times and inodes, for `RepositoryRoot.settle_s`: in two looks that far apart. On a
-  local disk one look can be enough: the change times (ctime) of its files and folders cannot be set by any tool. A
+- its names, sizes, times and inodes stayed the same for `RepositoryRoot.settle_s`, in two scans that far apart. On a
+  local disk one scan can be enough: the change times (ctime) of its files and folders cannot be set by any tool. A
   clock that was set meanwhile is allowed for;
-- no file of it is open for writing, as far as the kernel told of itself (`FolderState.written`), or tells when it is
+- no file of it is open for writing, as far as inotify reported (`FolderState.written`), or answers when it is
   asked (`FolderState.busy`);
 - no upload tool's unfinished file (`.part`, rsync's dot-files ...) beside it changed in the last UPLOAD_PATIENCE_S.
 
-A directory that was renamed into its place (`FolderState.published`) needs no second look: its upload is
-finished. A renamed file does: the next one of its version may be on its way.
+A directory that was renamed into its place (`FolderState.published`) needs no second scan: its upload is finished. A
+renamed file does: more files of the version may follow.
 
 A settled version counts, whatever happens to other versions; one that is gone counts as gone by the same rule. Changes
 outside the version directories wait for all parts to settle, for they are likely to be made for a version that is
@@ -31,10 +31,10 @@ from edge_server.repository.file_fingerprint import FolderScan
 from edge_server.repository.scan import ModelDirectory, with_versions
 
 UPLOAD_PATIENCE_S = 30.0
-"""How long an unfinished upload that does not change holds its part back. Then it is taken for one given up."""
+"""How long an unfinished upload without changes delays its part. After that it counts as abandoned."""
 
 _BUSY_SCAN_S = 1.0
-"""How soon to look again at what somebody is at work on."""
+"""Time until the next scan of a part that somebody is writing."""
 
 PartKey: TypeAlias = int | None
 """A version's number; None: everything outside the version directories."""
@@ -42,10 +42,10 @@ PartKey: TypeAlias = int | None
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRoot:
-    """How one repository root is judged.
+    """Rules for one repository root.
 
-    `tells_ages`: change times there are of this machine's clock. `is_away`: it cannot be read now, so nothing is known
-    of its models. `is_held`: somebody is at work on all of it (git checkout holds its index.lock).
+    `tells_ages`: change times come from this machine's clock. `is_away`: the root cannot be read, so its models are
+    unknown. `is_held`: somebody is writing all of it (git checkout holds its index.lock).
     """
 
     settle_s: float
@@ -56,12 +56,12 @@ class RepositoryRoot:
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """What is there at one moment.
+    """Everything known about the repositories at one moment.
 
-    `at_s` is monotonic, `wall_ns` the clock of change times, which has run without a jump for `steady_s`. `written`
-    are real paths of files that are open for writing, `published` those of directories that were renamed into place.
-    `busy` are parts, each with its model, that somebody was found to be writing. `real_paths` maps the paths of models
-    and of versions that are links to where they lead. `unchanged` are models that had settled, and are as they were.
+    `at_s` is monotonic; `wall_ns` is the clock of change times, which ran without a jump for `steady_s`. `written` are
+    the real paths of files that are open for writing; `published` those of directories that were renamed into place.
+    `busy` are parts, each with its model, that somebody is writing. `real_paths` maps models and versions that are
+    links to their targets. `unchanged` are settled models without a change.
     """
 
     at_s: float
@@ -78,7 +78,7 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True)
 class FolderPart:
-    """`activity` None: it is not there. It has been so since `since_s`."""
+    """State of one part: `activity` (None: absent), unchanged since `since_s`."""
 
     activity: str | None
     since_s: float
@@ -86,7 +86,7 @@ class FolderPart:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """What is remembered of one model: as it counts (None: not at all), and its parts as last seen."""
+    """State of one model: `counts` is the last complete state (None: none yet), `parts` the last scan of each part."""
 
     root: Path
     counts: ModelDirectory | None = None
@@ -105,7 +105,7 @@ class UploadState:
     unsettled: frozenset[str] = frozenset()
 
     def models(self) -> dict[str, ModelDirectory]:
-        """Return the models as they count, by name."""
+        """Return the complete state of each model, by name."""
         return {name: known.counts for name, known in sorted(self.known.items()) if known.counts is not None}
 
 
@@ -113,7 +113,7 @@ NOTHING = UploadState({}, None)
 
 
 def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, PartKey, FolderScan]]:
-    """Return the parts, each with its model, that count otherwise in `after`, or for the first time; none that went."""
+    """Return the parts, each with its model, that are new or different in `after`. Removed parts are left out."""
     for name, known in sorted(after.known.items()):
         model, earlier_known = known.counts, before.known.get(name)
         last = None if earlier_known is None else earlier_known.counts
@@ -126,7 +126,7 @@ def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, Part
 
 
 def update_uploads(before: Mapping[str, KnownModel], state: FolderState) -> UploadState:
-    """Return what counts after a state, given what was known before it."""
+    """Return the new upload state, from the state before and a new scan."""
     after: dict[str, KnownModel] = {}
     due: list[float] = []
     unsettled: set[str] = set()
@@ -180,12 +180,12 @@ def _traces(model: ModelDirectory | None) -> dict[PartKey, FolderScan]:
 def _activity(key: PartKey, model: ModelDirectory | None, traces: Mapping[PartKey, FolderScan]) -> str | None:
     if model is None or key not in traces:
         return None
-    # A problem that is of no part (the model is in two repositories) counts with what is outside the versions.
+    # A problem of the whole model (it is in two repositories) belongs to the part outside the versions.
     return f"{traces[key].activity} {model.problem}" if key is None and not model.versions else traces[key].activity
 
 
 def _age_s(trace: FolderScan, state: FolderState) -> float:
-    """Return how long nothing has changed, as the change times say; 0 when they cannot be believed."""
+    """Return the time since the last change by the change times; 0 if they are not reliable."""
     if not trace.changed_ns:
         return 0.0
     return max(0.0, min((state.wall_ns - trace.changed_ns) / 1e9, state.steady_s))
@@ -194,7 +194,7 @@ def _age_s(trace: FolderScan, state: FolderState) -> float:
 def _wait_s(
     key: PartKey, part: FolderPart, model: ModelDirectory | None, state: FolderState, root: RepositoryRoot
 ) -> float:
-    """Return how long until the part can have settled; 0 when it has."""
+    """Return the time until the part can be settled; 0 if it is."""
     if root.is_held or (model is not None and part.activity is not None and _is_being_written(key, model, state)):
         return _BUSY_SCAN_S
     return max(0.0, part.since_s + root.settle_s - state.at_s)

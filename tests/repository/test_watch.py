@@ -469,7 +469,7 @@ def test_a_look_that_fails_as_nobody_foresaw_is_followed_by_others(root: Path, a
         with told:
             assert told.wait_for(lambda: len(stated) >= 4, 30)
         assert stated[:4] == [["m"]] * 4
-        assert caplog.text.count("the repository could not be looked at") == 1, "told once, not at every look"
+        assert caplog.text.count("the repository could not be scanned") == 1, "told once, not at every look"
     finally:
         watcher.close()
 

@@ -1,6 +1,6 @@
-"""The repositories of a server: folders as they are, and copies of what is elsewhere.
+"""List of the repositories of a server: local folders, and local copies of remote repositories.
 
-What copies is imported for the first address: most servers have folders only.
+The code that copies is imported only if there is a remote address.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class RepositoryList:
-    """The repositories of a server: folders as they are, addresses as copies below `cache_dir`.
+    """The repositories of a server: local folders, and copies of remote ones below `cache_dir`.
 
-    `roots` are the folders to scan, in the order given. `follows`: whether stores are looked at more than once.
+    `roots` are the folders to scan, in the order given. `follows`: stores are listed repeatedly.
     """
 
     def __init__(self, paths: Sequence[str], cache_dir: str, interval_s: float, *, follows: bool) -> None:
-        """Raises InvalidRequest for an address, ServingFault for a library that is missing or a disk that refuses."""
+        """Raises InvalidRequest for a bad address, ServingFault for a missing library or an unwritable disk."""
         self._follows = follows
         self._mirrors: dict[str, RemoteSync] = {}
         self.roots: list[Path] = []
@@ -40,10 +40,10 @@ class RepositoryList:
             self.roots.append(self._mirrors[path].root)
 
     def start(self, timeout_s: float, *, is_polled: bool) -> None:
-        """Begin, and wait for what the first scan needs: at most `timeout_s` for all.
+        """Start copying, and wait until the first scan can start: at most `timeout_s` for all repositories.
 
-        Without a copy from before that is a complete one. With one nothing is waited for where the server follows
-        changes (`is_polled`), else one attempt. Raises ServingFault when it would never see the models.
+        Without an earlier copy, wait for a complete one. With an earlier copy, do not wait if the server follows
+        changes (`is_polled`); else wait for one attempt. Raises ServingFault if the models would never be found.
         """
         for mirror in self._mirrors.values():
             mirror.start()
@@ -62,7 +62,7 @@ class RepositoryList:
             self.close()
 
     def close(self) -> None:
-        """Stop looking. The copies stay."""
+        """Stop copying. The copies stay."""
         for mirror in self._mirrors.values():
             mirror.close()
 

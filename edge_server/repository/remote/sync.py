@@ -1,4 +1,4 @@
-"""Keep the copies of remote repositories in step with their stores, each on a thread of its own."""
+"""Synchronisation of local copies with remote repositories, one thread for each repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_server.repository.remote.object_store import ObjectStore, RemoteFile, 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 2.0
-"""How long a listing must stay the same before what it shows is taken for complete."""
+"""How long a listing must stay the same before it counts as complete."""
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
@@ -23,7 +23,7 @@ _CLOSE_S = 3.0
 
 
 class RemoteSync:
-    """One remote repository and its copy. `start` begins a thread; everything but `sync` may be called from any."""
+    """One remote repository and its copy. `start` starts a thread. All methods except `sync` are thread-safe."""
 
     def __init__(self, store: ObjectStore, cache: LocalCopy, url: str, interval_s: float) -> None:
         self._store = store
@@ -48,10 +48,9 @@ class RemoteSync:
         self._thread.start()
 
     def wait_first(self, timeout_s: float, *, needs_success: bool) -> bool:
-        """Wait until the copy was brought up to date once; unless `needs_success`, a failed attempt will do too.
+        """Wait until the copy was updated once. Unless `needs_success`, a failed attempt is enough.
 
-        Returns whether it is up to date, or a copy from an earlier run is there to be served; true when `close` was
-        called meanwhile, for then nobody waits any more.
+        Returns whether the copy is complete, from this run or an earlier one. Also true after `close`.
         """
         with self._changed:
             self._changed.wait_for(
@@ -66,7 +65,7 @@ class RemoteSync:
         return self._cache.is_warm
 
     def close(self) -> None:
-        """Stop. A read that hangs in the network is left behind, and ends with the process."""
+        """Stop. A read that hangs in the network is left behind and ends with the process."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -98,8 +97,8 @@ class RemoteSync:
                 )
                 self._log_unreachable(error, delay_s)
             except Exception:
-                # What nobody foresaw must not end the thread: the copy would grow old in silence.
-                log.exception("model repository '%s' could not be looked at", self._url)
+                # An unforeseen error must not end the thread: the copy would no longer be updated.
+                log.exception("model repository '%s' could not be synchronised", self._url)
                 delay_s = _LONGEST_RETRY_S
             else:
                 failed_count = 0
@@ -110,7 +109,7 @@ class RemoteSync:
                 self._changed.notify_all()
 
     def _log_unreachable(self, error: ServingFault, delay_s: float) -> None:
-        """Say once that the store is away, and not again before it was back."""
+        """Log once that the store cannot be reached, until it is back."""
         level = logging.DEBUG if self._is_unreachable else logging.WARNING
         has_copy = "the copy here is served; " if self._cache.is_warm else ""
         log.log(level, "%s; %strying again in %g s", error.message, has_copy, delay_s)
@@ -122,9 +121,9 @@ class RemoteSync:
         self._is_unreachable = False
 
     def sync(self) -> bool:
-        """Bring the copy up to date once; False when the store changed meanwhile, and must be looked at again soon.
+        """Update the copy once. Return False if the store changed meanwhile and must be listed again soon.
 
-        Whatever arrived whole is kept and shown, also when the rest did not. Raises RemoteUnavailable, LocalDiskFault.
+        Complete units are kept even if others failed. Raises RemoteUnavailable, LocalDiskFault.
         """
         if not self._cache.lock():
             self._warn_once(f"another process keeps the copy of '{self._url}' in step")
@@ -156,7 +155,7 @@ class RemoteSync:
     def _stage(
         self, units: Mapping[UnitKey, Mapping[str, RemoteFile]]
     ) -> tuple[list[UnitKey], RemoteUnavailable | LocalDiskFault | None]:
-        """Bring what changed; a model's own files before its versions. The first failure ends it."""
+        """Download the changed units, a model's own files before its versions. Stop at the first failure."""
         staged: list[UnitKey] = []
         for key in sorted(units, key=lambda item: (item.model, item.version is not None, item.version or 0)):
             if self._cache.holds(key, units[key]):
@@ -174,9 +173,9 @@ class RemoteSync:
         return self._store.read(file, start, end)
 
     def _apply(self, first: FetchPlan, staged: Sequence[UnitKey], surplus: Sequence[UnitKey]) -> bool:
-        """Show and delete what a second look confirms; False when the two looks differ.
+        """Install and delete the units that a second listing confirms. Return False if the two listings differ.
 
-        Somebody may be in the middle of an upload of several files, or have replaced one while it was read.
+        An upload of several files may be in progress, or a file may have been replaced while it was read.
         """
         self._closing.wait(self._settle_s)
         second = self._list_store()
