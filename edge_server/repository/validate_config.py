@@ -7,7 +7,7 @@ given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from edge_server.core.shape_tensors import SHAPE_DTYPES
@@ -30,8 +30,12 @@ _TYPE_INVALID = 0
 
 def check_stated(config: ConfigMessage, model: str) -> None:
     """Reject contradictions in a configuration as written. Missing fields are allowed here. Raises BadModelConfig."""
-    _check_name(config, model)
-    _check_scheduling(config, model)
+    if config.name and config.name != model:
+        raise bad_field(model, "name", f"the name of its directory, '{model}'", f"'{config.name}'")
+    if is_ensemble(config):
+        check_ensemble(config, model)
+    check_sequences(config, model)
+    check_ragged(config, model)
     if config.max_batch_size < 0:
         raise bad_field(model, "max_batch_size", "0 or more", config.max_batch_size)
     _check_unique("input", [item.name for item in config.input], model)
@@ -41,10 +45,23 @@ def check_stated(config: ConfigMessage, model: str) -> None:
         _check_format(item, model)
     for item in config.output:
         _check_tensor(item, f"output '{item.name}'", config.max_batch_size, model)
-    _check_version_policy(config, model)
+    policy = config.version_policy
+    if policy.HasField("specific"):
+        if not policy.specific.versions:
+            raise bad_field(model, "version_policy.specific.versions", "at least one version", "none")
+        for version in policy.specific.versions:
+            if version < 0:
+                raise bad_field(model, "version_policy.specific.versions", "versions of 0 or more", version)
     _check_file_names(config, model)
-    _check_instance_groups(config, model)
-    _check_cache(config, model)
+    for index, group in enumerate(config.instance_group):
+        if not 0 <= group.count <= MAX_INSTANCES:
+            raise bad_field(model, f"instance_group[{index}] count", f"1 to {MAX_INSTANCES}", group.count)
+    total = sum(max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group)
+    if total > MAX_INSTANCES:
+        raise bad_field(model, "instance_group", f"at most {MAX_INSTANCES} instances in all", total)
+    _check_unique("instance_group", [group.name for group in config.instance_group if group.name], model)
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        raise bad_field(model, "response_cache.enable", "false for a decoupled model", "true")
 
 
 def check_complete(config: ConfigMessage, model: str) -> None:
@@ -61,19 +78,6 @@ def check_complete(config: ConfigMessage, model: str) -> None:
     check_sequences_complete(config, model)
     for sample in config.model_warmup:
         _check_warmup(sample, config, model)
-
-
-def _check_name(config: ConfigMessage, model: str) -> None:
-    if config.name and config.name != model:
-        raise bad_field(model, "name", f"the name of its directory, '{model}'", f"'{config.name}'")
-
-
-def _check_scheduling(config: ConfigMessage, model: str) -> None:
-    """Check the scheduler sections: ensemble, sequences, ragged batches."""
-    if is_ensemble(config):
-        check_ensemble(config, model)
-    check_sequences(config, model)
-    check_ragged(config, model)
 
 
 def _check_unique(kind: str, names: Sequence[str], model: str) -> None:
@@ -122,16 +126,6 @@ def _check_format(item: ConfigMessage, model: str) -> None:
         )
 
 
-def _check_version_policy(config: ConfigMessage, model: str) -> None:
-    policy = config.version_policy
-    if policy.HasField("specific"):
-        if not policy.specific.versions:
-            raise bad_field(model, "version_policy.specific.versions", "at least one version", "none")
-        for version in policy.specific.versions:
-            if version < 0:
-                raise bad_field(model, "version_policy.specific.versions", "versions of 0 or more", version)
-
-
 def _check_file_names(config: ConfigMessage, model: str) -> None:
     if config.default_model_filename:
         check_relative(config.default_model_filename, f"model '{model}': default_model_filename")
@@ -144,22 +138,6 @@ def _check_file_names(config: ConfigMessage, model: str) -> None:
         for name, source in sample.inputs.items():
             if source.HasField("input_data_file"):
                 check_relative(source.input_data_file, f"model '{model}': model_warmup input '{name}' input_data_file")
-
-
-def _check_instance_groups(config: ConfigMessage, model: str) -> None:
-    for index, group in enumerate(config.instance_group):
-        if not 0 <= group.count <= MAX_INSTANCES:
-            raise bad_field(model, f"instance_group[{index}] count", f"1 to {MAX_INSTANCES}", group.count)
-    total = sum(max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group)
-    if total > MAX_INSTANCES:
-        raise bad_field(model, "instance_group", f"at most {MAX_INSTANCES} instances in all", total)
-    names = [group.name for group in config.instance_group if group.name]
-    _check_unique("instance_group", names, model)
-
-
-def _check_cache(config: ConfigMessage, model: str) -> None:
-    if config.response_cache.enable and config.model_transaction_policy.decoupled:
-        raise bad_field(model, "response_cache.enable", "false for a decoupled model", "true")
 
 
 def _check_known(item: ConfigMessage, what: str, model: str) -> None:
@@ -184,11 +162,7 @@ def _check_dynamic_batching(batching: ConfigMessage, max_batch_size: int, model:
         raise bad_field(model, "dynamic_batching.default_priority_level", f"1 to priority_levels {levels}", given)
     if levels > 1 and batching.preserve_ordering:
         raise bad_field(model, "dynamic_batching.preserve_ordering", "false when priority_levels is above 1", "true")
-    _check_levels(batching.priority_queue_policy, levels, model)
-
-
-def _check_levels(levels_with_policy: Iterable[int], levels: int, model: str) -> None:
-    for level in levels_with_policy:
+    for level in batching.priority_queue_policy:
         if not 1 <= level <= levels:
             expected = f"levels of 1 to priority_levels {levels}"
             raise bad_field(model, "dynamic_batching.priority_queue_policy", expected, level)
