@@ -1,4 +1,4 @@
-"""InferenceService: the one door that every front end uses.
+"""InferenceService: everything that a front end may ask of the server.
 
 Front ends turn wires into core nouns and back; everything they may ask of the server stands here. All methods may be
 called from any thread. Those marked *blocking* may take as long as a model load: call them off the event loop.

@@ -1,4 +1,4 @@
-"""Models that are shared libraries (libmodel.so) with the C interface of edge_backend.h, as backend `c_abi`.
+"""Backend `c_abi`: models that are shared libraries (libmodel.so) with the C interface of edge_backend.h.
 
 A crash in such a library takes the server down: it runs in the server's process, on the instance's thread, without the
 interpreter's lock. It is built against the header that lies beside this file (`python -c "import edge_server, pathlib;

@@ -1,4 +1,4 @@
-"""Runs on a GPU with I/O binding: results stay on the device until the last one is there, then come back at once.
+"""GPU runs of ONNX Runtime with I/O binding: results stay on the device until the last one is ready.
 
 Without it onnxruntime waits for the device at each output. On the CPU it gains nothing, see the class's text.
 

@@ -1,4 +1,4 @@
-"""What a model's configuration asks of OpenVINO: device, properties, precision and shapes, checked before it is read.
+"""OpenVINO options of a model's configuration: device, properties, precision, shapes.
 
 The keys are those that the text of `openvino` lists.
 """

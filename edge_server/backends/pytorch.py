@@ -1,4 +1,4 @@
-"""PyTorch models: TorchScript (model.pt) and programs saved by torch.export (a .pt2 file), as backend `pytorch`.
+"""Backend `pytorch`: TorchScript (model.pt) and programs saved by torch.export (.pt2).
 
 Names. A TorchScript file says neither types nor shapes, so that the configuration states all tensors: inputs as the
 arguments of `forward`, or as NAME__INDEX with the argument's number; outputs as NAME__INDEX with the place in the

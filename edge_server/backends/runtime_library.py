@@ -1,4 +1,4 @@
-"""What every runtime's file does alike: import the library, quote its words, keep one loaded model for all instances.
+"""Shared code of all runtimes: import of the library, its error messages, one loaded model for all instances.
 
 Used by the backend files of this folder only.
 """

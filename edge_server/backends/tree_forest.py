@@ -1,4 +1,4 @@
-"""Forests of decision trees, as `forest` or `fil`: XGBoost, LightGBM, and what treelite imports (scikit-learn, cuML).
+"""Backend `forest` (`fil`): decision tree forests of XGBoost, LightGBM, and formats that treelite imports.
 
 Files: `xgboost.json`, `xgboost.ubj`, `xgboost.model` (XGBoost's old binary form), `model.txt` (LightGBM) and
 `checkpoint.tl` (treelite's own; `treelite.sklearn.import_model(trained).serialize(path)` writes one of a scikit-learn

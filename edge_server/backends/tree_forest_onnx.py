@@ -1,4 +1,4 @@
-"""A forest as arrays, checked, and written as an ONNX tree ensemble: numpy and the standard library alone.
+"""Conversion of a decision tree forest to an ONNX tree ensemble, with checks of its arrays.
 
 treelite holds a forest as columns for each tree; onnxruntime takes them from an ONNX file, whose bytes are made here
 (protocol buffers as onnx.proto lays them out, operators of ai.onnx.ml). Scores come out as sums over the trees; what

@@ -1,4 +1,4 @@
-"""`edge-server models`: every version of every model with its past, asked over the http_client."""
+"""`edge-server models`: list every version of every model of a running server, with its history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands are told on their command lines: numbers, sizes, headers, TLS; with errors that say how."""
+"""Options that several commands share: numbers, sizes, headers, TLS."""
 
 from __future__ import annotations
 

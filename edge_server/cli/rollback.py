@@ -1,4 +1,4 @@
-"""`edge-server rollback`: pin a model of a running server to an earlier version, or undo that."""
+"""`edge-server rollback`: pin a model of a running server to an earlier version, or remove the pin."""
 
 from __future__ import annotations
 

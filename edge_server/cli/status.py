@@ -1,4 +1,4 @@
-"""`edge-server status`: what a running server serves, asked over the http_client."""
+"""`edge-server status`: show the models of a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process that builds is told to do, and what the cache notes of what came of it."""
+"""Messages to the build process, and the facts about a built engine that the cache stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EngineWorks: who is asked for engines, and has those built that are not there.
+"""Engine build queue: returns cached TensorRT engines and queues builds for missing ones.
 
 A version that finds no engine is served by the next runtime. Once it serves, a process apart builds the engine, one at
 a time and only while the box is cool; another checks it against the serving runtime; then it goes into the cache, and

@@ -1,4 +1,4 @@
-"""The builds that are known, and what becomes of each: counted, logged, and told as events."""
+"""Build registry: the known builds with their state, counted, logged and published as events."""
 
 from __future__ import annotations
 

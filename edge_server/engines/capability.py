@@ -1,4 +1,4 @@
-"""Whether engines are built on this box. Cheap where they are not: nothing of TensorRT or of the works is imported."""
+"""Build capability: whether this machine can build engines. Imports nothing of TensorRT where it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verified engines on disk, and those under way.
+"""Engine cache: verified engines on disk, and unfinished builds.
 
     <folder>/engines/<digest>/engine.plan, engine.json      verified: written once, never changed
     <folder>/work/<digest>/...                              being built, or built and not yet verified

@@ -1,4 +1,5 @@
-"""Everything that an engine depends on, and a short name for it. Two engines with one name are interchangeable."""
+"""Engine key: everything that an engine depends on, and a short name for it. Engines with the same name are
+interchangeable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process that is told things, and says things, in lines of JSON: for builders, and for what is compared."""
+"""Child process that exchanges JSON lines with the server, used for engine builds and for trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics page's families of engines. Series are bounded by the versions that are to have one."""
+"""Metric families of engines. There is one series for each version with an engine."""
 
 from __future__ import annotations
 

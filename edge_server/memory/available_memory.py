@@ -1,4 +1,4 @@
-"""Is there room for one more model? Read from the kernel's own account of memory, before anything is opened.
+"""Available memory: whether one more model fits, from the kernel's figures.
 
 /proc/meminfo (proc(5)): MemAvailable is what programs can still get without swapping. /proc/pressure/memory
 (Documentation/accounting/psi.rst): the share of the last ten seconds in which some task waited for memory.

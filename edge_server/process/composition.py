@@ -1,4 +1,5 @@
-"""What a server is made of, put together: repository, manager, service, governor, cache, engines. Opens no port."""
+"""Composition: builds every part of the server from the configuration (repository, manager, service, governor, cache,
+engines). Opens no port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of the process: start, drain, stop.
+"""Server process: start, drain and stop.
 
 `composition.build` makes the serving core; `ServerProcess.run` opens the front ends, works off the first wish, says
 what is

@@ -1,4 +1,4 @@
-"""Messages of the frame stream, edge_frames.proto, between the nouns of core/frame.py and bytes, by hand.
+"""Codec of the frame stream's messages (edge_frames.proto), written by hand.
 
 A generated class would copy every frame twice, and a client on a robot would have to install protobuf for these few
 messages. `data` is a view of the message that was decoded, and is copied once when encoded. Safe from any thread.

@@ -1,4 +1,4 @@
-"""One camera's stream while it is connected: its frames from the wire to the worker, its results back in order."""
+"""One camera stream: its frames from the mailbox to the worker, and its results back in order."""
 
 from __future__ import annotations
 

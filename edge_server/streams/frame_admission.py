@@ -1,4 +1,4 @@
-"""What the frame streams ask the governor."""
+"""Frame admission: what the frame streams ask the governor before a frame runs."""
 
 from __future__ import annotations
 

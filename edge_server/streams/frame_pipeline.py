@@ -1,4 +1,4 @@
-"""One frame, or one of each of several cameras, through a model: fit, run, read. The worker's part of the trip."""
+"""Frame pipeline of one model: resize frames into the input, run the model, read the results."""
 
 from __future__ import annotations
 

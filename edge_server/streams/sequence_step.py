@@ -1,4 +1,4 @@
-"""One camera, one state: a stream to a model that knows sequences is one sequence of it.
+"""Sequence step of a frame: a stream to a sequence model is one sequence.
 
 It begins with the first frame that is run and ends with the stream; frames that were dropped are no part of it. Where
 the server no longer knows it (the camera paused for longer than max_sequence_idle_microseconds, or the model was

@@ -1,4 +1,4 @@
-"""All frame streams of the server: opened here, counted by id, listed, and ended when the server stops."""
+"""Registry of all frame streams: opens, counts, lists and ends them."""
 
 from __future__ import annotations
 

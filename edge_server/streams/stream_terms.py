@@ -1,4 +1,4 @@
-"""The opening message of a stream, checked before anything is built on it."""
+"""Stream terms: the checked opening message of a stream."""
 
 from __future__ import annotations
 

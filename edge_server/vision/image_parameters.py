@@ -1,4 +1,4 @@
-"""What a model's configuration says about images: the `parameters` of config.pbtxt that begin with `image_`, and more.
+"""Image parameters of a configuration: keys that begin with `image_`, and more.
 
 Names follow the image encoder of Isaac ROS where it has one. All values are strings there; lists are comma-separated.
 

@@ -1,4 +1,4 @@
-"""Output tensors to perception: classes, detections and a mask in the coordinates of the frame as it was taken.
+"""Perception: output tensors to classes, detections and a mask in the coordinates of the original frame.
 
 `heads.declaration` documents the keys; here they meet the model's outputs, once a model version.
 """

@@ -1,4 +1,4 @@
-"""What the numbers of a picture become in a network's input, written in place."""
+"""Pixel value conversion: numeric range, mean, scale and type of a network's input, written in place."""
 
 from __future__ import annotations
 

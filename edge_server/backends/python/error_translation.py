@@ -1,4 +1,4 @@
-"""What models raise and answer as errors, and how that becomes an error of ours."""
+"""Translation of a model's exceptions and error responses to the server's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether anybody else still refers to an array: then its memory may change under a response on its way."""
+"""Ownership test: whether anything else still refers to an array, so that its memory may change."""
 
 from __future__ import annotations
 

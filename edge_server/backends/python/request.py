@@ -1,4 +1,4 @@
-"""pb_utils.InferenceRequest: what a model is asked, and what it asks of other models."""
+"""pb_utils.InferenceRequest: a request to a model, or from a model to another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests that a model's process has in its hands, and the shared memory that their inputs lie in."""
+"""Requests that a model's process is working on, and the shared memory of their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One instance of a Python model in this process: requests in the shape that models expect, answers checked."""
+"""Session of a Python model in the server's process: converts requests, checks responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On whose thread a model executes: a thread of its instance's own, or whichever brings the request.
+"""Thread safety of a Python model: whether it may run on the request thread or needs its own.
 
 A thread of its own costs each request two switches of threads, which is most of what a small model costs. But code may
 count on it: a connection of sqlite3, torch's grad mode, the current CUDA device or an event loop belong to the thread

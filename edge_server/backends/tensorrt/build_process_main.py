@@ -1,4 +1,4 @@
-"""The process that builds and verifies engines: `python -m edge_server.backends.tensorrt.build_process_main`.
+"""Main program of the engine build process: `python -m edge_server.backends.tensorrt.build_process_main`.
 
 It reads one job as JSON from standard input and tells what it does in lines of JSON on standard output: any number of
 {"phase", "percent"}, then one {"end"}: "built", "verified", "cancelled" or "failed". SIGTERM takes the job back. It

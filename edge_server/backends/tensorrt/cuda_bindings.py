@@ -1,4 +1,4 @@
-"""The CUDA driver by cuda-python's bindings, which NVIDIA's own samples use since TensorRT 10.14."""
+"""CUDA driver through cuda-python's bindings."""
 
 from __future__ import annotations
 

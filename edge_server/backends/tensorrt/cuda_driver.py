@@ -1,4 +1,4 @@
-"""How the CUDA driver is reached: by pycuda where it imports, else cuda-python, else ctypes. Decided here alone.
+"""Choice of the CUDA driver access: pycuda if it imports, else cuda-python, else ctypes.
 
 All three work in the device's primary context, so that memory and streams can be shared with other libraries in the
 process. The driver is looked for first, by ctypes: a TensorRT runtime made without one ends the process.

@@ -1,4 +1,4 @@
-"""TensorRT 8.5 to 11 and TensorRT for RTX, as one: the only file that knows how they differ.
+"""Adapter for TensorRT 8.5 to 11 and TensorRT for RTX: hides the differences between their versions.
 
 The API of named tensors, which 8.5 brought, is the same in all of them. What differs stands in one method each.
 """

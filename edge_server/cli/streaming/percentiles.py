@@ -1,4 +1,4 @@
-"""Rates and percentiles of what happens again and again: of the last seconds, and of all of it. Pure."""
+"""Rates and percentiles of repeated values: of the last seconds, and of the whole run."""
 
 from __future__ import annotations
 

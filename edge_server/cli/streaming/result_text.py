@@ -1,4 +1,4 @@
-"""Results in words for people, and as JSON objects for programs. Pure."""
+"""Results as text for people, and as JSON objects for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal: a table redrawn in place, or lines one after the other where there is none."""
+"""Terminal output: a table redrawn in place, or plain lines if it is not a terminal."""
 
 from __future__ import annotations
 

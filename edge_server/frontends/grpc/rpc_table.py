@@ -1,4 +1,4 @@
-"""The RPCs of this server by their HTTP/2 paths."""
+"""Table of the RPCs by their HTTP/2 paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers as they are kept: what a request was answered with, free of who asked and when."""
+"""Cached response: the outputs of one response, without its request id and times."""
 
 from __future__ import annotations
 

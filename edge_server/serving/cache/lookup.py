@@ -1,4 +1,4 @@
-"""Between a version and its computing: a request is looked up first, and what is computed is stored.
+"""Cache lookup of one version: looks a request up, and stores the computed response.
 
 A hit takes nothing of the box but the look: it is not queued, not batched, not asked for at the gate (so neither
 charged for energy nor refused for heat), and answered in the order that the model promises. Two equal requests at the

@@ -1,4 +1,4 @@
-"""Answers in a Redis server, which boxes may share and which outlives this process.
+"""Redis cache store: responses in a Redis server, shared between machines, kept over restarts.
 
 Redis can be slow, away, or come and go: each call is bounded in time, and after one that failed the store counts as
 gone for a while, so that requests do not wait for it one after the other. Entries expire by themselves: their keys

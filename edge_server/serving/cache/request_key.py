@@ -1,4 +1,4 @@
-"""Which requests are the same: those whose keys are equal.
+"""Cache key of a request: equal requests have equal keys.
 
 A key is a SHA-256 digest, far beyond any chance of two that collide, over everything that decides the answer (of the
 hashes in the standard library it is the fastest where the processor has instructions for it, as Jetsons and the newer

@@ -1,4 +1,4 @@
-"""The server's one response cache: a store, the threads that wait for it, and the counts of both."""
+"""Response cache of the server: a store, its worker threads, and the hit and miss counters."""
 
 from __future__ import annotations
 

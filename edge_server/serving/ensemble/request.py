@@ -1,5 +1,5 @@
-"""One request on its way through an ensemble. Works on the threads that deliver the members' responses: each goes on to
-submit what may run now, and leaves. Tensors are handed on as they are, never copied."""
+"""One ensemble request: starts the steps whose inputs are ready, on the threads that deliver the members' responses.
+Tensors are passed on without copies."""
 
 from __future__ import annotations
 

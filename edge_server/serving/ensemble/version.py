@@ -1,4 +1,4 @@
-"""An ensemble as a version: it has no instances, its steps run on the versions of its members."""
+"""Ensemble version: it has no instances; its steps run on the versions of other models."""
 
 from __future__ import annotations
 

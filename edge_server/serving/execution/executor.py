@@ -1,4 +1,4 @@
-"""Running a batch: gather, run, scatter, count, answer. Each ticket is answered on its own, whatever befalls others."""
+"""Batch executor: gathers inputs, runs the session, scatters outputs, counts, and answers each ticket on its own."""
 
 from __future__ import annotations
 

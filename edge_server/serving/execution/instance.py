@@ -1,4 +1,4 @@
-"""An instance: one session of a runtime, and the thread around it from open to close, where it is bound to one."""
+"""Instance: one session of a runtime, with its own thread if the session is bound to one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's rate limiter: an instance runs only while the resources that its group names are granted to it.
+"""Rate limiter, as in Triton: an instance runs only while it holds the resources of its group.
 
 A resource is a name and a count; it stands for whatever must not be used by too many at once (memory bandwidth, an
 accelerator, watts). In config.pbtxt, `instance_group { rate_limiter { resources [ { name: "R1" count: 4 } ] } }` says

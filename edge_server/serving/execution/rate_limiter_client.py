@@ -1,4 +1,4 @@
-"""What the instances of one scheduler ask of the rate limiter."""
+"""Rate limiter client: requests and returns resources for the instances of one scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelVersion: one loaded generation of one version, from its file to its last answered request."""
+"""ModelVersion: one loaded generation of a model version, from load to its last response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of loads."""
+"""Log lines and index reasons of loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading one version: which runtime opens it, how often it is tried, and how many load at the same time."""
+"""Loader of one version: chooses the runtime, retries, and limits how many versions load at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manager moves reality toward the latest wish, one action at a time for each model.
+"""Model manager: owns the state of every model and moves it toward the desired state, one action per model at a time.
 
 This is the half that is told what to serve, and asked what became of it; `mover` is the half that acts.
 """

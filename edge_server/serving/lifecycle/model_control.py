@@ -1,4 +1,4 @@
-"""Model control: the orders to load, unload, roll back and pin models, and how they go with what a scan finds."""
+"""Model control: load, unload, rollback and pin requests, combined with the results of repository scans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm-up: made-up requests run on every instance before a version is offered, as Triton's model_warmup declares."""
+"""Warm-up: runs sample requests on every instance before a version serves, as Triton's model_warmup declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request goes: to the version that takes it now, or to wait until its model is in memory again.
+"""Router: sends a request to the version that serves it now, or lets it wait until its model is loaded.
 
 The routing table is read without a lock: it is replaced, never changed.
 """

@@ -1,4 +1,4 @@
-"""Model variants: a lighter model that answers in the place of a heavier one while the box cannot bear the heavy one.
+"""Model variants: a lighter model answers for a heavier one while the machine is too hot or short of power.
 
 A model names its variant in config.pbtxt: `parameters { key: "variant" value { string_value: "light_model" } }`. Who
 watches over the box chooses when (`VariantChoice`); here stands whether it may be: the lighter model serves, and takes

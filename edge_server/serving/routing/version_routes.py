@@ -1,4 +1,4 @@
-"""Which version a request meets: the routing table of one model. Replaced as a whole, never changed."""
+"""Routing table of one model: which version gets a request. Replaced as a whole, never changed."""
 
 from __future__ import annotations
 

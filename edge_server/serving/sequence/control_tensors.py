@@ -1,4 +1,4 @@
-"""The inputs of a sequence model that no client sends: controls, and the state that the server keeps between requests.
+"""Control tensors: inputs of a sequence model that the server adds (START, END, READY, CORRID, state).
 
 Arrays have `(rows, *shape)` when the model batches, else the shape itself; a control's shape is [1].
 """

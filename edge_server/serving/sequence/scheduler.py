@@ -1,4 +1,4 @@
-"""The scheduler of models that know sequences: Triton's sequence batcher, with the direct and the oldest strategy."""
+"""Sequence scheduler: Triton's sequence batcher with the direct and the oldest strategy."""
 
 from __future__ import annotations
 

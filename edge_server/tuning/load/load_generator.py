@@ -1,4 +1,4 @@
-"""Load upon a server: so many requests at once, or requests at given times. Each worker is a thread with a sender."""
+"""Load generator: a number of concurrent requests, or requests at given times, each worker on a thread."""
 
 from __future__ import annotations
 

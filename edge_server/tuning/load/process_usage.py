@@ -1,4 +1,4 @@
-"""Processor time and memory of a process with all its children, read from /proc; found by the port it listens on."""
+"""CPU time and memory of a process and its children, from /proc; found by its listening port."""
 
 from __future__ import annotations
 

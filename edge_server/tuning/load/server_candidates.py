@@ -1,4 +1,4 @@
-"""Configurations that are tried for a model, and how each is written into its config.pbtxt."""
+"""Candidate configurations of a model, and how each is written into config.pbtxt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials of configurations, each with a server of its own on free ports: no running server and no file is touched."""
+"""Trials of configurations, each with its own server on free ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be tried for a model on this box, runtime by runtime."""
+"""List of the candidates for a model on this machine, per runtime."""
 
 from __future__ import annotations
 

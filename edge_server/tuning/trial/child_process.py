@@ -1,4 +1,4 @@
-"""The asking end of a candidate's process: one question at a time, bounded in time and memory."""
+"""Candidate process as its parent sees it: one question at a time, with limits on time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contest: every candidate is opened, answers the samples, and runs in turns with the others.
+"""Comparison of candidates: each is opened, answers the samples, and runs in turns with the others.
 
 All that open stay open and take turns of a few runs each, so that another program, or heat, slows all of them alike.
 """

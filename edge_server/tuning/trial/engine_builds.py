@@ -1,4 +1,4 @@
-"""Engines for candidates: found in the server's cache, or built in a process apart with its progress told.
+"""TensorRT engines for candidates: from the server's cache, or built in a child process.
 
 An engine that comes to be used is put into the cache once its answers were found close enough, so that the server
 that is started next finds it.

@@ -1,5 +1,4 @@
-"""What a runtime reports of this box, asked in a process of its own: `python -m
-edge_server.tuning.trial.runtime_survey`.
+"""Survey of a runtime's devices in a child process: `python -m edge_server.tuning.trial.runtime_survey`.
 
 Answering loads the drivers of every device. What crashes or hangs in one costs that runtime's accelerators alone.
 """

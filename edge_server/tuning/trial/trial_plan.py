@@ -1,4 +1,4 @@
-"""From a model's folder to the trials: what is tried, each with the configuration that means it."""
+"""Trial plan: the candidates for a model folder, each with its configuration."""
 
 from __future__ import annotations
 

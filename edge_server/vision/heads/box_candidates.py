@@ -1,4 +1,4 @@
-"""What a head hands on: boxes in pixels of the network's input, not yet suppressed, and how boxes are written."""
+"""Box candidates: the result of a head before suppression, in pixels of the network's input; and box formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates of a head to detections in the frame: sound numbers, suppression, coordinates, names."""
+"""Detections in the frame: valid numbers, suppression, coordinates and names, from a head's candidates."""
 
 from __future__ import annotations
 

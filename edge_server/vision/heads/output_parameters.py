@@ -1,4 +1,4 @@
-"""What a model's configuration says about its outputs: `parameters` that begin with detection_, class_ or mask_.
+"""Output parameters of a configuration: keys that begin with detection_, class_ or mask_.
 
 All values are strings there; lists are comma-separated. The class names are those of the output that carries the
 classes (`label_filename`, as in Triton).
