@@ -231,7 +231,7 @@ class InferenceService:
         return [item.statistics() for item in reversed(versions)]
 
     def trace_settings(self, name: str = "") -> dict[str, str | list[str]]:
-        """Return what is traced of a model, or with "" of models without settings of their own. Raises InvalidRequest
+        """Return the trace settings of a model, or with "" of models without their own settings. Raises InvalidRequest
         for a model that does not serve."""
         self._check_traceable(name)
         return self.traces.get(name)

@@ -198,7 +198,7 @@ class ServerCalls(Protocol):
         """
 
     def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return what the model promises now."""
+        """Return the current specification of the model."""
 
     def is_model_ready(self, name: str, version: int | None) -> bool: ...
 

@@ -161,7 +161,7 @@ class _Library:
         raise LoadError(f"{file_title(file)}: edge_model_open failed: {reason}")
 
     def describe(self, file: ModelFile, handle: ctypes.c_void_p) -> ModelSignature:
-        """Return what the model says of its tensors. Raises LoadError."""
+        """Return the model's inputs and outputs. Raises LoadError."""
         counts, said = (ctypes.c_uint32(), ctypes.c_uint32()), _ErrorText()
         lists = (ctypes.POINTER(Spec)(), ctypes.POINTER(Spec)())
         code = self._functions.edge_model_describe(

@@ -48,7 +48,7 @@ class BoundRun:
 
     @classmethod
     def of(cls, session: Any, run_options: Any, device: str, device_id: int | None) -> BoundRun | None:
-        """Return what runs the session; None where it is not on a GPU, or has tensors that cannot be bound."""
+        """Return the bound runner of a session; None if it is not on a GPU or has tensors that cannot be bound."""
         nodes = (*session.get_inputs(), *session.get_outputs())
         if device_id is None or any(node.type in _HOST_ONLY or "tensor" not in node.type for node in nodes):
             return None

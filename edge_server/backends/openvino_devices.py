@@ -57,7 +57,7 @@ def involves_accelerator(device: str) -> bool:
 
 
 def head_of(device: str) -> str:
-    """Return what OpenVINO can be asked about: AUTO of AUTO:GPU,CPU."""
+    """Return the device name for OpenVINO's queries: AUTO of AUTO:GPU,CPU."""
     return device.partition(":")[0]
 
 

@@ -115,7 +115,7 @@ class PyTorchBackend(Backend):
         return PyTorchSession(self, info, spec, module, calls, device, modes, lambda: self._shared.give_back(key))
 
     def _modes(self, model: str, merged: Mapping[str, str]) -> Callable[[], Any]:
-        """Return what makes a context in which a run takes place."""
+        """Return the factory of the context for a run."""
         torch = self._torch
         infers = yes_or_no(model, merged, "INFERENCE_MODE", True)
         is_plain = yes_or_no(model, merged, "DISABLE_OPTIMIZED_EXECUTION", False)

@@ -187,7 +187,7 @@ def _inner(values: Any, inner: npt.NDArray[np.bool_]) -> _Ints:
 
 
 def scores_of(forest: Forest, sums: _Floats) -> _Floats:
-    """Return what the model answers for each row, [rows, targets * classes], from the sums over its trees."""
+    """Return the outputs for each row, [rows, targets * classes], from the sums over the trees."""
     averaged = sums / forest.counts.astype(sums.dtype) + forest.base.astype(sums.dtype)
     return FINISHES[forest.finish](averaged, forest.sigmoid_alpha, forest.ratio_c)
 

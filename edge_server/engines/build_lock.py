@@ -75,7 +75,7 @@ def claim(path: Path) -> BuildLock | None:
 
 
 def holder(path: Path) -> str:
-    """Return who has the right, in words."""
+    """Return the holder of the lock as text."""
     try:
         said = path.read_bytes()[:_LONGEST_WORDS].decode(errors="replace")
     except OSError:

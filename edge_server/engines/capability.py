@@ -22,7 +22,7 @@ class BuildCapability:
 
 
 def look(config: EngineConfig) -> BuildCapability | None:
-    """Return what there is to build and to run engines with; None without a TensorRT, a driver or a GPU, or where it is
+    """Return the means to build and run engines; None without a TensorRT, a driver or a GPU, or where it is
     switched off. Imports nothing where the libraries are not installed."""
     if not config.is_enabled:
         return None

@@ -65,7 +65,7 @@ def key_of(order: EngineOrder, device: CudaDevice, box: GpuIdentity, hashes: Fil
 
 
 def words_for(differences: tuple[str, ...]) -> str:
-    """Return what people are told of the fields that differ."""
+    """Return the differing fields as text."""
     return "; ".join(_WORDS[name] for name in differences)
 
 

@@ -201,8 +201,8 @@ def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
 
 
 def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
-    """Return what takes in that NVML has lost the GPU of an identity, and why; it is one of another process's, or not
-    known by that identity here, when nothing happens."""
+    """Return the function that handles the loss of a GPU by NVML identity with its reason; the GPU may be one of
+    another process's, or not known by that identity here, when nothing happens."""
     numbers = {} if devices is None else devices.numbers()
 
     def lose(uuid: str | None, reason: str) -> None:
@@ -290,7 +290,7 @@ def _limits(config: ServerConfig) -> ManagerLimits:
 
 
 def first_wish(config: RepositoryConfig, source: RepositorySource) -> dict[str, DesiredModel]:
-    """Return what is to be served at the start: everything, or in explicit mode what `--load-model` names.
+    """Return the desired state at the start: everything, or in explicit mode the models of `--load-model`.
 
     Raises ServingFault when a repository cannot be read.
     """

@@ -145,7 +145,7 @@ class ServerProcess:
             loop.add_signal_handler(signal.SIGHUP, self._supervision.reload)
 
     def _checks(self) -> list[Check]:
-        """Return what the watchdog of a service manager asks, besides the loop itself."""
+        """Return the checks of the systemd watchdog, besides the event loop."""
         lifecycle, governor = self._config.lifecycle, self._core.governor
         limits = [limit for limit in (lifecycle.hang_timeout_s, lifecycle.watchdog_run_limit_s) if limit > 0]
         checks: list[Check] = [HungRunCheck(self._core.manager.living, min(limits, default=0.0), time.monotonic_ns)]

@@ -63,7 +63,7 @@ class FrameInFlight:
     result: FrameResult | None = None
 
     def times(self, finished_ns: int) -> FrameTimes:
-        """Return what the client is told; a station that was passed by counts as the one before it."""
+        """Return the times for the client; a skipped stage has the time of the stage before it."""
         taken_ns = self.taken_ns or self.received_ns
         queued_ns = self.queued_ns or taken_ns
         started_ns = self.started_ns or queued_ns

@@ -20,7 +20,7 @@ _LARGEST = 0x7FFFFFFF
 
 
 def step(spec: ModelSpec, stream_id: str, *, has_begun: bool) -> SequenceStep | None:
-    """Return what the stream's next frame says of its sequence; None for a model that knows none, or for
+    """Return the sequence step of the stream's next frame; None for a model without sequences, or for
     which each request is one."""
     if spec.sequence is None or spec.sequence.is_iterative:
         return None

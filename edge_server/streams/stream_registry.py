@@ -93,7 +93,7 @@ class StreamRegistry:
         return [stream.report() for stream in streams]
 
     def families(self) -> Iterable[Family]:
-        """Return what the metrics page tells of all streams, the ended ones too."""
+        """Return the metric families of all streams, ended ones included."""
         with self._lock:
             return families(self._totals)
 

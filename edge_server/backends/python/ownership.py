@@ -37,7 +37,7 @@ class _Holder:
 
 
 def _count_of_argument() -> int:
-    """Return what the function above counts for an array that only `_Holder` refers to, less that one reference."""
+    """Return the count of the function above for an array that only `_Holder` refers to, less that reference."""
     holder = _Holder()
     holder.array = np.zeros(1)
 

@@ -70,7 +70,7 @@ class ExecutionThread(enum.Enum):
 
 
 def execution_thread(model: str, parameters: Mapping[str, str]) -> ExecutionThread:
-    """Return what the model's configuration asks for. Raises BadModelConfig for an unknown word."""
+    """Return the `execution_thread` of the model's configuration. Raises BadModelConfig for an unknown value."""
     word = parameters.get(PARAMETER, ExecutionThread.AUTO.value).strip().lower()
     try:
         return ExecutionThread(word)
@@ -104,7 +104,7 @@ def needs_own_thread(spec: ModelSpec, execute: Callable[..., Any], path: Path, i
 
 
 def _doubt(path: Path, is_own: Callable[[str], bool]) -> str:
-    """Return what in the model's file may need a thread of its own; "" when nothing does."""
+    """Return the code in the model's file that may need its own thread; "" if there is none."""
     try:
         tree = ast.parse(path.read_bytes(), path.name)
     except (SyntaxError, ValueError, RecursionError):

@@ -154,7 +154,7 @@ class TensorRTBackend(Backend):
         return self._library.deserialise(path.read_bytes())
 
     def _of_plan(self, file: ModelFile, path: Path) -> ModelSignature:
-        """Return what a plan says of itself. Within the context."""
+        """Return the signature of a plan. Call within the CUDA context."""
         failure: LoadError
         try:
             engine = self._deserialise(path)

@@ -97,7 +97,7 @@ def _own_output() -> TextIO:
 
 
 def _listen() -> threading.Event:
-    """Return what is set by SIGTERM. A thread waits for it: the main one may be inside TensorRT for minutes."""
+    """Return the event that SIGTERM sets. A thread waits for it: the main thread may be inside TensorRT for minutes."""
     cancelled = threading.Event()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

@@ -28,7 +28,7 @@ class CudaPythonCalls:
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: object) -> Any:
-        """Return what the function yields: nothing, a value, or a tuple. Raises CudaFault."""
+        """Return the result of the function: None, a value, or a tuple. Raises CudaFault."""
         code, *values = getattr(self.driver, name)(*arguments)
         if int(code) != 0:
             raise CudaFault(int(code), f"{name}: {code.name}")

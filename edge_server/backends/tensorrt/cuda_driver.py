@@ -115,7 +115,7 @@ class Context(Protocol):
     def begin_capture(self, stream: int) -> None: ...
 
     def end_capture(self, stream: int) -> int:
-        """Return what was captured, ready to be launched; 0 when nothing was, or it cannot be."""
+        """Return the captured graph, ready for launch; 0 if nothing could be captured."""
 
     def launch(self, graph: int, stream: int) -> None: ...
 

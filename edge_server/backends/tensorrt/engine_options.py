@@ -122,7 +122,7 @@ def order_to_json(order: EngineOrder) -> dict[str, object]:
 
 
 def order_from_json(data: Mapping[str, object]) -> EngineOrder:
-    """Return what `order_to_json` made."""
+    """Return the order from the JSON of `order_to_json`."""
     known: dict[str, object] = dict(data)
     profiles = known.pop("profiles")
     assert isinstance(profiles, list)

@@ -68,7 +68,7 @@ class Percentiles:
         self.largest = value if math.isnan(self.largest) else max(self.largest, value)
 
     def percentile(self, share: float) -> float:
-        """Return what at least `share` (0..1) of the values do not exceed, NaN of no values."""
+        """Return the value that at least `share` (0..1) of the values do not exceed, NaN without values."""
         wanted, seen = max(math.ceil(share * self.count), 1), 0
         for box in sorted(self._counts):
             seen += self._counts[box]

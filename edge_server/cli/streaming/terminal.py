@@ -54,7 +54,7 @@ class Screen:
             self._drawn = []
 
     def _back(self) -> str:
-        """Return what moves the cursor to where the last drawing began, also when the terminal has become narrower."""
+        """Return the escape codes to the start of the last drawing, also for a terminal that became narrower."""
         if not self._drawn:
             return ""
         width = self.size()[0] + 1

@@ -1,5 +1,5 @@
-"""FrameService: creates the frame streams with the first camera, so that a server without cameras saves their memory.
-"""
+"""FrameService: creates the frame streams with the first camera, so that a server without cameras saves their
+memory."""
 
 from __future__ import annotations
 

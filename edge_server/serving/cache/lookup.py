@@ -83,7 +83,7 @@ class CacheLookup:
         return request.sequence is None
 
     def call(self, request: Request, sink: ResponseSink) -> CachedSink:
-        """Return what stands for the request while it is looked up and computed."""
+        """Return the sink that stands for the request during lookup and run."""
         return CachedSink(self, request, sink)
 
     def is_quick(self, request: Request, *, may_wait: bool) -> bool:

@@ -76,7 +76,8 @@ class RedisStore:
         self._client.connection_pool.disconnect()
 
     def _ask(self, call: Callable[[], Result]) -> Result:
-        """Return what the call returns, unless Redis is left alone now. One call alone finds out that it is back."""
+        """Return the result of the call. While Redis is unreachable, only one call at a time is let through to test
+        it."""
         with self._lock:
             now = time.monotonic()
             if now < self._ask_again_at_s:

@@ -67,7 +67,7 @@ def input_bytes(request: Request) -> int:
 
 
 def identity(*parts: object) -> bytes:
-    """Return what tells a version from all others, of parts whose `repr` says all there is to them."""
+    """Return a key that is unique for a version, from parts with a complete `repr`."""
     return repr(parts).encode("utf-8", "surrogatepass")
 
 

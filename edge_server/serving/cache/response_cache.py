@@ -60,7 +60,7 @@ class ResponseCache:
         return False
 
     def get(self, key: bytes) -> CachedAnswer | None:
-        """Return what is kept under the key, if it can be had."""
+        """Return the response stored under the key, if it can be read."""
         started_ns = time.monotonic_ns()
         answer = None
         try:

@@ -42,7 +42,7 @@ def pack(answer: CachedAnswer) -> bytes:
 
 
 def unpack(data: bytes) -> CachedAnswer:
-    """Return what was packed. Raises CorruptEntry for anything else."""
+    """Return the packed response. Raises CorruptEntry for anything else."""
     if data[: len(_MAGIC)] != _MAGIC:
         raise CorruptEntry("it does not begin as an answer does")
     body = memoryview(data)[_BODY_AT:]

@@ -341,7 +341,7 @@ class EnsembleRequest:
 
 
 def sequence_parameters(step: SequenceStep | None) -> Mapping[str, Parameter]:
-    """Return what an ensemble's response repeats of the request's sequence, as Triton does."""
+    """Return the sequence parameters of the request for an ensemble's response, as Triton does."""
     if step is None:
         return NO_PARAMETERS
     return {"sequence_id": step.id, "sequence_start": step.is_start, "sequence_end": step.is_end}

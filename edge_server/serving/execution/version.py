@@ -383,7 +383,7 @@ class ModelVersion:
         )
 
     def version_report(self, share: float, reason: str = "") -> VersionReport:
-        """Return what this version has to tell of itself; `share` of the requests without a version come to it.
+        """Return the report of this version; it gets `share` of the requests without a version.
 
         `reason` is what the manager has to say of it, where there is something.
         """

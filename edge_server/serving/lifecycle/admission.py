@@ -1,5 +1,5 @@
-"""Load admission: frees memory for a version before it is loaded, by unloading the old version or evicting idle models.
-"""
+"""Load admission: frees memory for a version before it is loaded, by unloading the old version or evicting idle
+models."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Eviction rule: which idle models are unloaded when memory or the model limit is reached; least recently used first.
-"""
+"""Eviction rule: which idle models are unloaded when memory or the model limit is reached; least recently used
+first."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Loader:
         self.on_gpu_fault: OnGpuFault | None = None
 
     def resolve(self, wish: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
-        """Return what there is to open, its own parameters checked. Raises LoadError."""
+        """Return the resolved version with checked parameters. Raises LoadError."""
         # What runs models is imported by the first of them: a server that waits for one stays smaller.
         from edge_server.serving.lifecycle.warmup import warmup_rules
         from edge_server.serving.sequence.scheduler import waiting_limits

@@ -43,7 +43,7 @@ class WarmupRules:
 
 
 def warmup_rules(spec: ModelSpec) -> WarmupRules:
-    """Return what the parameters `warmup_allow_nan` and `warmup_probe` say. Raises BadModelConfig."""
+    """Return the rules of the parameters `warmup_allow_nan` and `warmup_probe`. Raises BadModelConfig."""
     return WarmupRules(_is_set(spec, "warmup_allow_nan", False), _is_set(spec, "warmup_probe", True))
 
 

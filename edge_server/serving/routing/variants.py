@@ -78,7 +78,7 @@ class Variants:
         return {name: spec.name for name in self.pairs() if (spec := self.stand_in(name)) is not None}
 
     def stand_in(self, name: str) -> ModelSpec | None:
-        """Return what the lighter model promises that is to answer for `name` now; None: `name` answers by itself.
+        """Return the specification of the lighter model that answers for `name` now; None if `name` answers itself.
 
         Whether the two promise the same is not looked at: a frame is fitted to the model that will see it.
         """

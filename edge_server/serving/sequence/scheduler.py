@@ -198,7 +198,7 @@ class SequenceScheduler(Scheduler):
 
 
 def waiting_limits(spec: ModelSpec) -> WaitingLimits:
-    """Return what the model's parameters `max_waiting_sequences` and `max_waiting_per_sequence` say. Raises
+    """Return the model's `max_waiting_sequences` and `max_waiting_per_sequence`. Raises
     BadModelConfig."""
     usual = WaitingLimits()
     return WaitingLimits(

@@ -57,7 +57,7 @@ def _listening(port: int) -> Iterator[str]:
 
 
 def usage_of(pid: int) -> Usage | None:
-    """Return what a process and its children use now; None when it is gone."""
+    """Return the usage of a process and its children; None if it has ended."""
     whole = [found for found in map(_usage_of_one, _family(pid)) if found is not None]
     if not whole:
         return None

@@ -74,7 +74,7 @@ class OpenedModel:
         return session
 
     def facts(self) -> dict[str, object]:
-        """Return what is known once it is open."""
+        """Return the facts of the opened model."""
         info = self._session.info
         return {
             "runtime": info.runtime,

@@ -19,7 +19,7 @@ _REPORTS = {"onnxruntime": onnxruntime_providers.reported, "openvino": openvino_
 
 
 def survey(runtime: str, limits: ChildLimits) -> Reported:
-    """Return what `runtime`, onnxruntime or openvino, lists. Raises CandidateFailed."""
+    """Return the devices that `runtime` (onnxruntime or openvino) lists. Raises CandidateFailed."""
     child = CandidateProcess(limits, MODULE)
     try:
         answer = child.open({"runtime": runtime}, lambda text, percent: None)

@@ -1,5 +1,5 @@
-"""Activation functions: scores to probabilities. Values that overflow become the limit or NaN, and are dropped later.
-"""
+"""Activation functions: scores to probabilities. Values that overflow become the limit or NaN, and are dropped
+later."""
 
 from __future__ import annotations
 

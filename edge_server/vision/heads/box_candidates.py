@@ -52,7 +52,7 @@ class DetectionHead(Protocol):
     def class_part(self) -> int: ...
 
     def problem(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return what is expected of the outputs' shapes where they do not suit, else None. -1 is any number."""
+        """Return the expected output shapes if the given ones do not fit, else None. -1 is any number."""
         ...
 
     def candidates(self, parts: Sequence[Reals], threshold: float) -> Candidates:

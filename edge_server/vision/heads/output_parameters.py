@@ -208,7 +208,7 @@ class OutputDeclaration:
 
 
 def read_declaration(model: str, parameters: Mapping[str, str]) -> OutputDeclaration:
-    """Return what `parameters` of that model say. Raises BadModelConfig: model, key, expected, given."""
+    """Return the declaration from a model's `parameters`. Raises BadModelConfig: model, key, expected, given."""
     if not any(key.startswith(_PREFIXES) or key == "image_top_k" for key in parameters):
         return OutputDeclaration(None, None, None)
     reader = _Reader(model, parameters)
