@@ -113,14 +113,15 @@ class InferenceService:
         readiness: Readiness = Readiness.STRICT,
         events: EventBus | None = None,
         traces: Traces | None = None,
+        engines: EngineSource | None = None,
     ) -> None:
+        """`engines` None: no engines are built on this machine."""
         self.shared_memory = shared_memory
         self.log_settings = log_settings
         self.traces = traces or Traces()
         self.events = events or EventBus()
         self.variants = Variants(manager)
-        self.engines: EngineSource | None = None
-        """Set before anything is loaded, where engines are built."""
+        self._engines = engines
         self._manager = manager
         self._router = manager.router
         self._source = source
@@ -340,7 +341,7 @@ class InferenceService:
 
     def find_engine(self, order: EngineOrder) -> EngineFile | None:
         """See backends.base.ServerCalls."""
-        return None if self.engines is None else self.engines.find(order)
+        return None if self._engines is None else self._engines.find(order)
 
     def model_families(self) -> list[MetricFamilyView]:
         """Return the metric families that models made."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_server import __version__
 from edge_server.backends import cuda_devices
+from edge_server.backends.base import ServerCalls
 from edge_server.backends.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, chosen_cache
 from edge_server.core.model_spec import ModelSpec
@@ -87,8 +88,14 @@ class ServerParts:
         return is_clean
 
 
-def build(config: ServerConfig, log_settings: LogSettings) -> ServerParts:
-    """Make the serving core. Nothing is loaded yet. Raises EdgeServerError for a repository that cannot be read."""
+def build(
+    config: ServerConfig, log_settings: LogSettings, on_stranded: Callable[[str], None] = lambda reason: None
+) -> ServerParts:
+    """Build the server without its front ends. Nothing is loaded yet.
+
+    `on_stranded` is called when a model that lost its GPU cannot be loaded elsewhere. Raises EdgeServerError for a
+    repository that cannot be read.
+    """
     repository = config.repository
     mirrors = RepositoryList(
         repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
@@ -105,14 +112,11 @@ def build(config: ServerConfig, log_settings: LogSettings) -> ServerParts:
     events = EventBus()
     cache = _cache(config)
     governor = _governor(config)
-    manager = _manager(config, timer, events, governor, cache)
-    service = _service(
-        config, manager, source, events, _shared_memory(config.memory.allows_client_shm, devices), log_settings
-    )
-    manager.let_models_call(service)
-    manager.use_gpus(gpus)
+    # Models call the service, which needs the manager: so the manager gets a function that returns the service.
+    manager = _manager(config, timer, events, governor, cache, gpus, lambda: service, on_stranded)
     engines = None if chance is None else _engines(config, manager, events, governor, gpus)
-    service.engines = engines
+    shared_memory = _shared_memory(config.memory.allows_client_shm, devices)
+    service = _service(config, manager, source, events, shared_memory, log_settings, engines)
     events.subscribe(lambda event: trim() if event.kind in _FREES_MEMORY else None)
     events.subscribe(service.variants.receive)
     loads = LoadCounts(manager.versions)
@@ -138,19 +142,29 @@ def _resolve_options(config: RepositoryConfig, chance: BuildCapability | None) -
 
 
 def _manager(
-    config: ServerConfig, timer: Timer, events: EventBus, governor: Governor | None, cache: ResponseCache | None
+    config: ServerConfig,
+    timer: Timer,
+    events: EventBus,
+    governor: Governor | None,
+    cache: ResponseCache | None,
+    gpus: Gpus,
+    server: Callable[[], ServerCalls],
+    on_stranded: Callable[[str], None],
 ) -> Manager:
     memory = MemoryFloor(config.memory.floor_mb << 20, config.memory.pressure_limit_percent)
     return Manager(
         timer,
         _with_model_cache(config),
         load_threads=config.repository.load_thread_count,
-        announce=events.publish,
+        publish=events.publish,
         limits=_limits(config),
         gate=OPEN_GATE if governor is None else governor.gate,
         ask_room=memory.refusal if governor is None else governor.room.after(memory.refusal),
         limiter=_limiter(config.rate_limit),
         cache=cache,
+        gpus=gpus,
+        server=server,
+        on_stranded=on_stranded,
     )
 
 
@@ -161,6 +175,7 @@ def _service(
     events: EventBus,
     shared_memory: SharedMemoryRegistry,
     log_settings: LogSettings,
+    engines: EngineBuildQueue | None,
 ) -> InferenceService:
     return InferenceService(
         manager,
@@ -173,6 +188,7 @@ def _service(
         readiness=_readiness(config),
         events=events,
         traces=Traces(config.trace),
+        engines=engines,
     )
 
 

@@ -15,6 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server import __version__
@@ -67,15 +68,26 @@ def serve(config: ServerConfig, log_settings: LogSettings, surroundings: Process
     """Serve until told to stop; return the exit code. Raises EdgeServerError when it cannot start as asked."""
     keep_big_blocks()
     sys.setswitchinterval(_SWITCH_S)
-    core = build(config, log_settings)
-    return asyncio.run(ServerProcess(config, core, surroundings or ProcessEnvironment(), log_settings).run())
+    end = EndRequest()
+    on_stranded = partial(end.give, ExitCode.GPU_LOST) if config.lifecycle.exits_on_gpu_loss else _ignore
+    core = build(config, log_settings, on_stranded)
+    return asyncio.run(ServerProcess(config, core, surroundings or ProcessEnvironment(), log_settings, end).run())
+
+
+def _ignore(reason: str) -> None:
+    """The version is FAILED with the reason; the process goes on."""
 
 
 class ServerProcess:
     """One run of the server on one event loop."""
 
     def __init__(
-        self, config: ServerConfig, core: ServerParts, surroundings: ProcessEnvironment, log_settings: LogSettings
+        self,
+        config: ServerConfig,
+        core: ServerParts,
+        surroundings: ProcessEnvironment,
+        log_settings: LogSettings,
+        end: EndRequest,
     ) -> None:
         self._config = config
         self._core = core
@@ -89,9 +101,8 @@ class ServerProcess:
             self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.read(new.auth.tokens_file))
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.end = EndRequest(self._wake)
-        if config.lifecycle.exits_on_gpu_loss:
-            core.manager.on_stranded = lambda reason: self.end.give(ExitCode.GPU_LOST, reason)
+        self.end = end
+        end.notify(self._wake)
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
         largest = config.http.max_input_size_bytes

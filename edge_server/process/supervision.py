@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,7 +217,7 @@ class HungRunCheck:
     def __call__(self) -> str:
         if self._limit_s <= 0:
             return ""
-        hung = self._watch.look(self._living(), self._clock_ns())
+        hung = self._watch.find_hung(self._living(), self._clock_ns())
         if not hung:
             return ""
         version, instance = hung[0]
@@ -227,15 +228,27 @@ class HungRunCheck:
 
 
 class EndRequest:
-    """The order to end the process with a certain code: given once, by any thread; the server drains first."""
+    """Request to drain and end the process with an exit code. Given once, by any thread."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] | None = None
         self.code: ExitCode | None = None
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the request is given, or now if it was given before."""
+        with self._lock:
+            self._wake = wake
+            is_given = self.code is not None
+        if is_given:
+            wake()
 
     def give(self, code: ExitCode, reason: str) -> None:
         """End the server; `reason` goes to the log. A second order changes nothing."""
-        if self.code is None:
-            self.code = code
-            log.error("ending with exit code %d (%s): %s", code, code.name, reason)
-            self._wake()
+        with self._lock:
+            if self.code is not None:
+                return
+            self.code, wake = code, self._wake
+        log.error("ending with exit code %d (%s): %s", code, code.name, reason)
+        if wake is not None:
+            wake()

@@ -26,6 +26,7 @@ from edge_server.serving.execution import admission_control as serving_gate
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version import ModelVersion
 from edge_server.serving.lifecycle.admission import AskRoom
+from edge_server.serving.lifecycle.gpu_state import Gpus
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
@@ -143,20 +144,25 @@ class House:
         readiness: Readiness = Readiness.STRICT,
         *,
         has_started: bool = True,
+        gpus: Gpus | None = None,
     ) -> None:
         self.script = Script()
         self.timer = Timer()
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.stranded: list[str] = []
+        """Reasons of models that lost their GPU and could not be loaded elsewhere."""
         self.manager = Manager(
             self.timer,
             {},
             load_threads=2,
-            announce=lambda kind, /, **fields: self.events.append((kind, fields)),
+            publish=lambda kind, /, **fields: self.events.append((kind, fields)),
             limits=limits,
             ask_room=ask_room,
             gate=gate,
             limiter=limiter,
             cache=cache,
+            gpus=gpus,
+            on_stranded=self.stranded.append,
         )
         self.wishes: dict[str, DesiredModel] = {}
         self.service = InferenceService(
@@ -247,9 +253,12 @@ def new_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., House]]
         cache: ResponseCache | None = None,
         readiness: Readiness = Readiness.STRICT,
         has_started: bool = True,
+        gpus: Gpus | None = None,
         **limits: Any,
     ) -> House:
-        made = House(ManagerLimits(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started)
+        made = House(
+            ManagerLimits(**limits), ask_room, gate, limiter, cache, readiness, has_started=has_started, gpus=gpus
+        )
         monkeypatch.setitem(backends._made, "scripted", made.script)  # type: ignore[arg-type]
         built.append(made)
         return made

@@ -175,7 +175,7 @@ def test_two_loads_that_hang_do_not_keep_others_from_loading(new_house: Any, new
     assert house.service.is_model_ready("m", None)
     gate.let_go(2)
     assert house.manager.wait_settled(None, 20)
-    assert house.manager._slots._free._value == 2, "late ones give back no slot twice"
+    assert house.manager._reconciler._slots._free._value == 2, "late ones give back no slot twice"
 
 
 def test_a_load_below_the_memory_floor_waits_and_says_so(new_house: Any, eventually: Any) -> None:
@@ -209,7 +209,7 @@ def test_a_load_waits_for_what_is_being_unloaded_before_it_says_that_memory_is_s
     gate = new_gate()
     house.load(house.spec("old"))
     house.script.on_close = lambda name: gate.stop()
-    placement = house.manager._placement
+    placement = house.manager._reconciler._admission
     placement.ask_room = lambda file, count: "memory is short" if placement.is_unloading() else None
     house.service.unload_model("old")
     gate.wait_entered()

@@ -107,8 +107,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
     def resolve(passed_over: Any) -> Resolved:
         return Resolved(second, file) if passed_over else Resolved(first, file, has_alternatives=True)
 
-    stranded: list[str] = []
-    house.manager.on_stranded = stranded.append
+    stranded = house.stranded
     house.wishes["m"] = DesiredModel("m", {1: DesiredVersion("a", resolve)})
     house.manager.wish_for(house.wishes["m"])
     assert house.manager.wait_settled(["m"], 20)
@@ -127,8 +126,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
 
 
 def test_whoever_cannot_move_is_told_to_the_one_who_ends_the_process(house: Any, eventually: Any) -> None:
-    stranded: list[str] = []
-    house.manager.on_stranded = stranded.append
+    stranded = house.stranded
     house.load(on_gpu(house, "m"))
     house.load(on_gpu(house, "n"))
     house.manager.lose_gpu(0, "NVML: GPU is lost")
@@ -138,8 +136,7 @@ def test_whoever_cannot_move_is_told_to_the_one_who_ends_the_process(house: Any,
 
 
 def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, eventually: Any) -> None:
-    stranded: list[str] = []
-    house.manager.on_stranded = stranded.append
+    stranded = house.stranded
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
     # What is loaded anew finds its place on the CPU.
     specs = [on_gpu(house, "m"), house.spec("m")]
@@ -227,9 +224,9 @@ class FakeMeter:
         return self.total - self.used, self.total
 
 
-def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(house: Any) -> None:
+def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(new_house: Any) -> None:
     meter = FakeMeter(1000)
-    house.manager.use_gpus(Gpus(meter))
+    house = new_house(gpus=Gpus(meter))
     house.script.on_open = lambda job: setattr(meter, "used", meter.used + (300 if job.spec.name == "m" else 50))
     house.load(on_gpu(house, "m"))
     house.load(on_gpu(house, "n"))
@@ -244,10 +241,10 @@ def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(house: Any) -> None:
     assert shown["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": 300}]
 
 
-def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(house: Any, eventually: Any) -> None:
+def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new_house: Any, eventually: Any) -> None:
     meter = FakeMeter(1000)
     meter.used = 601
-    house.manager.use_gpus(Gpus(meter, {0: 0.6}))
+    house = new_house(gpus=Gpus(meter, {0: 0.6}))
     house.load(on_gpu(house, "other", 1))
     house.load(house.spec("host"))
     house.wish_for(on_gpu(house, "m"))
@@ -259,10 +256,10 @@ def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(hou
     eventually(lambda: house.service.is_model_ready("m", 1))
 
 
-def test_a_load_that_itself_passes_the_limit_is_taken_back(house: Any) -> None:
+def test_a_load_that_itself_passes_the_limit_is_taken_back(new_house: Any) -> None:
     """As in Triton, which looks after each instance is there."""
     meter = FakeMeter(1000)
-    house.manager.use_gpus(Gpus(meter, {0: 0.6}))
+    house = new_house(gpus=Gpus(meter, {0: 0.6}))
     house.script.on_open = lambda job: setattr(meter, "used", meter.used + 400)
     house.script.on_close = lambda *_: setattr(meter, "used", meter.used - 400)
     house.load(on_gpu(house, "first"))
@@ -277,10 +274,10 @@ def test_a_load_that_itself_passes_the_limit_is_taken_back(house: Any) -> None:
     assert not house.service.is_model_ready("m", 1)
 
 
-def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(house: Any) -> None:
+def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(new_house: Any) -> None:
     meter = FakeMeter(1000)
     meter.fails = True
-    house.manager.use_gpus(Gpus(meter, {0: 0.9}))
+    house = new_house(gpus=Gpus(meter, {0: 0.9}))
     house.wish_for(on_gpu(house, "m"))
     assert house.manager.wait_settled(["m"], 20)
     assert "Its memory cannot be read" in house.manager.failure("m")

@@ -68,28 +68,28 @@ class Version:
 def test_only_the_same_run_seen_for_the_whole_time_is_a_hang() -> None:
     watch = HangWatchdog(1.0)
     version = Version(a=1, b=2)
-    assert watch.look([version], 0) == []
-    assert watch.look([version], 999_999_999) == []
+    assert watch.find_hung([version], 0) == []
+    assert watch.find_hung([version], 999_999_999) == []
     version.run_numbers = {"a": 3, "b": 2}
-    assert watch.look([version], 1_500_000_000) == []
-    assert watch.look([version], 2_499_999_999) == []
-    assert watch.look([version], 2_500_000_000) == [(version, "a")]
+    assert watch.find_hung([version], 1_500_000_000) == []
+    assert watch.find_hung([version], 2_499_999_999) == []
+    assert watch.find_hung([version], 2_500_000_000) == [(version, "a")]
     version.run_numbers = {"a": 4, "b": 2}
-    assert watch.look([version], 9_000_000_000) == []
+    assert watch.find_hung([version], 9_000_000_000) == []
 
 
 def test_a_version_in_the_place_of_one_that_is_gone_is_not_taken_for_it() -> None:
     watch = HangWatchdog(1.0)
     first = Version(a=1)
     number = id(first)
-    assert watch.look([first], 0) == []
+    assert watch.find_hung([first], 0) == []
     del first
     others = []
     while id(other := Version(a=1)) != number and len(others) < 100_000:
         others.append(other)
     assert id(other) == number, "the memory of an object is given to the next of its size"
-    assert watch.look([other], 5_000_000_000) == []
-    assert watch.look([other], 6_000_000_000) == [(other, "a")]
+    assert watch.find_hung([other], 5_000_000_000) == []
+    assert watch.find_hung([other], 6_000_000_000) == [(other, "a")]
 
 
 def test_an_instance_that_hangs_beside_one_of_its_name_is_found(new_house: Any, new_gate: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import NotReady
-from edge_server.serving.lifecycle import load_log, manager
+from edge_server.serving.lifecycle import manager, model_state
 from edge_server.serving.lifecycle.loader import LoadSlots
 from edge_server.serving.timer import Alarm
 
@@ -20,7 +20,7 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     new_house: Any, new_gate: Any, eventually: Any, monkeypatch: Any, caplog: Any
 ) -> None:
     monkeypatch.setattr(manager, "LONG_LOAD_S", 0.05)
-    monkeypatch.setattr(load_log, "_TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(model_state, "_REPORTED_AFTER_S", 0.0)
     house = new_house()
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
@@ -69,8 +69,8 @@ def test_a_young_load_is_told_of_without_a_reason(house: Any, new_gate: Any, cap
 def test_how_long_a_load_takes_is_counted_from_its_beginning(monkeypatch: Any) -> None:
     now_ns = 10**12
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
-    assert load_log.loading_reason(now_ns - 9_900_000_000) == ""
-    assert load_log.loading_reason(now_ns - 75_000_000_000) == "loading for 75 s"
+    assert model_state._loading_reason(now_ns - 9_900_000_000) == ""
+    assert model_state._loading_reason(now_ns - 75_000_000_000) == "loading for 75 s"
 
 
 def test_an_alarm_that_is_late_does_not_give_back_the_place_that_a_load_took_again() -> None:

@@ -35,7 +35,7 @@ def kinds(house: Any, version: int | None = None) -> list[str]:
 
 def test_a_wish_is_loaded_announced_after_it_can_be_used_and_unloaded(house: Any, eventually: Any) -> None:
     usable: list[bool] = []
-    house.manager._news.announce = lambda kind, /, **fields: (
+    house.manager._events.publisher = lambda kind, /, **fields: (
         house.events.append((kind, fields)),
         kind == "model.ready" and usable.append(house.service.is_model_ready("m", 1)),
     )
@@ -407,13 +407,13 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(house: Any, eventua
     caplog.set_level(logging.WARNING, "edge_server")
     before_all = set(threading.enumerate())
     spec = house.spec(backend="stub")
-    house.manager._news.announce = lambda kind, /, **fields: None
+    house.manager._events.publisher = lambda kind, /, **fields: None
 
     def reload(first: int, last: int) -> None:
         for number in range(first, last):
             house.load(spec, mark=str(number))
             house.submit(number)[1].final()
-        eventually(lambda: len(house.manager._models["m"].living) == 1 and not house.manager._threads)
+        eventually(lambda: len(house.manager._models["m"].living) == 1 and not house.manager._reconciler.running)
         gc.collect()
 
     reload(0, 50)

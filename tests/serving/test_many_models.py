@@ -126,7 +126,7 @@ def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads
         assert all(mailbox.final().error is None for mailbox in mailboxes)
         house.manager.wish_for_all([])
         with house.manager._changed:
-            assert house.manager._changed.wait_for(lambda: not house.manager._threads, 300)
+            assert house.manager._changed.wait_for(lambda: not house.manager._reconciler.running, 300)
         assert house.manager.living() == []
     finally:
         is_over.set()

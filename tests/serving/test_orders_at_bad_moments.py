@@ -36,7 +36,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_wish_that_is_withdrawn_while_its_load_begins_leaves_nothing_that_loads_for_ever(house: Any) -> None:
     manager = house.manager
-    plain = manager._is_wanted
+    plain = manager._reconciler._is_wanted
     asked: list[bool] = []
 
     def is_wanted(model: Any, action: Any) -> bool:
@@ -47,11 +47,11 @@ def test_a_wish_that_is_withdrawn_while_its_load_begins_leaves_nothing_that_load
             manager.wish_for(DesiredModel("m"))
         return answer
 
-    manager._is_wanted = is_wanted
+    manager._reconciler._is_wanted = is_wanted
     house.wish_for(house.spec())
     assert manager.wait_settled(["m"], 20)
     assert asked[0]
-    manager._is_wanted = plain
+    manager._reconciler._is_wanted = plain
     house.service.load_model("m")
     assert house.service.is_model_ready("m", None)
 
@@ -62,7 +62,7 @@ def test_a_load_waits_for_a_thread_when_the_system_grants_none(house: Any, refus
     assert left["edge-load"] == 0
     assert house.submit(2.0)[1].final().error is None
     assert caplog.text.count("no thread 'edge-load' for now") == 1
-    assert not house.manager._proceeding
+    assert not house.manager._reconciler.proceeding
 
 
 def test_a_drain_waits_for_a_thread_when_the_system_grants_none(house: Any, refuse: Any, eventually: Any) -> None:

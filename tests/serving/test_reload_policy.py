@@ -128,10 +128,10 @@ def test_a_model_that_waits_for_a_drain_does_not_keep_others_from_loading(new_ho
     house.script.on_run = run
     house.submit(1.0)
     gate.wait_entered()
-    house.manager._slots._free.acquire()  # one slot is left
+    house.manager._reconciler._slots._free.acquire()  # one slot is left
     house.wish_for(spec, mark="b")
     house.load(house.spec("other"))
-    house.manager._slots._free.release()
+    house.manager._reconciler._slots._free.release()
     gate.let_go(9)
     assert house.manager.wait_settled(["m"], 20)
 

@@ -91,7 +91,7 @@ def test_requests_that_come_while_it_loads_share_the_one_load(new_house: Any, ne
     gate.let_go()
     assert [float(mailbox.final().outputs[0].array[0, 0]) for _, mailbox in sent] == [0, 1, 2, 3, 4, 5]
     assert [name for name, _ in house.script.opened] == ["a_0", "b_0"]
-    eventually(lambda: not house.manager._models["b"].parked)
+    eventually(lambda: not house.manager._models["b"].pending)
 
 
 def stop_runs(house: Any, gate: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_wrong_request_is_told_so_once_its_model_is_back(new_house: Any) -> No
 
 
 def test_no_more_than_so_many_requests_wait(new_house: Any, new_gate: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edge_server.serving.routing.router._MOST_PARKED", 2)
+    monkeypatch.setattr("edge_server.serving.routing.router._MOST_PENDING", 2)
     house = new_house(max_resident_models=1)
     wish_for(house, "a", "b")
     gate = new_gate()

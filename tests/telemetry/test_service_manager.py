@@ -311,7 +311,8 @@ def test_one_part_that_fails_to_reload_does_not_keep_the_others_from_it(
 
 def test_the_first_order_to_end_is_the_one_that_counts(caplog: pytest.LogCaptureFixture) -> None:
     woken: list[None] = []
-    end = EndRequest(lambda: woken.append(None))
+    end = EndRequest()
+    end.notify(lambda: woken.append(None))
     end.give(ExitCode.GPU_LOST, "GPU 0 fell off the bus")
     end.give(ExitCode.FAILED, "something else")
     assert end.code is ExitCode.GPU_LOST

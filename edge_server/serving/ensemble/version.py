@@ -294,7 +294,7 @@ class EnsembleVersion:
         with self._lock:
             self._refusal = lambda: NotReady(reason, retry_after_s=None)
 
-    def bury(self) -> None:
+    def close_after_hang(self) -> None:
         """Answer for all requests on their way, and come to the end when the members have let go of them."""
         self.abandon_waiting()
         self.drain()

@@ -76,6 +76,8 @@ class ModelVersion:
         cache: ResponseCache | None = None,
         *,
         pool: RunPool,
+        gpus: Gpus,
+        on_gpu_fault: OnGpuFault,
     ) -> None:
         self.spec = resolved.spec
         self.name = resolved.spec.name
@@ -110,9 +112,9 @@ class ModelVersion:
         self._load_s = 0.0
         self._load_rss_bytes = 0
         self._tried_ns = 0
-        self.gpus = Gpus()
-        self.on_gpu_fault: OnGpuFault | None = None
-        """Told of what errors say of the GPU that the version runs on."""
+        self._gpus = gpus
+        self._on_gpu_fault = on_gpu_fault
+        """Called with the errors that say something about the version's GPU."""
         self._gpu_bytes: Mapping[int, int] = {}
         self._refusals = 0
         self._refused_at = -1
@@ -121,12 +123,12 @@ class ModelVersion:
         """Open and warm every instance, then take requests. Raises what the backend raises, with nothing left open."""
         devices = gpus_of(self.spec)
         try:
-            with self.gpus.loading(self.name, devices) as taken:
+            with self._gpus.loading(self.name, devices) as taken:
                 self._open()
         except EdgeServerError as error:
             fault = classify(error) if devices and not isinstance(error, DeviceLost) else None
-            if fault is not None and fault.takes_device and self.on_gpu_fault is not None:
-                self.on_gpu_fault(self, fault, error)
+            if fault is not None and fault.takes_device:
+                self._on_gpu_fault(self, fault, error)
             raise
         self._gpu_bytes = taken
         if devices:
@@ -145,7 +147,7 @@ class ModelVersion:
             self._scheduler.enter_limiter(self._instances)
             for instance in self._instances:
                 self._info = instance.open()
-                self.gpus.check_limits(self.name, gpus_of(self.spec))
+                self._gpus.check_limits(self.name, gpus_of(self.spec))
             self._move(VersionState.WARMING)
             for instance in self._instances:
                 instance.warm()
@@ -174,7 +176,7 @@ class ModelVersion:
     def _look_at_failure(self, error: EdgeServerError) -> None:
         """Tell of a failed run on a GPU that is about the GPU; of one without memory only when it is the rule."""
         fault = classify(error)
-        if fault is None or self.on_gpu_fault is None:
+        if fault is None:
             return
         if fault is GpuFault.OUT_OF_MEMORY:
             count = self._counters.success_count
@@ -182,7 +184,7 @@ class ModelVersion:
             self._refused_at = count
             if self._refusals < MOST_REFUSALS:
                 return
-        self.on_gpu_fault(self, fault, error)
+        self._on_gpu_fault(self, fault, error)
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Ticket:
         """Check and enqueue. Raises InvalidRequest, QueueFull, Throttled, DeadlineExceeded when it cannot be finished
@@ -326,12 +328,12 @@ class ModelVersion:
         self._counters.observe(observer)
 
     def stop_for_good(self, reason: str) -> None:
-        """Give up on a version whose runtime hangs: it takes nothing new. `bury` does the rest."""
+        """Give up on a version whose runtime hangs: it takes nothing new. `close_after_hang` does the rest."""
         self.reason = reason
         self._move(VersionState.FAILED)
         self._scheduler.close(lambda: NotReady(reason, retry_after_s=None))
 
-    def bury(self) -> None:
+    def close_after_hang(self) -> None:
         """Answer for all that waits or runs, and close once the runtime has come back, which may be never."""
         lost = SessionLost(self.reason)
         self._scheduler.abandon_waiting(lost)

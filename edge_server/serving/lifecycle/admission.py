@@ -59,17 +59,17 @@ class LoadAdmission:
         models: Mapping[str, ModelState],
         limits: ManagerLimits,
         ask_room: AskRoom | None,
-        news: ModelEventQueue,
+        events: ModelEventQueue,
         unloading: Unloading,
     ) -> None:
         self.ask_room: AskRoom = ask_room or (lambda file, instance_count: None)
         self._changed = changed
         self._models = models
         self._limits = limits
-        self._news = news
+        self._events = events
         self._unloading = unloading
 
-    def make_way(self, load: PendingLoad, resolved: Resolved) -> bool:
+    def free_memory(self, load: PendingLoad, resolved: Resolved) -> bool:
         """Unload what must go before the version is opened. False when it is not to be opened after all.
 
         Raises OutOfMemory.
@@ -106,7 +106,7 @@ class LoadAdmission:
                     unloading.start_retire(model, model.of_generation(step.generation))
                     continue
                 living = len(model.living)
-            self._news.tell()
+            self._events.publish()
             self._wait(load, lambda: len(model.living) < living or not unloading.is_wanted(model, load.action))  # noqa: B023
 
     def _find_place(self, load: PendingLoad, resolved: Resolved) -> bool:
@@ -131,7 +131,7 @@ class LoadAdmission:
                     return False
                 for victim in to_evict([item for item in others if item.stays], limit):
                     self._unloading.evict(victim, UNLOADED_FOR_ROOM)
-            self._news.tell()
+            self._events.publish()
             if time.monotonic() > until:
                 raise OutOfMemory(f"all {limit} models that --max-resident-models allows are in use")
             self._wait(load, self._unloading.is_closed, _LOOK_AGAIN_S)

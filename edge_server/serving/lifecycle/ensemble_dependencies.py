@@ -32,7 +32,7 @@ class Dependents:
         self._ensembles_of: dict[str, set[str]] = {}
         """Member -> every ensemble that had it as a member so far, so that no question goes through all models."""
 
-    def note_members(self, ensemble: str, members: Iterable[Member]) -> None:
+    def add_members(self, ensemble: str, members: Iterable[Member]) -> None:
         """Remember what an ensemble is made of: called for each wish, and for each version that was opened."""
         for member, _ in members:
             self._ensembles_of.setdefault(member, set()).add(ensemble)

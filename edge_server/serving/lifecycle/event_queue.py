@@ -10,26 +10,26 @@ from edge_server.telemetry.event_bus import EventValue
 
 
 class PublishModelEvent(Protocol):
-    """Told of every step in a version's life: `kind` is one of the `MODEL_...` names of telemetry.events."""
+    """Function that is called with every step in a version's life; `kind` is one of the MODEL_... of the event bus."""
 
     def __call__(self, kind: str, /, **fields: EventValue) -> object: ...
 
 
 class ModelEventQueue:
-    """`add` from any thread, under the manager's lock or not; `tell` never under it. `announce` None: nobody hears."""
+    """Thread-safe. `add` may be called under the manager's lock, `publish` may not. `publisher` None: no events."""
 
-    def __init__(self, announce: PublishModelEvent | None = None) -> None:
-        self.announce: PublishModelEvent = announce or (lambda kind, /, **fields: None)
-        self._announcing = threading.RLock()
-        self._untold: deque[tuple[str, dict[str, EventValue]]] = deque()
+    def __init__(self, publisher: PublishModelEvent | None = None) -> None:
+        self.publisher: PublishModelEvent = publisher or (lambda kind, /, **fields: None)
+        self._publishing = threading.RLock()
+        self._waiting: deque[tuple[str, dict[str, EventValue]]] = deque()
 
     def add(self, kind: str, /, **fields: EventValue) -> None:
-        """Note what happened. Returns at once; nobody is told before the next `tell`."""
-        self._untold.append((kind, fields))
+        """Add an event. Returns at once; it is published by the next `publish`."""
+        self._waiting.append((kind, fields))
 
-    def tell(self) -> None:
-        """Announce what was noted, in order. Returns when all of it was announced, by whomever."""
-        with self._announcing:
-            while self._untold:
-                kind, fields = self._untold.popleft()
-                self.announce(kind, **fields)
+    def publish(self) -> None:
+        """Publish all waiting events in order. Returns when all are published, by this or another thread."""
+        with self._publishing:
+            while self._waiting:
+                kind, fields = self._waiting.popleft()
+                self.publisher(kind, **fields)

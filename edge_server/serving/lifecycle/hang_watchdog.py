@@ -28,7 +28,7 @@ class HangWatchdog:
         self._timeout_ns = int(timeout_s * 1e9)
         self._seen: dict[tuple[int, str], tuple[weakref.ref[WatchedVersion], int, int]] = {}
 
-    def look(self, versions: Iterable[Version], now_ns: int) -> list[tuple[Version, str]]:
+    def find_hung(self, versions: Iterable[Version], now_ns: int) -> list[tuple[Version, str]]:
         """Return the versions with an instance that hangs, each with the name of one that does."""
         seen: dict[tuple[int, str], tuple[weakref.ref[WatchedVersion], int, int]] = {}
         hung: dict[int, tuple[Version, str]] = {}

@@ -1,29 +1,18 @@
-"""Log lines and index reasons of loads."""
+"""Log lines of loads: loaded, failed, still loading."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from edge_server.serving.lifecycle.model_state import Failure, ModelState
-    from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.lifecycle.model_state import Failure, ModelState
+from edge_server.serving.routing.version_interface import ServedVersion
 
 log = logging.getLogger(__name__)
 
 LONG_LOAD_S = 60.0
 """How often the log tells of the loads that take longer, and may hang."""
-
-_TOLD_AFTER_S = 10.0
-"""A load that takes longer is told of in the index."""
-
-
-def loading_reason(since_ns: int) -> str:
-    """Return the index reason of a load that began at `since_ns` (time.monotonic_ns); "" in its first seconds."""
-    seconds = (time.monotonic_ns() - since_ns) / 1e9
-    return f"loading for {seconds:.0f} s" if seconds >= _TOLD_AFTER_S else ""
 
 
 def log_long_loads(models: Iterable[ModelState], least_s: float) -> None:

@@ -43,23 +43,26 @@ class Loader:
         gate: AdmissionControl = OPEN_GATE,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
+        *,
+        members: Members,
+        server: Callable[[], ServerCalls | None],
+        gpus: Gpus,
+        on_gpu_fault: OnGpuFault,
     ) -> None:
+        """`members` are the models for ensembles. `server` returns the calls that models may make to the server; None
+        without a server around them. `on_gpu_fault` is called with GPU errors of loads and runs."""
         self.pool = RunPool(timer)
-        """The threads that run sessions which are bound to none."""
+        """Threads that run sessions without a thread of their own."""
         self._cache = cache
         self._gate = gate
         self._limiter = limiter
         self._timer = timer
         self._settings = settings
         self._limits = limits
-        self.members: Members | None = None
-        """The models around ensembles; set before anything is loaded."""
-        self.server: ServerCalls | None = None
-        """What models may ask of the server; None where there is none around them."""
-
-        self.gpus = Gpus()
-        """What is known of the box's GPUs; exchanged before anything is loaded."""
-        self.on_gpu_fault: OnGpuFault | None = None
+        self._members = members
+        self._server = server
+        self._gpus = gpus
+        self._on_gpu_fault = on_gpu_fault
 
     def resolve(self, wish: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
         """Return the resolved version with checked parameters. Raises LoadError."""
@@ -101,8 +104,7 @@ class Loader:
         from edge_server.serving.execution.version import ModelVersion
 
         if resolved.spec.ensemble is not None:
-            assert self.members is not None
-            ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self.members, self._timer, self._cache)
+            ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self._members, self._timer, self._cache)
             ensemble.open()
             return ensemble
         passed_over: dict[str, str] = {}
@@ -115,11 +117,12 @@ class Loader:
                 self._settings,
                 self._gate,
                 self._limiter,
-                self.server,
+                self._server(),
                 self._cache,
                 pool=self.pool,
+                gpus=self._gpus,
+                on_gpu_fault=self._on_gpu_fault,
             )
-            version.gpus, version.on_gpu_fault = self.gpus, self.on_gpu_fault
             try:
                 version.open()
             except ChangedWhileLoading:

@@ -1,6 +1,6 @@
 """Model manager: owns the state of every model and moves it toward the desired state, one action per model at a time.
 
-This is the half that is told what to serve, and asked what became of it; `mover` is the half that acts.
+It takes the desired state and answers questions about the models; its `Reconciler` loads and unloads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from edge_server.errors import Draining, EdgeServerError, MemberMissing, Session
 from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.admission import AskRoom
-from edge_server.serving.lifecycle.event_queue import PublishModelEvent
+from edge_server.serving.lifecycle.event_queue import ModelEventQueue, PublishModelEvent
 from edge_server.serving.lifecycle.eviction import idle
 from edge_server.serving.lifecycle.gpu_failover import GpuFailover
+from edge_server.serving.lifecycle.gpu_state import Gpus
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.load_log import LONG_LOAD_S, log_long_loads
+from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_state import UNLOADED_IDLE, Failure, ModelState
+from edge_server.serving.lifecycle.reconciler import Reconciler
 from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_HUNG
@@ -39,16 +42,13 @@ log = logging.getLogger(__name__)
 _GRACE_S = 3.0
 """How long batches that run, and sessions that close, are still waited for when the time to drain is over."""
 
-_LOOKS = 4
+_CHECKS = 4
 """How many times within a time-out idle models and hung runs are looked for."""
 
 
-class Manager(GpuFailover):
-    """Thread-safe. See Mover for what happens on which thread, Router for `submit`, `route` and what else requests ask.
-
-    `limits` None: the defaults of Limits. `ask_room` None: there is always memory enough. `gate` is asked before a
-    request is taken up; `limiter` None: instances run whenever they are free; `cache` None: nothing is cached.
-    """
+class Manager:
+    """Thread-safe. It has a `Reconciler`, which loads and unloads on its own threads, and a `GpuFailover`. `router`
+    answers requests without a call to the manager."""
 
     def __init__(
         self,
@@ -56,44 +56,68 @@ class Manager(GpuFailover):
         settings: Mapping[str, Mapping[str, str]],
         *,
         load_threads: int = 2,
-        announce: PublishModelEvent | None = None,
+        publish: PublishModelEvent | None = None,
         limits: ManagerLimits | None = None,
         ask_room: AskRoom | None = None,
         gate: AdmissionControl = OPEN_GATE,
         limiter: RateLimiter | None = None,
         cache: ResponseCache | None = None,
+        gpus: Gpus | None = None,
+        server: Callable[[], ServerCalls | None] = lambda: None,
+        on_stranded: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        super().__init__(
+        """`settings` are those of the backends, by name. `publish` is called with each model event.
+
+        `limits` None: the defaults of ManagerLimits. `ask_room` None: there is always enough memory. `gate` is asked
+        before a request runs. `limiter` None: instances run whenever they are free. `cache` None: no response cache.
+        `gpus` None: no GPU. `server` returns the calls that models may make to the server. `on_stranded`: see
+        `GpuFailover`.
+        """
+        self._timer = timer
+        self._limits = limits or ManagerLimits()
+        gpus = gpus or Gpus()
+        self._events = ModelEventQueue(publish)
+        self._failover: GpuFailover
+        self._loader = Loader(
             timer,
             settings,
-            load_threads=load_threads,
-            announce=announce,
-            limits=limits,
-            ask_room=ask_room,
-            gate=gate,
-            limiter=limiter,
-            cache=cache,
+            self._limits,
+            gate,
+            limiter,
+            cache,
+            members=self,
+            server=server,
+            gpus=gpus,
+            on_gpu_fault=lambda version, fault, error: self._failover.handle_fault(version, fault, error),
         )
+        self._reconciler = Reconciler(
+            timer,
+            self._loader,
+            self._limits,
+            self._events,
+            load_threads=load_threads,
+            ask_room=ask_room,
+            on_loaded=lambda model, version: self._failover.on_loaded(model, version),
+            on_load_failed=lambda model, action, cause: self._failover.on_load_failed(model, action, cause),
+        )
+        self._failover = GpuFailover(self._reconciler, gpus, self._events, on_stranded)
+        self.lose_gpu = self._failover.lose_gpu
+        self._changed, self._models = self._reconciler.changed, self._reconciler.models
+        self._dependents = self._reconciler.dependents
         # What requests ask the router answers itself, with no call in between.
-        self.router = router = self._router
+        self.router = router = self._reconciler.router
         self.submit, self.spec, self.is_healthy = router.submit, router.spec, router.is_healthy
         self.route, self.route_request, self.routes_of = router.route, router.route_request, router.routes_of
         self.ready_versions, self.all_ready = router.ready_versions, router.all_ready
         self.offered_versions, self.serving_names = router.offered_versions, router.serving_names
-        self._loader.members = self
-        self._loader.on_gpu_fault = self.note_gpu_fault
         self._hangs = HangWatchdog(self._limits.hang_timeout_s)
-        # A caller whose own thread hangs in a runtime could not be told so.
+        # If a caller's own thread hangs in a runtime, nobody can tell it so.
         self.callers_may_run = self._limits.hang_timeout_s <= 0
-        self._repeat(LONG_LOAD_S, self._tell_of_long_loads)
+        self._repeat(LONG_LOAD_S, self._log_long_loads)
         if self._limits.idle_unload_s > 0:
-            self._repeat(self._limits.idle_unload_s / _LOOKS, self._unload_idle)
+            self._repeat(self._limits.idle_unload_s / _CHECKS, self._unload_idle)
         if self._limits.hang_timeout_s > 0:
-            self._repeat(self._limits.hang_timeout_s / _LOOKS, self._look_for_hangs)
-
-    def let_models_call(self, server: ServerCalls) -> None:
-        """Hand models loaded from now on what they may ask of the server."""
-        self._loader.server = server
+            self._repeat(self._limits.hang_timeout_s / _CHECKS, self._check_for_hangs)
 
     # -- what ensembles ask ----------------------------------------------------------------------------------------
 
@@ -129,10 +153,10 @@ class Manager(GpuFailover):
         Raises Draining once `close` was called.
         """
         with self._changed:
-            if self._is_closed:
+            if self._reconciler.is_closed:
                 raise Draining(f"Server is stopping, model '{wish.name}' can be neither loaded nor unloaded")
             self._replace_wish(wish, retry=retry)
-        self._news.tell()
+        self._events.publish()
 
     def wish_for_all(self, wishes: Iterable[DesiredModel], kept: Collection[str] = ()) -> None:
         """Replace the whole wish, but for that for `kept`: models that it leaves out are unloaded. Does nothing once
@@ -142,7 +166,7 @@ class Manager(GpuFailover):
         """
         by_name = {wish.name: wish for wish in wishes if wish.name not in kept}
         with self._changed:
-            if self._is_closed:
+            if self._reconciler.is_closed:
                 return
             whole = {name: wish for name, wish in by_name.items() if not self._is_stated(wish)}
             for name in self._models.keys() - by_name.keys() - set(kept):
@@ -150,13 +174,13 @@ class Manager(GpuFailover):
                     whole[name] = DesiredModel(name)
             order = members_first({name: [member for member, _ in wish.members] for name, wish in whole.items()})
             # Ensembles see the wishes for all their members before anything is done about them.
-            self._proceeding.update(order)
+            self._reconciler.proceeding.update(order)
             for name in order:
                 self._replace_wish(whole[name])
-            self._proceeding.difference_update(order)
+            self._reconciler.proceeding.difference_update(order)
             for name in order:
-                self._proceed(self._models[name])
-        self._news.tell()
+                self._reconciler.proceed(self._models[name])
+        self._events.publish()
 
     def renew(self, name: str, version: int, mark: str) -> bool:
         """Load a version anew although its files are as they were: what else it is made from has changed, for which
@@ -164,11 +188,11 @@ class Manager(GpuFailover):
         with self._changed:
             model = self._models.get(name)
             wish = None if model is None else model.stated.versions.get(version)
-            if model is None or wish is None or self._is_closed:
+            if model is None or wish is None or self._reconciler.is_closed:
                 return False
             model.renewals[version] = wish.fingerprint, mark
-            self._proceed(model)
-        self._news.tell()
+            self._reconciler.proceed(model)
+        self._events.publish()
         return True
 
     def wait_settled(self, names: Iterable[str] | None = None, timeout_s: float | None = None) -> bool:
@@ -187,9 +211,9 @@ class Manager(GpuFailover):
             return not left
 
         with self._changed:
-            self._changed.wait_for(lambda: is_settled() or self._is_closed, timeout_s)
+            self._changed.wait_for(lambda: is_settled() or self._reconciler.is_closed, timeout_s)
             has_settled = is_settled()
-        self._news.tell()
+        self._events.publish()
         return has_settled
 
     # -- what became of it -----------------------------------------------------------------------------------------
@@ -268,16 +292,16 @@ class Manager(GpuFailover):
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._is_closed = True
-            parked = self._router.close()
+            self._reconciler.is_closed = True
+            pending = self.router.close()
             for model in self._models.values():
                 for failure in model.failures.values():
                     failure.forget_retry()
-            self._retire_unused(self._models)
+            self._reconciler.retire_unused(self._models)
             self._changed.notify_all()
-        for item in parked:
+        for item in pending:
             item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
-        self._news.tell()
+        self._events.publish()
         self._join(deadline)
         failed_count = sum(version.abandon_waiting() for version in self.living())
         self._join(time.monotonic() + _GRACE_S)
@@ -288,7 +312,7 @@ class Manager(GpuFailover):
     def _join(self, deadline: float) -> None:
         """Wait for loads and drains to end, those included that begin meanwhile."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._threads, max(deadline - time.monotonic(), 0.0))
+            self._changed.wait_for(lambda: not self._reconciler.running, max(deadline - time.monotonic(), 0.0))
 
     # -- under the lock ---------------------------------------------------------------------------------------------
 
@@ -305,7 +329,7 @@ class Manager(GpuFailover):
     def _replace_wish(self, wish: DesiredModel, *, retry: bool = False) -> None:
         model = self._models.setdefault(wish.name, ModelState(wish))
         model.stated = wish
-        self._dependents.note_members(wish.name, wish.members)
+        self._dependents.add_members(wish.name, wish.members)
         model.wish = wish = self._dependents.effective(wish)
         if not wish.versions and not wish.reason:
             model.cold.clear()
@@ -320,51 +344,49 @@ class Manager(GpuFailover):
                 del model.failures[version]
         if retry and model.cold:
             model.is_demanded = True
-        self._proceed(model)
+        self._reconciler.proceed(model)
 
     # -- from time to time, on the timer's thread -------------------------------------------------------------------
 
     def _repeat(self, period_s: float, work: Callable[[], None]) -> None:
         def again() -> None:
-            if not self._is_closed:
+            if not self._reconciler.is_closed:
                 work()
                 self._repeat(period_s, work)
 
         self._timer.call_at(time.monotonic_ns() + int(period_s * 1e9), again)
 
-    def _tell_of_long_loads(self) -> None:
+    def _log_long_loads(self) -> None:
         with self._changed:
             log_long_loads(self._models.values(), LONG_LOAD_S)
 
     def _unload_idle(self) -> None:
         with self._changed:
             for model in idle(self._models.values(), time.monotonic_ns(), self._limits.idle_unload_s):
-                self._evict(model, UNLOADED_IDLE)
+                self._reconciler.evict(model, UNLOADED_IDLE)
 
-    def _look_for_hangs(self) -> None:
+    def _check_for_hangs(self) -> None:
         versions = [item for item in self.living() if item.state is VersionState.READY]
-        for version, instance in self._hangs.look(versions, time.monotonic_ns()):
+        for version, instance in self._hangs.find_hung(versions, time.monotonic_ns()):
             limit_s = self._limits.hang_timeout_s
-            self._give_up(
+            self._fail_hung(
                 version,
                 f"instance {instance} of model '{version.name}' version {version.version} hangs: its runtime did not "
                 f"come back within --hang-timeout-secs={limit_s:g}",
             )
 
-    def _give_up(self, version: ServedVersion, reason: str) -> None:
+    def _fail_hung(self, version: ServedVersion, reason: str) -> None:
         """Fail a version that hangs. It is not loaded again by itself: the server is not ready from now on, and who
         watches over the process should start a new one."""
         with self._changed:
             model = self._models[version.name]
-            if version.state is not VersionState.READY or self._is_closed:
+            if version.state is not VersionState.READY or self._reconciler.is_closed:
                 return
             log.error("%s", reason)
-            self._router.publish(model, without=version)
-            version.stop_for_good(reason)
-            model.failures[version.version] = Failure(version.fingerprint, SessionLost(reason), version.generation)
-            self._proceed(model)
-            self._news.add(
+            # Before `fail`, whose thread publishes it.
+            self._events.add(
                 MODEL_HUNG, model=model.name, version=version.version, generation=version.generation, reason=reason
             )
-            # Not one of the threads that `close` waits for: it may never end.
-            self._start("edge-bury", lambda: self._bury(model, version))
+            self._reconciler.fail(model, version, reason)
+            model.failures[version.version] = Failure(version.fingerprint, SessionLost(reason), version.generation)
+            self._reconciler.proceed(model)

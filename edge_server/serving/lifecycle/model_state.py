@@ -11,7 +11,6 @@ from edge_server.core.status_reports import VersionReport
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState, retry_delay_s
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.lifecycle.load_errors import HEALS
-from edge_server.serving.lifecycle.load_log import loading_reason
 from edge_server.serving.routing.pending_requests import PendingRequest
 from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.serving.routing.version_routes import RejectedCanary, Routes
@@ -23,8 +22,17 @@ UNLOADED = "unloaded"
 _LOADING_RETRY_S = 1.0
 """Retry-After for a model that is being loaded. How long the load takes is not known."""
 
+_REPORTED_AFTER_S = 10.0
+"""A load that takes longer has a reason in the index."""
+
 UNLOADED_IDLE = "unloaded: idle; loads again on request"
 UNLOADED_FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
+
+
+def _loading_reason(since_ns: int) -> str:
+    """Return the index reason of a load that began at `since_ns` (time.monotonic_ns); "" in its first seconds."""
+    seconds = (time.monotonic_ns() - since_ns) / 1e9
+    return f"loading for {seconds:.0f} s" if seconds >= _REPORTED_AFTER_S else ""
 
 
 @dataclass(slots=True)
@@ -92,7 +100,7 @@ class ModelState:
     failures: dict[int, Failure] = field(default_factory=dict)
     retired: dict[int, Retired] = field(default_factory=dict)
     cold: dict[int, EvictedVersion] = field(default_factory=dict)
-    parked: set[PendingRequest] = field(default_factory=set)
+    pending: set[PendingRequest] = field(default_factory=set)
     generation: int = 0
     loading: LoadAction | None = None
     is_opening: bool = False
@@ -105,7 +113,7 @@ class ModelState:
     loading_since_s: float = 0.0
     loading_since_ns: int = 0
     """The same on the clock of time.monotonic_ns, for how long: the time of day of a small box may jump by years."""
-    fallen: RejectedCanary | None = None
+    rejected: RejectedCanary | None = None
     stated: DesiredModel = field(init=False)
     """The wish as it was stated; for an ensemble `wish` takes its members into account."""
     awaits: str = ""
@@ -193,7 +201,7 @@ class ModelState:
             return False
         as_wished = {item.version: item.fingerprint for item in self.living if item.state is VersionState.READY}
         wished = {number: wish.fingerprint for number, wish in self.wish.versions.items()}
-        is_quiet = self.loading is None and not self.parked and not any(item.in_flight for item in self.living)
+        is_quiet = self.loading is None and not self.pending and not any(item.in_flight for item in self.living)
         return bool(as_wished) and as_wished == wished and not self.wish.reason and is_quiet
 
     def last_used_ns(self) -> int:
@@ -236,7 +244,7 @@ class ModelState:
             coming = self.wish.versions.keys() - failed.keys() - resting
             rows.update(dict.fromkeys(coming, ("LOADING", "")))
             if self.loading is not None and self.loading.version in coming:
-                rows[self.loading.version] = ("LOADING", loading_reason(self.loading_since_ns))
+                rows[self.loading.version] = ("LOADING", _loading_reason(self.loading_since_ns))
         for item in self.living:
             if item.state is VersionState.READY:
                 rows[item.version] = ("READY", self._note_on(item, failed))
@@ -255,7 +263,7 @@ class ModelState:
         living = {item.version for item in self.living}
         if self.loading is not None:
             number, since_s = self.loading.version, self.loading_since_s
-            reason = loading_reason(self.loading_since_ns)
+            reason = _loading_reason(self.loading_since_ns)
             reports.append(VersionReport(self.name, number, self.generation, "LOADING", since_s, 0, reason, 0.0))
             living.add(number)
         return reports + [report for report in self._past() if report.version not in living]
@@ -280,6 +288,6 @@ class ModelState:
     def _note_on(self, item: ServedVersion, failed: dict[int, Failure]) -> str:
         if item.version in failed:
             return f"an earlier generation serves; the newest failed: {failed[item.version].reason}"
-        if self.fallen is not None and self.fallen.generation == item.generation:
-            return f"takes only requests that name it, the canary fell back: {self.fallen.reason}"
+        if self.rejected is not None and self.rejected.generation == item.generation:
+            return f"takes only requests that name it, the canary fell back: {self.rejected.reason}"
         return ""

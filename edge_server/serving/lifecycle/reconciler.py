@@ -1,8 +1,8 @@
 """Reconciler: carries out the loads and unloads that move models toward the desired state, on a few short-lived
 threads.
 
-This is the half of the manager that acts; `manager` is the half that is told what to serve. `placement` makes way for a
-load, `router` takes requests to what serves.
+`manager` owns it and sets the desired state. `admission` frees memory for a load, `router` sends requests to the
+serving versions.
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from edge_server.core.version_lifecycle import LoadAction, VersionState, next_action, retry_delay_s
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
-from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
-from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.admission import AskRoom, LoadAdmission, PendingLoad, Unloading
 from edge_server.serving.lifecycle.ensemble_dependencies import Dependents, own_fingerprint, steps_of
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue, PublishModelEvent
+from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.load_log import log_failure, log_ready
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
@@ -35,9 +32,6 @@ from edge_server.telemetry.event_bus import (
     MODEL_READY,
     MODEL_UNLOADED,
 )
-
-if TYPE_CHECKING:
-    from edge_server.serving.cache.response_cache import ResponseCache
 
 log = logging.getLogger(__name__)
 
@@ -60,55 +54,59 @@ class Reconciler:
     def __init__(
         self,
         timer: Timer,
-        settings: Mapping[str, Mapping[str, str]],
+        loader: Loader,
+        limits: ManagerLimits,
+        events: ModelEventQueue,
         *,
-        load_threads: int = 2,
-        announce: PublishModelEvent | None = None,
-        limits: ManagerLimits | None = None,
-        ask_room: AskRoom | None = None,
-        gate: AdmissionControl = OPEN_GATE,
-        limiter: RateLimiter | None = None,
-        cache: ResponseCache | None = None,
+        load_threads: int,
+        ask_room: AskRoom | None,
+        on_loaded: Callable[[ModelState, ServedVersion], None],
+        on_load_failed: Callable[[ModelState, LoadAction, EdgeServerError], None],
     ) -> None:
+        """`on_loaded` and `on_load_failed` are called under the lock, after the model's state has changed."""
         self._timer = timer
-        self._limits = limits or ManagerLimits()
-        self._loader = Loader(timer, settings, self._limits, gate, limiter, cache)
-        self._changed = threading.Condition()
-        self._models: dict[str, ModelState] = {}
-        self._dependents = Dependents(self._models)
-        self._proceeding: set[str] = set()
+        self._limits = limits
+        self._loader = loader
+        self._events = events
+        self._on_loaded = on_loaded
+        self._on_load_failed = on_load_failed
+        self.changed = threading.Condition()
+        """The lock of all model states, notified after each change."""
+        self.models: dict[str, ModelState] = {}
+        self.dependents = Dependents(self.models)
+        self.proceeding: set[str] = set()
+        """Models whose next actions are being started; under the lock."""
         self._lacking_memory: set[str] = set()
         """Models whose load failed because memory was short; it may hold others too."""
-        self._slots = LoadSlots(load_threads, timer, self._limits.hang_timeout_s or _SLOT_PATIENCE_S)
-        self._loads = LoaderThreads(self._slots, lambda work: self._start("edge-load", work))
+        self._slots = LoadSlots(load_threads, timer, limits.hang_timeout_s or _SLOT_PATIENCE_S)
+        self._loads = LoaderThreads(self._slots, lambda work: self.start_thread("edge-load", work))
         self._closings = LoaderThreads(
-            LoadSlots(_CLOSE_COUNT, timer, _CLOSE_PATIENCE_S), lambda work: self._start("edge-drain", work)
+            LoadSlots(_CLOSE_COUNT, timer, _CLOSE_PATIENCE_S), lambda work: self.start_thread("edge-drain", work)
         )
-        self._threads: set[object] = set()
+        self.running: set[object] = set()
         """A mark for each load and drain that is under way."""
-        self._is_closed = False
-        self._news = ModelEventQueue(announce)
-        self._router = Router(self._changed, self._models, timer, self._limits, self._news, self._demand)
-        unloading = Unloading(self._is_wanted, lambda: self._is_closed, self._start_retire, self._evict)
-        self._placement = LoadAdmission(self._changed, self._models, self._limits, ask_room, self._news, unloading)
+        self.is_closed = False
+        self.router = Router(self.changed, self.models, timer, limits, events, self._demand)
+        unloading = Unloading(self._is_wanted, lambda: self.is_closed, self._start_retire, self.evict)
+        self._admission = LoadAdmission(self.changed, self.models, limits, ask_room, events, unloading)
 
     # -- under the lock ---------------------------------------------------------------------------------------------
 
-    def _proceed(self, model: ModelState) -> None:
+    def proceed(self, model: ModelState) -> None:
         """Start the model's next actions, unless a load is under way, and those of ensembles that it is a member of."""
-        if model.name in self._proceeding:
+        if model.name in self.proceeding:
             return
-        self._proceeding.add(model.name)
-        self._proceed_alone(model)
-        for ensemble in self._dependents.of(model.name):
-            self._proceed(ensemble)
-        self._proceeding.discard(model.name)
-        self._changed.notify_all()
+        self.proceeding.add(model.name)
+        self._start_actions(model)
+        for ensemble in self.dependents.of(model.name):
+            self.proceed(ensemble)
+        self.proceeding.discard(model.name)
+        self.changed.notify_all()
 
-    def _proceed_alone(self, model: ModelState) -> None:
-        model.wish = self._dependents.effective(model.stated)
+    def _start_actions(self, model: ModelState) -> None:
+        model.wish = self.dependents.effective(model.stated)
         model.awaits = ""
-        while model.loading is None and not self._is_closed:
+        while model.loading is None and not self.is_closed:
             attempt = model.to_serve()
             if model.wish.reason and not attempt:
                 break
@@ -117,7 +115,7 @@ class Reconciler:
             if action is None:
                 break
             if isinstance(action, LoadAction):
-                model.awaits = self._dependents.awaited(model)
+                model.awaits = self.dependents.awaited(model)
                 if model.awaits:
                     break
                 self._start_load(model, action)
@@ -129,7 +127,7 @@ class Reconciler:
 
     def _retire_users(self, model: ModelState, version: ServedVersion) -> bool:
         """Begin to retire the ensembles that need a version which is to go. False when there is none: it may go."""
-        users = self._dependents.users(model, version)
+        users = self.dependents.users(model, version)
         for other, item in users:
             if item.state is VersionState.READY:
                 self._start_retire(other, item)
@@ -138,36 +136,36 @@ class Reconciler:
     def _start_load(self, model: ModelState, action: LoadAction) -> None:
         model.generation += 1
         generation, mark = model.generation, self._begin()
-        self._loads.run(lambda slot: self._carry_through(mark, lambda: self._load(model, action, generation, slot)))
+        self._loads.run(lambda slot: self._run_marked(mark, lambda: self._load(model, action, generation, slot)))
         model.begin_load(action)
 
     def _start_retire(self, model: ModelState, version: ServedVersion) -> None:
         # First out of the table, so that whoever is refused finds the successor there.
-        self._router.publish(model, without=version)
+        self.router.publish(model, without=version)
         version.stop_taking()
-        self._news.add(MODEL_DRAINING, model=model.name, version=version.version, generation=version.generation)
+        self._events.add(MODEL_DRAINING, model=model.name, version=version.version, generation=version.generation)
         mark = self._begin()
         if version.in_flight:
-            self._closings.run(lambda slot: self._news.tell())
+            self._closings.run(lambda slot: self._events.publish())
         version.when_drained(
-            lambda: self._closings.run(lambda slot: self._carry_through(mark, lambda: self._retire(model, version)))
+            lambda: self._closings.run(lambda slot: self._run_marked(mark, lambda: self._retire(model, version)))
         )
 
     def _begin(self) -> object:
-        """Return the mark of something that `close` waits for; `_carry_through` takes it back."""
+        """Return the mark of something that `close` waits for; `_run_marked` takes it back."""
         mark = object()
-        self._threads.add(mark)
+        self.running.add(mark)
         return mark
 
-    def _carry_through(self, mark: object, work: Callable[[], None]) -> None:
+    def _run_marked(self, mark: object, work: Callable[[], None]) -> None:
         try:
             work()
         finally:
-            with self._changed:
-                self._threads.discard(mark)
-                self._changed.notify_all()
+            with self.changed:
+                self.running.discard(mark)
+                self.changed.notify_all()
 
-    def _start(self, name: str, work: Callable[[], None], refused_count: int = 0) -> None:
+    def start_thread(self, name: str, work: Callable[[], None], refused_count: int = 0) -> None:
         """Run `work` on a daemon thread: once the system grants one, for who asks has nobody to do the work instead."""
         try:
             threading.Thread(target=work, name=name, daemon=True).start()
@@ -175,14 +173,14 @@ class Reconciler:
             if not refused_count:
                 log.error("no thread '%s' for now, it is asked for again every second: %s", name, error)
             when_ns = time.monotonic_ns() + _THREAD_AGAIN_NS
-            self._timer.call_at(when_ns, lambda: self._start(name, work, refused_count + 1))
+            self._timer.call_at(when_ns, lambda: self.start_thread(name, work, refused_count + 1))
 
     def _demand(self, model: ModelState) -> None:
         """Bring back what of a model is out of memory: a request asks for it."""
         model.is_demanded = True
-        self._proceed(model)
+        self.proceed(model)
 
-    def _evict(self, model: ModelState, reason: str) -> None:
+    def evict(self, model: ModelState, reason: str) -> None:
         """Take a model out of memory that stays wished for; the next request brings it back."""
         # Whoever wanted it back had it: an order may have come when nothing of it was out of memory.
         model.is_demanded = False
@@ -191,33 +189,33 @@ class Reconciler:
                 model.cold[item.version] = EvictedVersion(
                     item.fingerprint, item.spec, reason, item.generation, time.time()
                 )
-                self._news.add(
+                self._events.add(
                     MODEL_EVICTED, model=model.name, version=item.version, generation=item.generation, reason=reason
                 )
-        self._proceed(model)
+        self.proceed(model)
 
     def _is_wanted(self, model: ModelState, action: LoadAction) -> bool:
         wish = model.wish.versions.get(action.version)
-        return not self._is_closed and wish is not None and wish.fingerprint == action.fingerprint
+        return not self.is_closed and wish is not None and wish.fingerprint == action.fingerprint
 
     # -- loading, on a loader thread --------------------------------------------------------------------------------
 
     def _load(self, model: ModelState, action: LoadAction, generation: int, slot: LoadSlot) -> None:
         version, cause = self._try_load(model, action, generation, slot)
         slot.leave()
-        with self._changed:
+        with self.changed:
             if version is not None:
-                self._take_in(model, version)
+                self._add_loaded(model, version)
             elif cause is not None:
-                self._note_failure(model, action, generation, cause)
+                self.record_failure(model, action, generation, cause)
                 self._retire_unfounded(model, action, cause)
             model.end_load()
-            self._proceed(model)
+            self.proceed(model)
             if model.loading is None:
                 model.is_demanded = False
-            found, lost = self._router.sort_parked(model)
-        self._router.answer_parked(model, found, lost)
-        self._news.tell()
+            found, lost = self.router.sort_pending(model)
+        self.router.answer_pending(model, found, lost)
+        self._events.publish()
 
     def _try_load(
         self, model: ModelState, action: LoadAction, generation: int, slot: LoadSlot
@@ -225,19 +223,19 @@ class Reconciler:
         """Return the open version, or why there is none: nothing when it is not wished for now, or must rest."""
         name = model.name
         cause: EdgeServerError
-        with self._changed:
+        with self.changed:
             # In one look: what is not wished for any more is not there any more.
             if not self._is_wanted(model, action):
                 return None, None
             wish = model.wish.versions[action.version]
-        self._news.add(MODEL_LOADING, model=name, version=action.version, generation=generation)
+        self._events.add(MODEL_LOADING, model=name, version=action.version, generation=generation)
         try:
-            self._news.tell()
+            self._events.publish()
             if model.stated.members:
-                with self._changed:
-                    self._dependents.check_circle(name)
+                with self.changed:
+                    self.dependents.check_circle(name)
             resolved = self._loader.resolve(wish, {})
-            if not self._placement.make_way(PendingLoad(model, action, generation, slot), resolved):
+            if not self._admission.free_memory(PendingLoad(model, action, generation, slot), resolved):
                 return None, None
             version = self._loader.open(wish, resolved, generation)
         except ChangedWhileLoading as error:
@@ -257,22 +255,23 @@ class Reconciler:
             return version, None
         return None, cause
 
-    def _take_in(self, model: ModelState, version: ServedVersion) -> None:
+    def _add_loaded(self, model: ModelState, version: ServedVersion) -> None:
         failure = model.failures.pop(version.version, None)
         if failure is not None:
             failure.forget_retry()
         model.retired.pop(version.version, None)
         model.cold.pop(version.version, None)
         model.living.append(version)
-        self._dependents.note_members(model.name, steps_of(version))
-        if self._is_closed:
+        self.dependents.add_members(model.name, steps_of(version))
+        if self.is_closed:
             self._start_retire(model, version)
         else:
             model.has_served = True
-            self._router.publish(model)
-            self._news.add(MODEL_READY, model=model.name, version=version.version, generation=version.generation)
+            self.router.publish(model)
+            self._events.add(MODEL_READY, model=model.name, version=version.version, generation=version.generation)
+        self._on_loaded(model, version)
 
-    def _note_failure(self, model: ModelState, action: LoadAction, generation: int, cause: EdgeServerError) -> None:
+    def record_failure(self, model: ModelState, action: LoadAction, generation: int, cause: EdgeServerError) -> None:
         before = model.failures.pop(action.version, None)
         failure = Failure(action.fingerprint, cause, generation)
         if before is not None:
@@ -284,17 +283,18 @@ class Reconciler:
         if failure.lacks_memory:
             self._lacking_memory.add(model.name)
         delay_s: float | None = None
-        if failure.can_heal and not self._is_closed:
+        if failure.can_heal and not self.is_closed:
             delay_s = retry_delay_s(failure.count)
             failure.retry_at_s = time.time() + delay_s
             when_ns = time.monotonic_ns() + int(delay_s * 1e9)
             failure.alarm = self._timer.call_at(when_ns, lambda: self._retry(model, action.version, failure))
         log_failure(model.name, action.version, failure, before)
-        self._news.add(
+        self._events.add(
             MODEL_FAILED,
             model=model.name, version=action.version, generation=generation,
             reason=failure.reason, failed_count=failure.count, retry_in_s=delay_s,
         )  # fmt: skip
+        self._on_load_failed(model, action, cause)
 
     def _retire_unfounded(self, model: ModelState, action: LoadAction, cause: EdgeServerError) -> None:
         """Let go of an ensemble that failed to be made anew though nothing of its own changed: its members did."""
@@ -309,40 +309,59 @@ class Reconciler:
 
     def _retry(self, model: ModelState, version: int, failure: Failure) -> None:
         """Try a failed load again; on the timer's thread, or because memory has become free."""
-        with self._changed:
-            if model.failures.get(version) is failure and not self._is_closed:
+        with self.changed:
+            if model.failures.get(version) is failure and not self.is_closed:
                 failure.forget_retry()
                 failure.is_due = True
-                self._proceed(model)
+                self.proceed(model)
 
     # -- unloading, on a loader thread ------------------------------------------------------------------------------
 
     def _retire(self, model: ModelState, version: ServedVersion) -> None:
-        self._news.tell()
+        self._events.publish()
         version.close()
         log.info("model '%s' version %d is unloaded", version.name, version.version)
-        with self._changed:
+        with self.changed:
             model.living.remove(version)
             if not any(item.version == version.version for item in model.living):
                 report = version.version_report(0.0)
                 model.retired[version.version] = Retired(report.generation, report.since_s, report.served_count)
-            self._news.add(MODEL_UNLOADED, model=model.name, version=version.version, generation=version.generation)
-            self._proceed(model)
-            for name in {member for member, _ in steps_of(version)} & self._models.keys():
-                self._proceed(self._models[name])
-            if self._is_closed:
-                self._retire_unused({member for member, _ in steps_of(version)})
+            self._events.add(MODEL_UNLOADED, model=model.name, version=version.version, generation=version.generation)
+            self.proceed(model)
+            for name in {member for member, _ in steps_of(version)} & self.models.keys():
+                self.proceed(self.models[name])
+            if self.is_closed:
+                self.retire_unused({member for member, _ in steps_of(version)})
             lacking, self._lacking_memory = self._lacking_memory, set()
             for name in sorted(lacking):
-                other = self._models[name]
+                other = self.models[name]
                 for number, failure in list(other.failures.items()):
                     if failure.lacks_memory and not failure.is_due:
                         self._retry(other, number, failure)
-        self._news.tell()
+        self._events.publish()
 
-    def _retire_unused(self, names: Iterable[str]) -> None:
+    def retire_unused(self, names: Iterable[str]) -> None:
         """Retire what of these models serves and no ensemble needs any more: the end has come."""
-        for model in [self._models[name] for name in names if name in self._models]:
+        for model in [self.models[name] for name in names if name in self.models]:
             for version in [item for item in model.living if item.state is VersionState.READY]:
-                if not self._dependents.is_used(version):
+                if not self.dependents.is_used(version):
                     self._start_retire(model, version)
+
+    # -- failed versions, under the lock ----------------------------------------------------------------------------
+
+    def fail(self, model: ModelState, version: ServedVersion, reason: str) -> bool:
+        """Take a serving version out of service for good. False if it was not serving."""
+        if version.state is not VersionState.READY or self.is_closed:
+            return False
+        self.router.publish(model, without=version)
+        version.stop_for_good(reason)
+        # Not one of the threads that `close` waits for: closing a hung instance or a lost GPU may never end.
+        self.start_thread("edge-close-failed", lambda: self._close_failed(model, version))
+        return True
+
+    def _close_failed(self, model: ModelState, version: ServedVersion) -> None:
+        self._events.publish()
+        version.close_after_hang()
+        with self.changed:
+            model.living.remove(version)
+            self.proceed(model)

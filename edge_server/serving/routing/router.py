@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _ROUTE_ATTEMPTS = 16
 """How often a request that met a version just being retired looks for its successor. One is the rule."""
 
-_MOST_PARKED = 1000
+_MOST_PENDING = 1000
 """How many requests may wait for one model to be loaded; each holds its inputs in memory."""
 
 
@@ -43,14 +43,14 @@ class Router:
         models: Mapping[str, ModelState],
         timer: Timer,
         limits: ManagerLimits,
-        news: ModelEventQueue,
+        events: ModelEventQueue,
         demand: Callable[[ModelState], None],
     ) -> None:
         self._changed = changed
         self._models = models
         self._timer = timer
         self._limits = limits
-        self._news = news
+        self._events = events
         self._demand = demand
         self._table: dict[str, Routes] = {}
         self.table_number = 0
@@ -68,10 +68,10 @@ class Router:
             try:
                 version = self.route_request(request.model, request.version)
             except (NotReady, UnknownModel):
-                parked = self._park(request, sink, lambda again: self.submit(again, sink, hold_us=0.0))
-                if parked is None:
+                pending = self._wait_for_load(request, sink, lambda again: self.submit(again, sink, hold_us=0.0))
+                if pending is None:
                     raise
-                return parked
+                return pending
             if request.memo is not None and (request.version is not None or not self._has_trial(request.model)):
                 request.memo.route = (table_number, version)
             try:
@@ -154,17 +154,17 @@ class Router:
 
     def publish(self, model: ModelState, without: ServedVersion | None = None) -> None:
         """Replace the routes of a model by those of the versions that are ready now, `without` left out."""
-        name, fallen = model.name, model.fallen
+        name, rejected = model.name, model.rejected
         table = dict(self._table)
         ready = ready_versions(model.living, without)
-        planned, model.fallen = plan_routes(ready, table.pop(name, None), fallen, self._on_canary_failed)
+        planned, model.rejected = plan_routes(ready, table.pop(name, None), rejected, self._on_canary_failed)
         if planned is not None:
             table[name] = planned
         self._table = table
         self.table_number += 1
-        if model.fallen is not None and model.fallen is not fallen:
-            canary = next(item for item in ready.values() if item.generation == model.fallen.generation)
-            self._note_fallen(model, canary.version, model.fallen)
+        if model.rejected is not None and model.rejected is not rejected:
+            canary = next(item for item in ready.values() if item.generation == model.rejected.generation)
+            self._report_rejected(model, canary.version, model.rejected)
 
     def _on_canary_failed(self, trial: CanaryTrial, reason: str) -> None:
         """Take the canary of a trial out of the requests that name no version. From any thread."""
@@ -177,14 +177,14 @@ class Router:
                 self._table = {**self._table, model.name: Routes(routes.ready, routes.first)}
                 self.table_number += 1
                 trial.end()
-                model.fallen = RejectedCanary(canary.generation, reason)
-                self._note_fallen(model, canary.version, model.fallen)
-        self._news.tell()
+                model.rejected = RejectedCanary(canary.generation, reason)
+                self._report_rejected(model, canary.version, model.rejected)
+        self._events.publish()
 
-    def _note_fallen(self, model: ModelState, version: int, fallen: RejectedCanary) -> None:
-        self._news.add(
+    def _report_rejected(self, model: ModelState, version: int, rejected: RejectedCanary) -> None:
+        self._events.add(
             MODEL_CANARY_FAILED,
-            model=model.name, version=version, generation=fallen.generation, reason=fallen.reason,
+            model=model.name, version=version, generation=rejected.generation, reason=rejected.reason,
         )  # fmt: skip
 
     # -- requests that wait for a load ------------------------------------------------------------------------------
@@ -192,42 +192,42 @@ class Router:
     def close(self) -> list[PendingRequest]:
         """Let no more requests wait, and return those that do. Under the lock."""
         self._is_closed = True
-        return [item for model in self._models.values() for item in model.parked]
+        return [item for model in self._models.values() for item in model.pending]
 
-    def sort_parked(self, model: ModelState) -> tuple[list[PendingRequest], list[PendingRequest]]:
-        """Return the parked requests that can be submitted now, and those that wait in vain; others go on waiting.
+    def sort_pending(self, model: ModelState) -> tuple[list[PendingRequest], list[PendingRequest]]:
+        """Return the pending requests that can be submitted now, and those that wait in vain; others go on waiting.
 
         Under the lock, after a load.
         """
         routes = self._table.get(model.name)
         found, lost = [], []
-        for parked in model.parked:
-            version = parked.request.version
+        for pending in model.pending:
+            version = pending.request.version
             if routes is not None and (version is None or version in routes.ready):
-                found.append(parked)
+                found.append(pending)
             elif not model.may_wait_for(version):
-                lost.append(parked)
-        if model.loading is None and len(found) + len(lost) < len(model.parked):
+                lost.append(pending)
+        if model.loading is None and len(found) + len(lost) < len(model.pending):
             # What is left waits for versions that rest: their turn has come.
             self._demand(model)
         return found, lost
 
-    def answer_parked(self, model: ModelState, found: list[PendingRequest], lost: list[PendingRequest]) -> None:
-        """Submit, or refuse. Until then they stay parked, so that the model is not evicted before they are served."""
-        for parked in found:
-            parked.resume()
-        for parked in lost:
+    def answer_pending(self, model: ModelState, found: list[PendingRequest], lost: list[PendingRequest]) -> None:
+        """Submit, or refuse. Until then they stay pending, so that the model is not evicted before they are served."""
+        for pending in found:
+            pending.resume()
+        for pending in lost:
             with self._changed:
                 rows = model.index_rows()
-                retry_after_s = model.retry_after_s(parked.request.version)
-            number = max(rows) if parked.request.version is None and rows else parked.request.version
+                retry_after_s = model.retry_after_s(pending.request.version)
+            number = max(rows) if pending.request.version is None and rows else pending.request.version
             words = rows.get(number or 0, ("UNAVAILABLE", ""))[1]
             why = f"model '{model.name}' could not be loaded for the request: {words or 'unloaded'}"
-            parked.fail(NotReady(why, retry_after_s=retry_after_s))
+            pending.fail(NotReady(why, retry_after_s=retry_after_s))
         with self._changed:
-            model.parked.difference_update(found, lost)
+            model.pending.difference_update(found, lost)
 
-    def _park(self, request: Request, sink: ResponseSink, submit: Submit) -> PendingRequest | None:
+    def _wait_for_load(self, request: Request, sink: ResponseSink, submit: Submit) -> PendingRequest | None:
         """Let a request for a model that is out of memory wait for it, and have it loaded. Returns at once.
 
         `submit` is called with the request, on a loading thread, once it can be. None when waiting would not help.
@@ -235,7 +235,7 @@ class Router:
         """
         if not self._limits.may_evict:
             return None
-        parked = PendingRequest(request, sink, submit, self._forget)
+        pending = PendingRequest(request, sink, submit, self._forget)
         with self._changed:
             model = self._models.get(request.model)
             if model is None or self._is_closed:
@@ -245,22 +245,22 @@ class Router:
             if not is_there:
                 if not model.may_wait_for(request.version):
                     return None
-                if len(model.parked) >= _MOST_PARKED:
-                    raise QueueFull(f"{_MOST_PARKED} requests wait for model '{model.name}' to be loaded already")
-                model.parked.add(parked)
+                if len(model.pending) >= _MOST_PENDING:
+                    raise QueueFull(f"{_MOST_PENDING} requests wait for model '{model.name}' to be loaded already")
+                model.pending.add(pending)
                 self._demand(model)
         if is_there:
             # It came back between the look at the table and this one.
-            parked.resume()
+            pending.resume()
         else:
-            parked.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
-        return parked
+            pending.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
+        return pending
 
-    def _forget(self, parked: PendingRequest) -> None:
+    def _forget(self, pending: PendingRequest) -> None:
         with self._changed:
-            model = self._models.get(parked.request.model)
+            model = self._models.get(pending.request.model)
             if model is not None:
-                model.parked.discard(parked)
+                model.pending.discard(pending)
 
     def _out_of_memory(self, name: str) -> dict[int, ModelSpec]:
         """Return the versions that a request would bring back, or waits for while they are on their way."""

@@ -75,7 +75,7 @@ class ServedVersion(Protocol):
     def stop_for_good(self, reason: str) -> None:
         """Give up on it: its runtime hangs."""
 
-    def bury(self) -> None:
+    def close_after_hang(self) -> None:
         """Answer for all that waits or runs, and close once the runtime has come back."""
 
     def snapshot(self) -> VersionSnapshot: ...
