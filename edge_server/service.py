@@ -69,7 +69,7 @@ READING_THREAD_HOLD_US = 300.0
 requests behind it less than handing it to another thread costs all of them."""
 
 _ROUTE_ATTEMPTS = 16
-"""How often a request that met a version just being retired looks for its successor. One is the rule."""
+"""How often a request retries if its version is just being retired. One retry is normal."""
 
 
 class Readiness(enum.Enum):
@@ -91,14 +91,14 @@ class SubmittedRequest(Protocol):
 
 
 class EngineSource(Protocol):
-    """Where engines are found, and built that are not there."""
+    """Source of TensorRT engines; missing ones are built."""
 
     def find(self, order: EngineOrder) -> EngineFile | None:
-        """Return the verified engine that matches; None when it has to be built first."""
+        """Return the verified engine that matches; None if it must be built first."""
 
 
 class InferenceService:
-    """See the module's text. Holds no request: what it hands out belongs to versions and tickets."""
+    """Thread-safe. It holds no request: submitted ones belong to versions and tickets."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class InferenceService:
         self._metadata = ServerMetadata(server_id, server_version, extensions)
         self._readiness = readiness
         self.has_started = False
-        """Whether the first desired state was worked off."""
+        """Whether the first desired state was reached."""
         self._is_stopping = False
         self.is_in_drain_delay = False
         """Whether the server will stop soon: it is not ready, and answers everything."""
@@ -139,16 +139,16 @@ class InferenceService:
     # -- the server --------------------------------------------------------------------------------------------------
 
     def started(self) -> None:
-        """Say that the first desired state was worked off: from now on the server may be ready."""
+        """Mark the first desired state as done: from now on the server may be ready."""
         self.has_started = True
         self.events.publish(SERVER_READY)
 
     def begin_drain_delay(self) -> None:
-        """Be not ready from now on, and answer everything until `stop_taking`."""
+        """Be not ready from now on, and answer everything until `stop_accepting`."""
         self.is_in_drain_delay = True
 
-    def stop_taking(self) -> None:
-        """Refuse inference from now on; what waits or runs goes on. May be called again."""
+    def stop_accepting(self) -> None:
+        """Refuse inference from now on; waiting and running requests continue. May be called again."""
         if not self._is_stopping:
             self._is_stopping = True
             self.events.publish(SERVER_STOPPING)
@@ -263,7 +263,7 @@ class InferenceService:
     # -- the repository, and orders for it ---------------------------------------------------------------------------
 
     def repository_index(self, *, only_ready: bool = False) -> list[IndexEntry]:
-        """Return every model there is, with the state and reason of each version that was ever wished for.
+        """Return every model with the state and reason of each version that was ever desired.
 
         What lies where models are expected and cannot be one is UNAVAILABLE, with the reason.
         """
@@ -300,9 +300,9 @@ class InferenceService:
         """Return the models that an operator pinned, each with its version."""
         return self._source.pins()
 
-    def wish_for_all(self, wishes: Mapping[str, DesiredModel]) -> None:
-        """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
-        self._control.wish_for_all(wishes)
+    def set_desired_state(self, desired: Mapping[str, DesiredModel]) -> None:
+        """Set the whole desired state that a scan found, by model name. Models left out are unloaded."""
+        self._control.set_desired_state(desired)
 
     def load_model(
         self,
@@ -327,7 +327,7 @@ class InferenceService:
         """Let the version policy decide again. *Blocking*, see ModelControl.unpin."""
         return self._control.unpin(name)
 
-    # -- what models bring along -------------------------------------------------------------------------------------
+    # -- for models -------------------------------------------------------------------------------------
 
     def metric_tags(self, name: str, version: int) -> Mapping[str, str]:
         """Return the `metric_tags` of a version, none when it does not serve any more."""
@@ -355,7 +355,7 @@ class InferenceService:
         return self.model_spec(name, version) if known is None else known.spec
 
     def _known_version(self, memo: RequestMemo) -> ServedVersion | None:
-        """Return the version that takes requests with the memo's head, None where that has to be looked up."""
+        """Return the version for requests with the memo's header; None if it must be looked up."""
         route = memo.route
         if route is None or route[0] != self._router.table_number or self._is_stopping:
             return None
@@ -397,7 +397,7 @@ class InferenceService:
             self._manager.route(model, version).end_sequence(sequence_id)
 
     def _submit_to_variant(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
-        """Submit to the lighter model that stands in now, or else as usual."""
+        """Submit to the active variant, or to the model itself."""
         for _ in range(_ROUTE_ATTEMPTS):
             lighter = self.variants.tensor_stand_in(request.model)
             if lighter is None or self._is_stopping:
@@ -406,7 +406,7 @@ class InferenceService:
                 version = self._manager.route_request(lighter, None)
                 return version.submit(request, marked(sink, lighter), hold_us=hold_us)
             except (Draining, UnknownModel):
-                # Retired between the look and the call: look again, or let the model itself answer.
+                # Retired between lookup and call: look up again, or let the model itself answer.
                 continue
         return self._submit(request, sink, hold_us=hold_us)
 

@@ -26,7 +26,7 @@ def test_a_disk_that_hangs_at_the_first_scan_does_not_keep_the_loop_from_turning
     has_turned = threading.Event()
     stated: list[object] = []
 
-    def wishes() -> tuple[dict[str, object], tuple[str, ...]]:
+    def desired_models() -> tuple[dict[str, object], tuple[str, ...]]:
         assert has_turned.wait(60), "the loop waited for the disk"
         return {}, ()
 
@@ -35,9 +35,10 @@ def test_a_disk_that_hangs_at_the_first_scan_does_not_keep_the_loop_from_turning
         await server(
             config=SimpleNamespace(repository=RepositoryConfig(control_mode=mode)),
             core=SimpleNamespace(
-                source=SimpleNamespace(wishes=wishes), service=SimpleNamespace(wish_for_all=stated.append)
+                source=SimpleNamespace(desired_models=desired_models),
+                service=SimpleNamespace(set_desired_state=stated.append),
             ),
-        )._state_first_wish()
+        )._set_first_desired_state()
 
     asyncio.run(live())
     assert stated == [{}]

@@ -13,7 +13,7 @@ from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.errors import EdgeServerError, NotWarmedUp
-from edge_server.process.composition import ServerParts, build, copy_first, first_wish
+from edge_server.process.composition import ServerParts, build, copy_first, first_desired_state
 from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with working("loading models"):
             copy_first(config.repository, core.mirrors)
-            core.manager.wish_for_all(first_wish(config.repository, core.source).values())
+            core.manager.set_desired_state(first_desired_state(config.repository, core.source).values())
             core.manager.wait_settled()
         return _report(core)
     finally:

@@ -53,7 +53,7 @@ _FREES_MEMORY = frozenset({MODEL_READY, MODEL_FAILED, MODEL_UNLOADED})
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """The serving core without front ends: what `serve` puts on the wire and `check` uses in place."""
+    """The parts of a server without front ends, for `serve` and `check`."""
 
     service: InferenceService
     manager: Manager
@@ -66,11 +66,11 @@ class ServerParts:
     cache: ResponseCache | None = None
     engines: EngineBuildQueue | None = None
     lose_gpu: Callable[[str | None, str], None] = lambda uuid, reason: None
-    """Takes in that NVML has lost a GPU, by its UUID, with the reason."""
+    """Called when NVML has lost a GPU, with its UUID and the reason."""
 
     def close(self, timeout_s: float) -> bool:
         """Refuse, drain for at most `timeout_s`, close every model. False when requests had to be failed."""
-        self.service.stop_taking()
+        self.service.stop_accepting()
         if self.governor is not None:
             self.governor.room.end()
         if self.engines is not None:
@@ -231,7 +231,7 @@ def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | 
 
 
 def _check_vision(spec: ModelSpec) -> None:
-    """Raise BadModelConfig when what a model declares of pictures and of what is seen in them does not suit it."""
+    """Raise BadModelConfig if the image or output parameters of a model do not fit it."""
     if spec.parameters:
         # Not imported for models that declare nothing: a server without pictures does without.
         from edge_server.vision.image_plan import image_plan
@@ -250,7 +250,7 @@ def _cache(config: ServerConfig) -> ResponseCache | None:
 
 
 def copy_first(config: RepositoryConfig, mirrors: RepositoryList) -> None:
-    """Begin to copy remote repositories and wait for what the first wish needs of them. Raises ServingFault."""
+    """Start to copy remote repositories, and wait until the first scan can start. Raises ServingFault."""
     mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
 
 
@@ -305,27 +305,27 @@ def _limits(config: ServerConfig) -> ManagerLimits:
     )
 
 
-def first_wish(config: RepositoryConfig, source: RepositorySource) -> dict[str, DesiredModel]:
+def first_desired_state(config: RepositoryConfig, source: RepositorySource) -> dict[str, DesiredModel]:
     """Return the desired state at the start: everything, or in explicit mode the models of `--load-model`.
 
     Raises ServingFault when a repository cannot be read.
     """
-    wishes, warnings = source.wishes()
+    desired, warnings = source.desired_models()
     for warning in warnings:
         log.warning("%s", warning)
     if config.control_mode != "explicit" or "*" in config.load_models:
-        return wishes
+        return desired
     absent = {
         name: DesiredModel(name, reason=f"failed to load '{name}', failed to poll from model repository")
         for name in config.load_models
-        if name not in wishes
+        if name not in desired
     }
     chosen = set(config.load_models)
     waiting = list(chosen)
     while waiting:
-        # An ensemble brings what it is made of.
-        wish = wishes.get(waiting.pop())
-        members = {name for name, _ in wish.members} - chosen if wish is not None else set()
+        # An ensemble also loads its members.
+        model = desired.get(waiting.pop())
+        members = {name for name, _ in model.members} - chosen if model is not None else set()
         chosen |= members
         waiting += members
-    return {name: wish for name, wish in wishes.items() if name in chosen} | absent
+    return {name: model for name, model in desired.items() if name in chosen} | absent

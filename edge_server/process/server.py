@@ -1,6 +1,6 @@
 """Server process: start, drain and stop.
 
-`composition.build` makes the serving core; `ServerProcess.run` opens the front ends, works off the first wish, says
+`composition.build` makes the serving core; `ServerProcess.run` opens the front ends, works off the first desired, says
 what is
 served, waits for a signal, drains, and closes everything in the reverse order. The two see every part of the server.
 """
@@ -29,7 +29,7 @@ from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
-from edge_server.process.composition import ServerParts, build, copy_first, first_wish
+from edge_server.process.composition import ServerParts, build, copy_first, first_desired_state
 from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
@@ -51,7 +51,7 @@ _GOVERNOR_PATIENCE_S = 15.0
 """How long the governor's loop, which turns twice a second and more, may not come round and still count as alive."""
 
 _CLOSING_S = 15.0
-"""How long closing models and front ends may take after the drain; told to a service manager."""
+"""How long closing models and front ends may take after the drain; reported to systemd."""
 
 _TRACES_S = 3.0
 """How long writing the last traces may take, and telling a collector of them."""
@@ -141,7 +141,7 @@ class ServerProcess:
                 refused_frames=self._frames.refused_counts,
                 pairs=core.service.variants.pairs,
                 use_variants=core.service.variants.choose,
-                look_again=core.manager.look_again,
+                look_again=core.manager.resume,
                 announce=core.events.publish,
                 lose_gpu=lambda gpu: core.lose_gpu(gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"),
             )
@@ -159,7 +159,9 @@ class ServerProcess:
         """Return the checks of the systemd watchdog, besides the event loop."""
         lifecycle, governor = self._config.lifecycle, self._core.governor
         limits = [limit for limit in (lifecycle.hang_timeout_s, lifecycle.watchdog_run_limit_s) if limit > 0]
-        checks: list[Check] = [HungRunCheck(self._core.manager.living, min(limits, default=0.0), time.monotonic_ns)]
+        checks: list[Check] = [
+            HungRunCheck(self._core.manager.loaded_versions, min(limits, default=0.0), time.monotonic_ns)
+        ]
         if governor is not None:
             checks.append(lambda: _problem_of_governor(governor.idle_s()))
         return checks
@@ -267,11 +269,12 @@ class ServerProcess:
         self._addresses.append(f"metrics {scheme}://{_host(self._config.metrics.address)}:{port}/metrics")
 
     async def _load(self) -> bool:
-        """Work off the first wish, unless told to stop meanwhile. False when that must end the process."""
+        """Reach the first desired state, unless the server is stopped meanwhile. Return False if the process must
+        end."""
         core = self._core
         if not await self._until_stopped(lambda: copy_first(self._config.repository, core.mirrors)):
             return True
-        await self._state_first_wish()
+        await self._set_first_desired_state()
         if not await self._until_stopped(core.manager.wait_settled):
             return True
         core.service.started()
@@ -288,18 +291,18 @@ class ServerProcess:
             self._http.prepare()
         return True
 
-    async def _state_first_wish(self) -> None:
-        """Say what is to be served at the start; in mode poll, follow the repositories from then on."""
+    async def _set_first_desired_state(self) -> None:
+        """Set the first desired state. In mode poll, follow the repositories from then on."""
         repository, core = self._config.repository, self._core
         if repository.control_mode != "poll":
             # Not on the loop: a disk that hangs must not keep signals from being heard.
-            core.service.wish_for_all(await asyncio.to_thread(first_wish, repository, core.source))
+            core.service.set_desired_state(await asyncio.to_thread(first_desired_state, repository, core.source))
             return
         from edge_server.repository.watch import Watcher
 
-        watcher = Watcher(core.source, core.service.wish_for_all, repository.poll_s)
+        watcher = Watcher(core.source, core.service.set_desired_state, repository.poll_s)
         self._closers.append(lambda: asyncio.to_thread(watcher.close))
-        core.service.wish_for_all(await asyncio.to_thread(watcher.scan_first))
+        core.service.set_desired_state(await asyncio.to_thread(watcher.scan_first))
         watcher.start()
         self._supervision.add_reload((), lambda _: watcher.scan_soon())
 
@@ -346,7 +349,7 @@ class ServerProcess:
             log.info("not ready any more, answering for %g s more", delay_s)
             await asyncio.sleep(delay_s)
         if self._grpc is not None:
-            # Before the core refuses work: clients try what comes from now on elsewhere.
+            # Before the core refuses work, so that clients send new requests to other servers.
             await asyncio.to_thread(self._grpc.end_drain)
         in_flight = self._core.manager.in_flight()
         log.info("taking nothing new, draining %d request(s) for at most %g s", in_flight, timeout_s)
@@ -358,7 +361,7 @@ class ServerProcess:
         return is_clean
 
     async def _close(self) -> None:
-        """Close what was opened, newest first; one that fails to close does not keep the others open."""
+        """Close everything that was opened, newest first. An error does not stop the others."""
         if not self._stop.is_set():
             await asyncio.to_thread(self._core.close, 0.0)
         for close in reversed(self._closers):

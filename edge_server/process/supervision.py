@@ -45,7 +45,8 @@ Reload = Callable[[ServerConfig], None]
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnvironment:
-    """What is around the server: who started it, and how its configuration is read anew (None: it cannot be)."""
+    """Environment of the process: the service manager, and a function that reads the configuration again (None:
+    none)."""
 
     manager: ServiceManager = dataclasses.field(default_factory=ServiceManager)
     reread: Reread | None = None
@@ -82,7 +83,7 @@ class Supervision:
         self._is_stopping = False
 
     def begin(self) -> None:
-        """Start to beat, if there is who listens."""
+        """Start the watchdog messages if a service manager listens."""
         self._began_s = self._clock()
         if self._manager.is_present:
             self._beating = asyncio.get_running_loop().create_task(self._beat_on())
@@ -92,7 +93,7 @@ class Supervision:
         self._reloads.append((tuple(names), reload))
 
     def started(self) -> None:
-        """The first wish is worked off."""
+        """Report that the first desired state is reached."""
         self._is_started = True
         self._manager.ready(self._describe())
 
@@ -177,7 +178,7 @@ class Supervision:
 
 
 def summary(entries: Sequence[IndexEntry]) -> str:
-    """Return one line on what is served and what is not, for `systemctl status`."""
+    """Return one line about served and failed models, for `systemctl status`."""
     ready = {entry.name for entry in entries if entry.state == "READY"}
     failed = [entry for entry in entries if entry.state == "UNAVAILABLE" and not entry.reason.startswith("unloaded")]
     words = f"{len(ready)} model{'' if len(ready) == 1 else 's'} served"
@@ -207,9 +208,9 @@ class HungRunCheck:
     """The check that no run of an instance takes longer than `limit_s`; 0: any run may take any time."""
 
     def __init__(
-        self, living: Callable[[], Sequence[ServedVersion]], limit_s: float, clock_ns: Callable[[], int]
+        self, loaded: Callable[[], Sequence[ServedVersion]], limit_s: float, clock_ns: Callable[[], int]
     ) -> None:
-        self._living = living
+        self._loaded = loaded
         self._limit_s = limit_s
         self._clock_ns = clock_ns
         self._watch = HangWatchdog(limit_s)
@@ -217,7 +218,7 @@ class HungRunCheck:
     def __call__(self) -> str:
         if self._limit_s <= 0:
             return ""
-        hung = self._watch.find_hung(self._living(), self._clock_ns())
+        hung = self._watch.find_hung(self._loaded(), self._clock_ns())
         if not hung:
             return ""
         version, instance = hung[0]

@@ -75,12 +75,12 @@ class RepositorySource:
         """Return the files and folders of the repositories that cannot be a model: printable name -> reason."""
         return self.scanner.passed_over()
 
-    def wishes(self) -> tuple[dict[str, DesiredModel], tuple[str, ...]]:
+    def desired_models(self) -> tuple[dict[str, DesiredModel], tuple[str, ...]]:
         """Return the desired state of every model by name, and warnings about ignored entries. Raises ServingFault."""
         snapshot = self.scanner.scan()
         return {name: self._desired_model(model) for name, model in snapshot.models.items()}, snapshot.warnings
 
-    def wishes_for(self, models: Mapping[str, ModelDirectory]) -> dict[str, DesiredModel]:
+    def desired_models_for(self, models: Mapping[str, ModelDirectory]) -> dict[str, DesiredModel]:
         """Return the desired state for the complete models that a watcher found.
 
         Until the next call, all other methods use these models too: a load call during an upload must not load half a
@@ -108,7 +108,7 @@ class RepositorySource:
             current[name] = wish if model is None else self._desired_model(model)
         return current
 
-    def wish(
+    def desired_model(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
     ) -> DesiredModel | None:
         """Return the desired state of one model with overrides; None if no repository has it.

@@ -63,7 +63,7 @@ class Watcher:
     def __init__(
         self,
         source: RepositorySource,
-        wish_for_all: Callable[[Mapping[str, DesiredModel]], None],
+        set_desired_state: Callable[[Mapping[str, DesiredModel]], None],
         fallback_s: float,
         *,
         pace: PollIntervals = PollIntervals(),
@@ -71,7 +71,7 @@ class Watcher:
     ) -> None:
         self._source = source
         self._scanner = source.scanner
-        self._publish = wish_for_all
+        self._publish = set_desired_state
         self._fallback_s = fallback_s
         self._pace = pace
         self._observation = observation or FileObservation(source.scanner.roots)
@@ -163,7 +163,7 @@ class Watcher:
         self._warn(snapshot.warnings)
         models = self._settled.models()
         self._log_problems(models)
-        desired = self._source.wishes_for(models)
+        desired = self._source.desired_models_for(models)
         self._has_failed = False
         return desired
 

@@ -40,7 +40,7 @@ from PIL import Image, ImageDraw, ImageFont
 from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, ServerConfig
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.process.composition import build, first_wish
+from edge_server.process.composition import build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def serving_core(repository: Path) -> Iterator[Any]:
         governor=GovernorConfig(is_enabled=False),
     )
     made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)))
-    made.service.wish_for_all(first_wish(config.repository, made.source))
+    made.service.set_desired_state(first_desired_state(config.repository, made.source))
     made.manager.wait_settled(timeout_s=60)
     try:
         yield made

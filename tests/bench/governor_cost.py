@@ -36,7 +36,7 @@ from edge_server.config import GovernorConfig, LogConfig, RepositoryConfig, Serv
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.governor.control_policy import PolicyDecision
-from edge_server.process.composition import ServerParts, build, first_wish
+from edge_server.process.composition import ServerParts, build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -133,7 +133,7 @@ def core(repository: Path, way: str) -> Iterator[ServerParts]:
         governor=GovernorConfig(is_enabled=way != OFF),
     )
     made = build(config, LogSettings(LogConfig(shows_info=False, shows_warning=False)))
-    made.service.wish_for_all(first_wish(config.repository, made.source))
+    made.service.set_desired_state(first_desired_state(config.repository, made.source))
     made.manager.wait_settled(timeout_s=60)
     if way == HELD:
         assert made.governor is not None

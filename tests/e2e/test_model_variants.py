@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from edge_server.config import GrpcConfig, HttpConfig, LogConfig, MemoryConfig, RepositoryConfig, ServerConfig
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.frontends.http.frontend import HttpFrontend
-from edge_server.process.composition import build, first_wish
+from edge_server.process.composition import build, first_desired_state
 from edge_server.telemetry.log import LogSettings
 
 WIDTH = 8
@@ -71,7 +71,7 @@ class Place:
         self.core = build(config, LogSettings(LogConfig()))
         self.service = self.core.service
         self.service.variants.choice = self.choice = Choice()
-        self.service.wish_for_all(first_wish(config.repository, self.core.source))
+        self.service.set_desired_state(first_desired_state(config.repository, self.core.source))
         assert self.core.manager.wait_settled(timeout_s=60)
         self.service.started()
         self.loop = asyncio.new_event_loop()

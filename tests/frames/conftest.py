@@ -26,7 +26,7 @@ from edge_server.core.frame import (
 )
 from edge_server.core.status_reports import GovernorState
 from edge_server.errors import EdgeServerError
-from edge_server.process.composition import ServerParts, build, first_wish
+from edge_server.process.composition import ServerParts, build, first_desired_state
 from edge_server.streams.camera_stream import CameraStream
 from edge_server.streams.stream_registry import StreamRegistry
 from edge_server.telemetry.log import LogSettings
@@ -195,7 +195,7 @@ class House:
         (self.path / name / "config.pbtxt").write_text(config)
 
     def start(self) -> None:
-        self.service.wish_for_all(first_wish(self._config.repository, self.core.source))
+        self.service.set_desired_state(first_desired_state(self._config.repository, self.core.source))
         assert self.core.manager.wait_settled(timeout_s=PATIENCE_S)
         self.service.started()
 

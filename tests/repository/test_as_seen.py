@@ -32,7 +32,7 @@ def source(root: Path, described: Any) -> RepositorySource:
 @pytest.fixture
 def followed(source: RepositorySource) -> Callable[[], DesiredModel]:
     """The wish for `m` as whoever follows the disk states it."""
-    return lambda: source.wishes_for(source.scanner.scan_changed().models)["m"]
+    return lambda: source.desired_models_for(source.scanner.scan_changed().models)["m"]
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_half_a_file_has_no_error_of_its_own(path: Path, followed: Any, monkeypa
 
 
 def test_where_nobody_follows_the_disk_a_load_takes_what_is_there(path: Path, source: RepositorySource) -> None:
-    wish = source.wishes()[0]["m"].versions[1]
+    wish = source.desired_models()[0]["m"].versions[1]
     (path / "1" / "weights").write_bytes(b"other")
     wish.resolve({}).confirm()
 

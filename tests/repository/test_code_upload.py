@@ -71,8 +71,8 @@ def test_code_and_paths_are_refused_from_other_machines(
     add_model("m.python", 'backend: "identity"')
     contents = dict.fromkeys(files, b"x")
     with pytest.raises(Forbidden, match="--allow-code-upload"):
-        source.wish("m.python", given, contents, may_carry_code=False)
-    assert source.wish("m.python", given, contents) is not None
+        source.desired_model("m.python", given, contents, may_carry_code=False)
+    assert source.desired_model("m.python", given, contents) is not None
 
 
 def test_a_configuration_that_leaves_the_backend_open_is_judged_by_the_files_on_disk(
@@ -81,7 +81,7 @@ def test_a_configuration_that_leaves_the_backend_open_is_judged_by_the_files_on_
     folder = add_model("m")
     (folder / "1" / "model.py").write_text("")
     with pytest.raises(Forbidden, match="'python'"):
-        source.wish("m", config(max_batch_size=4), {}, may_carry_code=False)
+        source.desired_model("m", config(max_batch_size=4), {}, may_carry_code=False)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_other_overrides_are_taken_from_other_machines(
     source: Any, add_model: Any, given: str | None, files: list[str]
 ) -> None:
     add_model("m", 'backend: "onnxruntime"')
-    assert source.wish("m", given, dict.fromkeys(files, b"x"), may_carry_code=False) is not None
+    assert source.desired_model("m", given, dict.fromkeys(files, b"x"), may_carry_code=False) is not None
 
 
 def test_a_refused_load_keeps_what_an_earlier_one_brought(source: Any, add_model: Any, tmp_path: Path) -> None:
     add_model("m", 'backend: "identity"')
-    source.wish("m", config(backend="identity"), {"1/model.onnx": b"x"})
+    source.desired_model("m", config(backend="identity"), {"1/model.onnx": b"x"})
     with pytest.raises(Forbidden):
-        source.wish("m", config(backend="python"), {"1/model.py": b"x"}, may_carry_code=False)
+        source.desired_model("m", config(backend="python"), {"1/model.py": b"x"}, may_carry_code=False)
     (kept,) = (tmp_path / "scratch").iterdir()
     assert (kept / "m" / "1" / "model.onnx").read_bytes() == b"x"

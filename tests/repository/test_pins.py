@@ -40,35 +40,35 @@ def test_a_pinned_model_is_wished_for_in_that_version_whatever_the_policy_says(
 ) -> None:
     add_model("m", f'backend: "identity" version_policy {{ {policy} }}', versions=(1, 2, 3))
     assert source.pin("m", 1) is None
-    wish = source.wishes()[0]["m"]
+    wish = source.desired_models()[0]["m"]
     assert (list(wish.versions), wish.pin, wish.reason) == ([1], 1, "")
-    assert source.wish("m", None, {}) == wish
+    assert source.desired_model("m", None, {}) == wish
     assert source.pin("m", 2) == 1
-    assert list(source.wishes()[0]["m"].versions) == [2]
+    assert list(source.desired_models()[0]["m"].versions) == [2]
     assert source.pins() == {"m": 2}
     assert source.unpin("m") == 2
     assert source.unpin("m") is None
-    assert source.wishes()[0]["m"].pin is None
+    assert source.desired_models()[0]["m"].pin is None
 
 
 def test_the_wished_version_is_the_same_one_with_and_without_a_pin(source: Any, add_model: Any) -> None:
     add_model("m", ALL, versions=(1, 2))
-    before = source.wishes()[0]["m"].versions[2]
+    before = source.desired_models()[0]["m"].versions[2]
     source.pin("m", 2)
-    assert source.wishes()[0]["m"].versions[2] == before
+    assert source.desired_models()[0]["m"].versions[2] == before
 
 
 def test_a_pin_to_a_version_that_is_gone_says_so_and_asks_for_no_other(source: Any, add_model: Any) -> None:
     add_model("m", ALL, versions=(1, 2))
     source.pin("m", 7)
-    wish = source.wishes()[0]["m"]
+    wish = source.desired_models()[0]["m"]
     assert (dict(wish.versions), wish.reason) == ({}, "model 'm' is pinned to version 7, which is not there")
 
 
 def test_what_is_wrong_with_the_whole_model_is_told_before_the_pin(source: Any, add_model: Any) -> None:
     add_model("m", "nonsense", versions=(1, 2))
     source.pin("m", 1)
-    wish = source.wishes()[0]["m"]
+    wish = source.desired_models()[0]["m"]
     assert dict(wish.versions) == {}
     assert "line 1" in wish.reason
 
@@ -76,15 +76,15 @@ def test_what_is_wrong_with_the_whole_model_is_told_before_the_pin(source: Any, 
 def test_a_load_with_a_configuration_or_files_keeps_to_the_pin(source: Any, add_model: Any) -> None:
     add_model("m", ALL, versions=(1, 2))
     source.pin("m", 1)
-    assert list(source.wish("m", CONFIG_JSON, {}).versions) == [1]
-    sent = source.wish("m", CONFIG_JSON, {"5/model.bin": b""})
+    assert list(source.desired_model("m", CONFIG_JSON, {}).versions) == [1]
+    sent = source.desired_model("m", CONFIG_JSON, {"5/model.bin": b""})
     assert "pinned to version 1" in sent.reason
 
 
 def test_a_wish_from_before_a_pin_is_brought_up_to_date(source: Any, add_model: Any) -> None:
     for name in ("m", "n"):
         add_model(name, ALL, versions=(1, 2))
-    before, _ = source.wishes()
+    before, _ = source.desired_models()
     source.pin("m", 1)
     now = source.with_pins(before)
     assert list(now["m"].versions) == [1]
@@ -100,13 +100,13 @@ def test_an_order_counts_on_what_has_come_to_rest_alone_while_the_disk_is_follow
     at_rest = source.scanner.scan().models
     (root / "m" / "3").mkdir()
     assert source.versions("m") == (1, 2, 3)
-    source.wishes_for(at_rest)
+    source.desired_models_for(at_rest)
     assert source.versions("m") == (1, 2)
-    assert list(source.wish("m", None, {}).versions) == [1, 2]
+    assert list(source.desired_model("m", None, {}).versions) == [1, 2]
     source.pin("m", 3)
-    assert "which is not there" in source.wish("m", None, {}).reason
-    source.wishes_for(source.scanner.scan().models)
-    assert list(source.wish("m", None, {}).versions) == [3]
+    assert "which is not there" in source.desired_model("m", None, {}).reason
+    source.desired_models_for(source.scanner.scan().models)
+    assert list(source.desired_model("m", None, {}).versions) == [3]
 
 
 def test_the_versions_on_disk_are_told_without_regard_to_the_policy(source: Any, add_model: Any) -> None:

@@ -162,7 +162,7 @@ class FolderMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_wish_is_what_the_folders_ask_for(self) -> None:
-        desired, _ = self.source.wishes()
+        desired, _ = self.source.desired_models()
         assert set(desired) == {model for _, model in self.folders}
         for model, wish in desired.items():
             found = [folder for (_, name), folder in self.folders.items() if name == model]
@@ -186,14 +186,14 @@ class FolderMachine(RuleBasedStateMachine):
     @invariant()
     def a_source_that_never_looked_before_states_the_same_wish(self) -> None:
         again = self.new_source()
-        assert again.wishes() == self.source.wishes()
+        assert again.desired_models() == self.source.desired_models()
         again.close()
 
     @invariant()
     def a_look_at_one_model_states_the_same_wish(self) -> None:
-        desired, _ = self.source.wishes()
+        desired, _ = self.source.desired_models()
         for model in MODELS:
-            assert self.source.wish(model, None, {}) == desired.get(model)
+            assert self.source.desired_model(model, None, {}) == desired.get(model)
 
     # -- how it is written --------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def test_the_wish_for_a_repository_covers_every_model_and_its_versions(source: A
     add_model("a", CONFIG, versions=(1, 2))
     add_model("b")
     add_model("broken", "nonsense")
-    desired, warnings = source.wishes()
+    desired, warnings = source.desired_models()
     assert warnings == ()
     assert sorted(desired) == ["a", "b", "broken"] == list(source.names())
     assert sorted(desired["a"].versions) == [1, 2]
@@ -56,48 +56,48 @@ def test_the_wish_for_a_repository_covers_every_model_and_its_versions(source: A
 
 def test_an_unchanged_model_is_wished_for_with_the_same_fingerprint(source: Any, add_model: Any) -> None:
     add_model("m", CONFIG)
-    assert source.wish("m", None, {}) == source.wishes()[0]["m"]
+    assert source.desired_model("m", None, {}) == source.desired_models()[0]["m"]
 
 
 def test_an_absent_model_has_no_wish(source: Any) -> None:
-    assert source.wish("m", None, {}) is None
-    assert source.wish("../m", "{}", {}) is None
+    assert source.desired_model("m", None, {}) is None
+    assert source.desired_model("../m", "{}", {}) is None
 
 
 def test_a_configuration_given_with_a_load_replaces_the_one_on_disk(source: Any, add_model: Any) -> None:
     add_model("m", CONFIG, versions=(1, 2))
-    wish = source.wish("m", CONFIG_JSON, {})
+    wish = source.desired_model("m", CONFIG_JSON, {})
     assert list(wish.versions) == [2]
     assert wish.versions[2].resolve().spec.max_batch_size == 2
-    plain = source.wish("m", None, {})
+    plain = source.desired_model("m", None, {})
     assert sorted(plain.versions) == [1, 2]
     assert plain.versions[2].fingerprint != wish.versions[2].fingerprint
     with pytest.raises(BadModelConfig, match="no_such_field"):
-        source.wish("m", '{"no_such_field": 1}', {})
+        source.desired_model("m", '{"no_such_field": 1}', {})
 
 
 def test_files_given_with_a_load_stand_in_for_the_disk_until_the_next_load(
     source: Any, add_model: Any, tmp_path: Path
 ) -> None:
     add_model("m", CONFIG)
-    wish = source.wish("m", CONFIG_JSON, {"7/model.bin": b"abc", "7/sub/more.bin": b""})
+    wish = source.desired_model("m", CONFIG_JSON, {"7/model.bin": b"abc", "7/sub/more.bin": b""})
     found = wish.versions[7].resolve()
     assert (found.file.version_dir / "model.bin").read_bytes() == b"abc"
     (folder,) = (tmp_path / "scratch").iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert list(source.wish("m", None, {}).versions) == [1]
+    assert list(source.desired_model("m", None, {}).versions) == [1]
     assert not folder.exists()
     with pytest.raises(LoadError, match="'m'"):
         wish.versions[7].resolve()
 
 
 def test_files_make_a_model_that_is_in_no_repository(source: Any) -> None:
-    assert source.wish("new", CONFIG_JSON, {"1/model.bin": b""}).versions[1].resolve().spec.name == "new"
+    assert source.desired_model("new", CONFIG_JSON, {"1/model.bin": b""}).versions[1].resolve().spec.name == "new"
 
 
 def test_files_without_a_configuration_are_refused(source: Any) -> None:
     with pytest.raises(InvalidRequest, match="'config'"):
-        source.wish("m", None, {"1/model.bin": b""})
+        source.desired_model("m", None, {"1/model.bin": b""})
 
 
 @pytest.mark.parametrize(
@@ -147,14 +147,14 @@ def test_no_path_ever_writes_outside_the_new_folder(tmp_path_factory: pytest.Tem
 
 def test_loads_of_one_model_from_many_threads_leave_one_set_of_files(source: Any, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        desired = list(pool.map(lambda n: source.wish("m", CONFIG_JSON, {f"{n}/a": b"x"}), range(1, 25)))
+        desired = list(pool.map(lambda n: source.desired_model("m", CONFIG_JSON, {f"{n}/a": b"x"}), range(1, 25)))
     assert all(len(wish.versions) == 1 for wish in desired)
     assert len(list((tmp_path / "scratch").iterdir())) == 1
 
 
 def test_a_load_of_what_is_in_no_repository_leaves_the_files_that_serve(source: Any) -> None:
-    serving = source.wish("new", CONFIG_JSON, {"1/model.bin": b""})
-    assert source.wish("new", None, {}) is None
+    serving = source.desired_model("new", CONFIG_JSON, {"1/model.bin": b""})
+    assert source.desired_model("new", None, {}) is None
     assert serving.versions[1].resolve({}).file.model_dir.is_dir(), "it may have to be loaded again from them"
     assert serving.versions[1].resolve({}).spec.name == "new"
 
@@ -174,4 +174,4 @@ def test_a_folder_that_cannot_be_locked_is_not_left_behind(tmp_path: Path, monke
 def test_a_file_name_that_is_too_long_for_the_disk_is_the_clients_mistake(source: Any, add_model: Any) -> None:
     add_model("m", CONFIG)
     with pytest.raises(BadModelConfig, match="too long"):
-        source.wish("m", CONFIG_JSON, {"1/" + "x" * 300: b""})
+        source.desired_model("m", CONFIG_JSON, {"1/" + "x" * 300: b""})

@@ -178,7 +178,7 @@ class House:
     def passed_over(self) -> Mapping[str, str]:
         return {}
 
-    def wish(
+    def desired_model(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
     ) -> DesiredModel | None:
         return self.wishes.get(name)
@@ -212,20 +212,20 @@ class House:
         } | more
         return ModelSpec(name=name, backend=backend, platform="", **settings)
 
-    def version_wish(
+    def desired_version(
         self, spec: ModelSpec, version: int = 1, mark: str = "a", root: Path = Path("/nowhere")
     ) -> DesiredVersion:
         model_dir = root / spec.name
         file = ModelFile(model_dir / str(version), model_dir, version)
         return DesiredVersion(mark, lambda passed_over: Resolved(spec, file))
 
-    def wish_for(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> None:
-        wish = DesiredModel(spec.name, {v: self.version_wish(spec, v, mark, root) for v in versions or (1,)})
+    def set_desired(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> None:
+        wish = DesiredModel(spec.name, {v: self.desired_version(spec, v, mark, root) for v in versions or (1,)})
         self.wishes[spec.name] = wish
-        self.manager.wish_for(wish)
+        self.manager.set_desired(wish)
 
     def load(self, spec: ModelSpec, *versions: int, mark: str = "a", root: Path = Path("/nowhere")) -> ModelVersion:
-        self.wish_for(spec, *versions, mark=mark, root=root)
+        self.set_desired(spec, *versions, mark=mark, root=root)
         assert self.manager.wait_settled([spec.name], PATIENCE_S)
         assert self.manager.failure(spec.name) is None
         return self.manager.route(spec.name, None)

@@ -140,8 +140,8 @@ def test_wrong_requests_are_not_held_against_the_canary(house: Any) -> None:
 def test_a_canary_with_other_inputs_than_its_predecessor_takes_no_requests_for_it(house: Any, eventually: Any) -> None:
     house.load(house.spec(parameters=SHARE), 1)
     other = house.spec(parameters=SHARE, inputs=(InputSpec("IN", DType.FP32, (2,)),))
-    wish = {1: house.version_wish(house.spec(parameters=SHARE), 1), 2: house.version_wish(other, 2)}
-    house.manager.wish_for(type(house.wishes["m"])("m", wish))
+    wish = {1: house.desired_version(house.spec(parameters=SHARE), 1), 2: house.desired_version(other, 2)}
+    house.manager.set_desired(type(house.wishes["m"])("m", wish))
     assert house.manager.wait_settled(["m"], 20)
     assert shares(house) == {1: 1.0, 2: 0.0}
     assert "its inputs differ" in {entry.version: entry.reason for entry in house.manager.index()}["2"]
@@ -153,7 +153,7 @@ BAD = [("canary_share", "1.5"), ("canary_share", "ten"), ("canary_max_p99_ratio"
 
 @pytest.mark.parametrize(("key", "text"), BAD)
 def test_terms_that_make_no_sense_fail_the_load(house: Any, key: str, text: str) -> None:
-    house.wish_for(house.spec(parameters={"canary_share": "0.1", key: text}))
+    house.set_desired(house.spec(parameters={"canary_share": "0.1", key: text}))
     assert house.manager.wait_settled(["m"], 20)
     assert f"parameter {key} must be a number of" in house.manager.failure("m")
 

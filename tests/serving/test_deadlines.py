@@ -102,7 +102,7 @@ def test_while_a_model_runs_nothing_hopeless_is_tried(house: Any) -> None:
 
 def test_a_parked_request_is_given_up_at_its_deadline(new_house: Any, new_gate: Any, eventually: Any) -> None:
     house = new_house(idle_unload_s=0.05)
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     eventually(lambda: bool(house.manager.versions("m")) and house.manager.versions("m")[0].state == "RETIRED")
     stop = new_gate()
     house.script.on_open = lambda job: stop.stop()

@@ -44,15 +44,15 @@ def ensemble(house: Any, name: str, steps: Sequence[Any], outputs: Sequence[str]
     return house.spec(name, backend="", **settings)
 
 
-def wish_for(house: Any, spec: Any, mark: str = "a") -> None:
+def set_desired(house: Any, spec: Any, mark: str = "a") -> None:
     members = tuple(dict.fromkeys((step.model, step.version) for step in spec.ensemble.steps))
-    wish = DesiredModel(spec.name, {1: house.version_wish(spec, 1, mark)}, members=members)
+    wish = DesiredModel(spec.name, {1: house.desired_version(spec, 1, mark)}, members=members)
     house.wishes[spec.name] = wish
-    house.manager.wish_for(wish, retry=True)
+    house.manager.set_desired(wish, retry=True)
 
 
 def load(house: Any, spec: Any, mark: str = "a") -> Any:
-    wish_for(house, spec, mark)
+    set_desired(house, spec, mark)
     assert house.manager.wait_settled([spec.name], LIMIT_S)
     assert house.manager.failure(spec.name) is None
     return house.manager.route(spec.name, None)
@@ -523,11 +523,11 @@ def test_an_ensemble_waits_for_members_that_are_being_loaded(house: Any, new_gat
     inner, outer = ensemble(house, "inner", chain("m")), ensemble(house, "outer", chain("inner", "m"))
     wishes = [
         DesiredModel(
-            spec.name, {1: house.version_wish(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
+            spec.name, {1: house.desired_version(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
         )
         for spec in (outer, inner)
     ]
-    house.manager.wish_for_all([*wishes, DesiredModel("m", {1: house.version_wish(house.spec("m"))})])
+    house.manager.set_desired_state([*wishes, DesiredModel("m", {1: house.desired_version(house.spec("m"))})])
     gate.wait_entered()
     assert {item.name: item.state for item in house.manager.index()} == dict.fromkeys(
         ("inner", "m", "outer"), "LOADING"
@@ -542,11 +542,11 @@ def test_an_ensemble_waits_for_members_that_are_being_loaded(house: Any, new_gat
 
 
 def test_an_ensemble_without_a_member_says_which_and_serves_once_it_is_there(adding: Any, eventually: Any) -> None:
-    wish_for(adding, ensemble(adding, "e", chain("a", "late")))
+    set_desired(adding, ensemble(adding, "e", chain("a", "late")))
     assert adding.manager.wait_settled(["e"], LIMIT_S)
     assert state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'late' is not loaded")
     adding.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
-    adding.wish_for(adding.spec("late"))
+    adding.set_desired(adding.spec("late"))
     eventually(lambda: "model 'late' does not serve: no luck" in state(adding, "e")[1])
     adding.script.on_open = lambda job: None
     plain = adding.script.on_run
@@ -586,7 +586,7 @@ def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_rea
 
 def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_serving(adding: Any, eventually: Any) -> None:
     load(adding, ensemble(adding, "e", chain("a", "b")))
-    wish_for(adding, ensemble(adding, "e", chain("a", "absent")), mark="new")
+    set_desired(adding, ensemble(adding, "e", chain("a", "absent")), mark="new")
     assert adding.manager.wait_settled(["e"], LIMIT_S)
     told, reason = state(adding, "e")
     assert told == "READY"
@@ -599,14 +599,14 @@ def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serv
     adding: Any, eventually: Any
 ) -> None:
     spec = ensemble(adding, "e", chain("a", "b"))
-    plain, changes = adding.version_wish(spec), [ChangedWhileLoading("config.pbtxt changed before it was loaded")]
+    plain, changes = adding.desired_version(spec), [ChangedWhileLoading("config.pbtxt changed before it was loaded")]
 
     def resolve(passed_over: Mapping[str, str]) -> Any:
         if adding.manager.routes_of("e") is not None and changes:
             raise changes.pop()
         return plain.resolve(passed_over)
 
-    adding.manager.wish_for(DesiredModel("e", {1: DesiredVersion("a", resolve)}, members=(("a", None), ("b", None))))
+    adding.manager.set_desired(DesiredModel("e", {1: DesiredVersion("a", resolve)}, members=(("a", None), ("b", None))))
     assert adding.manager.wait_settled(["e"], LIMIT_S)
     old = adding.manager.route("e", None)
     adding.load(adding.spec("b"), mark="new")
@@ -642,15 +642,15 @@ def test_models_that_contain_each_other_are_refused_with_the_circle(adding: Any)
     first, second = ensemble(adding, "x", chain("y")), ensemble(adding, "y", chain("a", "x"))
     wishes = [
         DesiredModel(
-            spec.name, {1: adding.version_wish(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
+            spec.name, {1: adding.desired_version(spec)}, members=tuple((s.model, None) for s in spec.ensemble.steps)
         )
         for spec in (first, second)
     ]
     for wish in wishes:
-        adding.manager.wish_for(wish)
+        adding.manager.set_desired(wish)
     assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
     assert "'y' -> 'x' -> 'y'" in state(adding, "y")[1]
-    adding.manager.wish_for_all([*adding.wishes.values(), *wishes])
+    adding.manager.set_desired_state([*adding.wishes.values(), *wishes])
     assert adding.manager.wait_settled(["x", "y"], LIMIT_S)
 
 
@@ -660,9 +660,9 @@ def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unload
     specs = [ensemble(house, "outer", chain("inner", "c")), ensemble(house, "inner", chain("a", "b"))]
     for spec in specs:
         members = tuple((step.model, None) for step in spec.ensemble.steps)
-        house.wishes[spec.name] = DesiredModel(spec.name, {1: house.version_wish(spec)}, members=members)
+        house.wishes[spec.name] = DesiredModel(spec.name, {1: house.desired_version(spec)}, members=members)
     for name in "abc":
-        house.wishes[name] = DesiredModel(name, {1: house.version_wish(house.spec(name))})
+        house.wishes[name] = DesiredModel(name, {1: house.desired_version(house.spec(name))})
     house.service.load_model("c")
     house.service.load_model("outer")
     assert house.manager.serving_names() == ["a", "b", "c", "inner", "outer"]
@@ -675,8 +675,8 @@ def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unload
 
 def test_the_load_of_an_ensemble_with_a_broken_member_fails_with_the_members_reason(house: Any) -> None:
     spec = ensemble(house, "e", chain("a"))
-    house.wishes["e"] = DesiredModel("e", {1: house.version_wish(spec)}, members=(("a", None),))
-    house.wishes["a"] = DesiredModel("a", {1: house.version_wish(house.spec("a"))})
+    house.wishes["e"] = DesiredModel("e", {1: house.desired_version(spec)}, members=(("a", None),))
+    house.wishes["a"] = DesiredModel("a", {1: house.desired_version(house.spec("a"))})
     house.script.on_open = lambda job: (_ for _ in ()).throw(LoadError("no luck"))
     with pytest.raises(LoadError, match=r"load failed for model 'e': .*step 1: model 'a' does not serve: no luck"):
         house.service.load_model("e")
@@ -719,7 +719,7 @@ def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any, ne
     load(adding, ensemble(adding, "e", chain("inner", "c", "d")))
     _, mailbox = adding.submit(0.0, model="e")
     gate.wait_entered()
-    adding.service.stop_taking()
+    adding.service.stop_accepting()
     closing: list[bool] = []
     closer = threading.Thread(target=lambda: closing.append(adding.manager.close(LIMIT_S)))
     closer.start()
@@ -768,7 +768,7 @@ def test_members_out_of_memory_are_brought_back_step_by_step(new_house: Any, eve
     house = new_house(max_resident_models=1)
     house.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
     for name in "ab":
-        house.wish_for(house.spec(name))
+        house.set_desired(house.spec(name))
         assert house.manager.wait_settled([name], LIMIT_S)
     load(house, ensemble(house, "e", chain("a", "b", "a")))
     _, mailbox = house.submit(0.0, model="e")

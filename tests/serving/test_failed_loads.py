@@ -52,7 +52,7 @@ PASSING = [
 @pytest.mark.parametrize(("what", "error"), PASSING, ids=[row[0] for row in PASSING])
 def test_a_cause_that_may_pass_is_tried_again_by_itself(house: Any, eventually: Any, what: str, error: Any) -> None:
     opens = Failing(house, error)
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     reason = settle(house)
     assert reason is not None
     assert "failed 1 time(s), tried again at 20" in reason
@@ -82,7 +82,7 @@ def test_a_cause_that_may_pass_is_tried_again_by_itself(house: Any, eventually: 
 )
 def test_a_cause_that_stays_is_not_tried_again(house: Any, error: Exception) -> None:
     opens = Failing(house, error)
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     assert "tried again" not in str(settle(house))
     assert house.manager._models["m"].failures[1].alarm is None
     assert opens.count == 1
@@ -90,7 +90,7 @@ def test_a_cause_that_stays_is_not_tried_again(house: Any, error: Exception) -> 
 
 def test_the_next_try_comes_later_each_time(house: Any, eventually: Any) -> None:
     Failing(house, OutOfMemory("a"), OutOfMemory("b"))
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
 
     def waits() -> list[float]:
         return [fields["retry_in_s"] for kind, fields in list(house.events) if kind == "model.failed"]
@@ -104,7 +104,7 @@ def test_the_next_try_comes_later_each_time(house: Any, eventually: Any) -> None
 def test_a_retry_that_is_due_leaves_the_old_generation_serving(house: Any, eventually: Any) -> None:
     old = house.load(house.spec())
     Failing(house, OutOfMemory("a"))
-    house.wish_for(house.spec(), mark="b")
+    house.set_desired(house.spec(), mark="b")
     assert "a (failed 1 time(s)" in str(settle(house))
     assert house.manager.route("m", None) is old
     eventually(lambda: house.manager.route("m", None).generation == 3)
@@ -112,7 +112,7 @@ def test_a_retry_that_is_due_leaves_the_old_generation_serving(house: Any, event
 
 def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(house: Any) -> None:
     opens = Failing(house, OutOfMemory("a"))
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     settle(house)
     alarm = house.manager._models["m"].failures[1].alarm
     house.load(house.spec(), mark="b")
@@ -122,7 +122,7 @@ def test_changed_files_are_tried_at_once_and_the_old_retry_is_forgotten(house: A
 
 def test_an_order_to_load_tries_at_once(house: Any) -> None:
     Failing(house, OutOfMemory("a"))
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     settle(house)
     house.service.load_model("m")
     assert house.service.is_model_ready("m", None)
@@ -130,17 +130,17 @@ def test_an_order_to_load_tries_at_once(house: Any) -> None:
 
 def test_a_withdrawn_wish_is_not_tried_again(house: Any) -> None:
     Failing(house, OutOfMemory("a"))
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     settle(house)
     alarm = house.manager._models["m"].failures[1].alarm
-    house.manager.wish_for(DesiredModel("m"))
+    house.manager.set_desired(DesiredModel("m"))
     assert alarm.call is None
 
 
 def test_memory_that_another_model_gives_back_is_used_at_once(house: Any, eventually: Any) -> None:
     house.load(house.spec("big"))
     opens = Failing(house, *[OutOfMemory("a")] * 3)
-    house.wish_for(house.spec("m"))
+    house.set_desired(house.spec("m"))
     eventually(lambda: opens.count == 3)
     waiting = house.manager._models["m"]
     eventually(lambda: waiting.loading is None and 1 in waiting.failures)
@@ -157,7 +157,7 @@ def test_a_load_that_fails_for_good_is_tried_as_often_as_asked_for(new_house: An
     house.load(house.spec())
     assert opens.count == 3
     opens = Failing(house, *[LoadError("no")] * 9)
-    house.wish_for(house.spec(), mark="b")
+    house.set_desired(house.spec(), mark="b")
     settle(house)
     assert opens.count == 3
 
@@ -166,11 +166,11 @@ def test_two_loads_that_hang_do_not_keep_others_from_loading(new_house: Any, new
     house = new_house(hang_timeout_s=0.2)
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop() if job.spec.name.startswith("hung") else None
-    house.wish_for(house.spec("hung_a"))
-    house.wish_for(house.spec("hung_b"))
+    house.set_desired(house.spec("hung_a"))
+    house.set_desired(house.spec("hung_b"))
     gate.wait_entered()
     gate.wait_entered()
-    house.wish_for(house.spec("m"))
+    house.set_desired(house.spec("m"))
     assert house.manager.wait_settled(["m"], 20)
     assert house.service.is_model_ready("m", None)
     gate.let_go(2)
@@ -187,7 +187,7 @@ def test_a_load_below_the_memory_floor_waits_and_says_so(new_house: Any, eventua
         return answers.pop(0)
 
     house = new_house(ask_room)
-    house.wish_for(house.spec(instances=3))
+    house.set_desired(house.spec(instances=3))
     reason = settle(house)
     assert reason is not None
     assert "model 'm' version 1: memory is short (failed 1 time(s)" in reason
@@ -198,7 +198,7 @@ def test_a_load_below_the_memory_floor_waits_and_says_so(new_house: Any, eventua
 
 def test_an_order_to_load_below_the_memory_floor_is_refused_with_the_reason(new_house: Any) -> None:
     house = new_house(lambda file, instance_count: "memory is short")
-    house.wishes["m"] = DesiredModel("m", {1: house.version_wish(house.spec())})
+    house.wishes["m"] = DesiredModel("m", {1: house.desired_version(house.spec())})
     with pytest.raises(LoadError, match="memory is short"):
         house.service.load_model("m")
 
@@ -213,7 +213,7 @@ def test_a_load_waits_for_what_is_being_unloaded_before_it_says_that_memory_is_s
     placement.ask_room = lambda file, count: "memory is short" if placement.is_unloading() else None
     house.service.unload_model("old")
     gate.wait_entered()
-    house.wish_for(house.spec("m"))
+    house.set_desired(house.spec("m"))
     eventually(lambda: house.manager._models["m"].generation == 1)
     gate.let_go(2)
     assert settle(house, "m") is None
@@ -224,7 +224,7 @@ def test_what_a_repository_raises_while_it_reads_is_sorted_the_same_way(house: A
     def resolve(passed_over: Any) -> Any:
         raise OSError(errno.ESTALE, "stale file handle")
 
-    house.manager.wish_for(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
+    house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("a", resolve)}))
     assert "tried again at" in str(settle(house))
 
 
@@ -235,11 +235,11 @@ def test_files_that_changed_while_they_were_loaded_fail_nothing_when_the_new_one
 
     def change(job: Any) -> None:
         house.script.on_open = lambda job: None
-        house.wish_for(house.spec(), mark="c")
+        house.set_desired(house.spec(), mark="c")
         raise ChangedWhileLoading("weights changed while it was loaded")
 
     house.script.on_open = change
-    house.wish_for(house.spec(), mark="b")
+    house.set_desired(house.spec(), mark="b")
     assert settle(house) is None
     assert house.manager.route("m", None).fingerprint == "c"
     assert "model.failed" not in [kind for kind, _ in house.events]
@@ -250,7 +250,7 @@ def test_files_that_changed_while_they_were_loaded_leave_every_version_serving(h
     """A wish made from a configuration that is being corrected asks for one version of three: the others stay."""
     house.load(house.spec(), 1, 2, 3)
     Failing(house, *[ChangedWhileLoading("config.pbtxt changed before it was loaded")] * 9)
-    house.wish_for(house.spec(), 3, mark="b")
+    house.set_desired(house.spec(), 3, mark="b")
     settle(house)
     assert [house.manager.route("m", number).fingerprint for number in (1, 2, 3)] == ["a"] * 3
 
@@ -263,7 +263,7 @@ def test_what_a_runtime_raises_while_it_looks_at_a_file_fails_the_load_and_ends_
         raise error
 
     wish = DesiredModel("m", {1: DesiredVersion("a", resolve)})
-    house.manager.wish_for(wish)
+    house.manager.set_desired(wish)
     assert type(error).__name__ in str(settle(house))
     house.load(house.spec(), mark="b")
     assert house.submit(1.0)[1].final().error is None

@@ -266,7 +266,7 @@ def test_opening_the_gate_wakes_what_it_held_back(new_house: Any, held: HeldGate
     stop.wait_entered()
     assert len(house.script.ran) == 2
     held.is_open = True
-    house.manager.look_again()
+    house.manager.resume()
     for _ in range(4):
         stop.wait_entered()
     stop.let_go(6)

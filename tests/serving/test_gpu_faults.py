@@ -109,7 +109,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
 
     stranded = house.stranded
     house.wishes["m"] = DesiredModel("m", {1: DesiredVersion("a", resolve)})
-    house.manager.wish_for(house.wishes["m"])
+    house.manager.set_desired(house.wishes["m"])
     assert house.manager.wait_settled(["m"], 20)
     house.service.started()
     before = house.manager.route("m", None)
@@ -140,7 +140,7 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, even
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
     # What is loaded anew finds its place on the CPU.
     specs = [on_gpu(house, "m"), house.spec("m")]
-    house.manager.wish_for(
+    house.manager.set_desired(
         DesiredModel("m", {1: DesiredVersion("a", lambda passed_over: Resolved(specs.pop(0), file))})
     )
     assert house.manager.wait_settled(["m"], 20)
@@ -150,7 +150,7 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(house: Any, even
     def broken(passed_over: Any) -> Resolved:
         raise LoadError("the new file is damaged")
 
-    house.manager.wish_for(DesiredModel("m", {1: DesiredVersion("b", broken)}))
+    house.manager.set_desired(DesiredModel("m", {1: DesiredVersion("b", broken)}))
     assert house.manager.wait_settled(["m"], 20)
     assert "the new file is damaged" in str(house.manager.failure("m"))
     assert house.submit(1.0)[1].final().error is None, "the old one goes on serving"
@@ -165,7 +165,7 @@ def test_what_waits_when_the_gpu_is_lost_is_answered(house: Any, gate: Any, even
     errors = [mailbox.final().error for mailbox in mailboxes]
     assert all(isinstance(error, SessionLost) and "NVML: GPU is lost" in error.message for error in errors)
     gate.let_go(9)
-    eventually(lambda: house.manager._models["m"].living == [])
+    eventually(lambda: house.manager._models["m"].loaded == [])
 
 
 def test_one_request_too_large_for_the_gpu_costs_itself_only(house: Any) -> None:
@@ -206,7 +206,7 @@ def test_a_load_that_meets_a_sticky_error_takes_the_gpu_from_the_others_too(hous
             raise LoadError("onnxruntime cannot load it: CUDA failure 700: an illegal memory access ; GPU=0")
 
     house.script.on_open = refuse
-    house.wish_for(on_gpu(house, "m"))
+    house.set_desired(on_gpu(house, "m"))
     eventually(lambda: {item.state for n in ("m", "beside") for item in house.manager.versions(n)} == {"FAILED"})
 
 
@@ -247,7 +247,7 @@ def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new
     house = new_house(gpus=Gpus(meter, {0: 0.6}))
     house.load(on_gpu(house, "other", 1))
     house.load(house.spec("host"))
-    house.wish_for(on_gpu(house, "m"))
+    house.set_desired(on_gpu(house, "m"))
     assert house.manager.wait_settled(["m"], 20)
     words = "can not create model 'm': memory limit set for GPU 0 has exceeded, model loading is rejected."
     assert words in house.manager.failure("m")
@@ -264,7 +264,7 @@ def test_a_load_that_itself_passes_the_limit_is_taken_back(new_house: Any) -> No
     house.script.on_close = lambda *_: setattr(meter, "used", meter.used - 400)
     house.load(on_gpu(house, "first"))
     assert meter.used == 400
-    house.wish_for(on_gpu(house, "m"))
+    house.set_desired(on_gpu(house, "m"))
     assert house.manager.wait_settled(["m"], 20)
     assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 80% of its memory is used" in (
         house.manager.failure("m")
@@ -278,6 +278,6 @@ def test_a_limit_on_a_gpu_that_cannot_be_read_refuses(new_house: Any) -> None:
     meter = FakeMeter(1000)
     meter.fails = True
     house = new_house(gpus=Gpus(meter, {0: 0.9}))
-    house.wish_for(on_gpu(house, "m"))
+    house.set_desired(on_gpu(house, "m"))
     assert house.manager.wait_settled(["m"], 20)
     assert "Its memory cannot be read" in house.manager.failure("m")

@@ -20,7 +20,7 @@ def sample(name: str = "zeros", *, rows: int = 2, count: int = 1, source: str = 
 
 
 def reason(house: Any, spec: Any, root: Path = Path("/nowhere")) -> str:
-    house.wish_for(spec, root=root)
+    house.set_desired(spec, root=root)
     assert house.manager.wait_settled([spec.name], 20)
     found = house.manager.failure(spec.name)
     assert found is not None

@@ -100,7 +100,7 @@ def test_a_lone_request_under_way_is_answered_before_its_version_is_closed(house
     house.load(house.spec())
     _, mailbox = house.submit(1)
     gate.wait_entered()
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     house.service.unload_model("m")
     assert house.script.closed == []
     gate.let_go()

@@ -24,7 +24,7 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     house = new_house()
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     gate.wait_entered()
 
     def told() -> list[str]:
@@ -57,7 +57,7 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
 def test_a_young_load_is_told_of_without_a_reason(house: Any, new_gate: Any, caplog: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     gate.wait_entered()
     entry = house.service.repository_index()[0]
     assert (entry.state, entry.reason) == ("LOADING", "")

@@ -76,8 +76,8 @@ def test_a_request_without_a_way_is_told_why_in_tritons_words(
 ) -> None:
     house.load(house.spec())
     house.script.on_open = fail_open("no luck")
-    house.wish_for(house.spec("broken"))
-    house.manager.wish_for(DesiredModel("unread", reason="what is this?"))
+    house.set_desired(house.spec("broken"))
+    house.manager.set_desired(DesiredModel("unread", reason="what is this?"))
     house.manager.wait_settled()
     with pytest.raises(kind) as caught:
         house.submit(model=name, version=version)
@@ -96,7 +96,7 @@ def test_a_model_that_still_loads_is_refused_for_now_and_others_answer_meanwhile
     assert not house.service.is_model_ready("m", None)
     house.load(house.spec("ready"))
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec(), 1, 2)
+    house.set_desired(house.spec(), 1, 2)
     gate.wait_entered()
     for version in (None, 1, 2):
         with pytest.raises(NotReady, match="ready state") as caught:
@@ -147,14 +147,14 @@ def test_reloading_under_load_loses_no_request(house: Any) -> None:
 def test_a_failed_reload_keeps_the_old_generation_serving_and_says_so(house: Any) -> None:
     old = house.load(house.spec())
     house.script.on_open = fail_open("out of memory")
-    house.wish_for(house.spec(), mark="b")
+    house.set_desired(house.spec(), mark="b")
     assert house.manager.wait_settled(["m"], 20)
     assert house.manager.route("m", 1) is old
     assert house.submit(1)[1].final().error is None
     assert index(house) == [("m", "1", "READY", "an earlier generation serves; the newest failed: out of memory")]
     assert house.manager.failure("m") == "version 1 is at UNAVAILABLE state: out of memory;"
     assert kinds(house) == ["loading", "ready", "loading", "failed"]
-    house.wish_for(house.spec(), mark="a")
+    house.set_desired(house.spec(), mark="a")
     assert index(house) == [("m", "1", "READY", "")], "the old files are back: nothing is wrong any more"
     assert house.manager.failure("m") is None
 
@@ -162,7 +162,7 @@ def test_a_failed_reload_keeps_the_old_generation_serving_and_says_so(house: Any
 def test_a_failed_new_version_keeps_the_old_version_serving(house: Any) -> None:
     house.load(house.spec(), 1)
     house.script.on_open = fail_open("bad file")
-    house.wish_for(house.spec(), 2)
+    house.set_desired(house.spec(), 2)
     assert house.manager.wait_settled(["m"], 20)
     assert house.manager.route("m", None).version == 1
     assert index(house) == [("m", "1", "READY", ""), ("m", "2", "UNAVAILABLE", "bad file")]
@@ -178,7 +178,7 @@ def test_a_failed_load_is_not_tried_again_until_something_changes_or_someone_ask
 
     house.script.on_open = fail
     for _ in range(3):
-        house.wish_for(house.spec())
+        house.set_desired(house.spec())
         assert house.manager.wait_settled(["m"], 20)
     assert len(tries) == 1
     assert house.manager.failure("m") == "version 1 is at UNAVAILABLE state: LoadError;"
@@ -192,11 +192,11 @@ def test_a_failed_load_is_not_tried_again_until_something_changes_or_someone_ask
 def test_a_wish_withdrawn_while_loading_leaves_nothing_behind(house: Any, new_gate: Any, eventually: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     gate.wait_entered()
     assert index(house) == [("m", "1", "LOADING", "")]
     assert not house.service.is_model_ready("m", None)
-    house.manager.wish_for(DesiredModel("m"))
+    house.manager.set_desired(DesiredModel("m"))
     gate.let_go()
     eventually(lambda: index(house) == [("m", "1", "UNAVAILABLE", "unloaded")])
     assert [name for name, _ in house.script.closed] == ["m_0"]
@@ -208,12 +208,12 @@ def test_a_wish_withdrawn_before_its_turn_is_never_loaded(house: Any, new_gate: 
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     for name in ("a", "b", "c"):
-        house.wish_for(house.spec(name))
+        house.set_desired(house.spec(name))
     gate.wait_entered()
     gate.wait_entered()
     begun = {fields["model"] for kind, fields in house.events if kind == "model.loading"}
     (late,) = {"a", "b", "c"} - begun
-    house.manager.wish_for(DesiredModel(late))
+    house.manager.set_desired(DesiredModel(late))
     gate.let_go(2)
     assert house.manager.wait_settled(None, 20)
     assert {name for name, _ in house.script.opened} == {f"{name}_0" for name in begun}
@@ -222,10 +222,10 @@ def test_a_wish_withdrawn_before_its_turn_is_never_loaded(house: Any, new_gate: 
 def test_a_wish_replaced_while_loading_ends_in_the_newest(house: Any, new_gate: Any, eventually: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec(), mark="a")
+    house.set_desired(house.spec(), mark="a")
     gate.wait_entered()
-    house.wish_for(house.spec(), mark="b")
-    house.wish_for(house.spec(), mark="c")
+    house.set_desired(house.spec(), mark="b")
+    house.set_desired(house.spec(), mark="c")
     gate.let_go(2)
     gate.wait_entered()
     assert house.manager.wait_settled(["m"], 20)
@@ -259,7 +259,7 @@ def test_loading_again_what_is_loaded_does_nothing(house: Any) -> None:
 def test_the_whole_wish_unloads_what_it_leaves_out(house: Any, eventually: Any) -> None:
     house.load(house.spec("a"))
     house.load(house.spec("b"))
-    house.manager.wish_for_all([house.wishes["b"], DesiredModel("c", reason="two repositories hold it")])
+    house.manager.set_desired_state([house.wishes["b"], DesiredModel("c", reason="two repositories hold it")])
     eventually(lambda: index(house)[0] == ("a", "1", "UNAVAILABLE", "unloaded"))
     assert index(house)[1:] == [("b", "1", "READY", ""), ("c", "", "UNAVAILABLE", "two repositories hold it")]
     assert house.manager.failure("c") == "two repositories hold it"
@@ -268,7 +268,7 @@ def test_the_whole_wish_unloads_what_it_leaves_out(house: Any, eventually: Any) 
 
 def test_a_model_that_can_no_longer_be_read_keeps_serving(house: Any) -> None:
     house.load(house.spec())
-    house.manager.wish_for(DesiredModel("m", reason="config.pbtxt: syntax error"))
+    house.manager.set_desired(DesiredModel("m", reason="config.pbtxt: syntax error"))
     assert house.submit(1)[1].final().error is None
     assert index(house) == [("m", "1", "READY", ""), ("m", "", "UNAVAILABLE", "config.pbtxt: syntax error")]
 
@@ -288,7 +288,7 @@ def test_several_models_load_at_the_same_time_but_no_more_than_allowed(house: An
 
     house.script.on_open = open_
     for name in "abcde":
-        house.wish_for(house.spec(name))
+        house.set_desired(house.spec(name))
     gate.wait_entered()
     gate.wait_entered()
     gate.let_go(5)
@@ -326,10 +326,10 @@ def test_close_waits_for_what_runs_and_waits_and_reports_a_clean_end(house: Any,
     assert [mailbox.final().error for mailbox in mailboxes] == [None] * 3
     assert [name for name, _ in house.script.closed] == ["m_0"]
     with pytest.raises(Draining):
-        house.manager.wish_for(DesiredModel("m"))
+        house.manager.set_desired(DesiredModel("m"))
     with pytest.raises(Refusal):
         house.service.load_model("m")
-    house.manager.wish_for_all([])
+    house.manager.set_desired_state([])
 
 
 def test_close_returns_at_its_deadline_though_a_session_hangs_and_everyone_is_answered(house: Any, gate: Any) -> None:
@@ -346,7 +346,7 @@ def test_close_returns_at_its_deadline_though_a_session_hangs_and_everyone_is_an
 def test_close_returns_though_opening_or_closing_a_session_hangs(house: Any, new_gate: Any, part: str) -> None:
     gate = new_gate()
     setattr(house.script, part, lambda *given: gate.stop())
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     waiter_said: list[bool] = []
     if part == "on_open":
         gate.wait_entered()
@@ -364,7 +364,7 @@ def test_close_returns_though_opening_or_closing_a_session_hangs(house: Any, new
 def test_what_finishes_loading_after_close_is_closed_again(house: Any, new_gate: Any, eventually: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     gate.wait_entered()
     assert house.manager.close(0.0)
     gate.let_go()
@@ -413,7 +413,7 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(house: Any, eventua
         for number in range(first, last):
             house.load(spec, mark=str(number))
             house.submit(number)[1].final()
-        eventually(lambda: len(house.manager._models["m"].living) == 1 and not house.manager._reconciler.running)
+        eventually(lambda: len(house.manager._models["m"].loaded) == 1 and not house.manager._reconciler.running)
         gc.collect()
 
     reload(0, 50)

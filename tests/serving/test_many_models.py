@@ -34,16 +34,16 @@ def calls_made_by(work: Callable[[], object]) -> int:
 
 def wishes_of(house: Any, count: int) -> dict[str, DesiredModel]:
     specs = [house.spec(f"m{number}") for number in range(count)]
-    return {spec.name: DesiredModel(spec.name, {1: house.version_wish(spec)}) for spec in specs}
+    return {spec.name: DesiredModel(spec.name, {1: house.desired_version(spec)}) for spec in specs}
 
 
 def calls_of_a_reload(house: Any, count: int) -> int:
     """Load so many models, and return what the order to reload one of them costs the thread that gives it."""
     wishes = wishes_of(house, count)
-    house.manager.wish_for_all(wishes.values())
+    house.manager.set_desired_state(wishes.values())
     assert house.manager.wait_settled(timeout_s=PATIENCE_S)
-    changed = {**wishes, "m3": DesiredModel("m3", {1: house.version_wish(house.spec("m3"), mark="b")})}
-    calls = calls_made_by(lambda: house.manager.wish_for_all(changed.values()))
+    changed = {**wishes, "m3": DesiredModel("m3", {1: house.desired_version(house.spec("m3"), mark="b")})}
+    calls = calls_made_by(lambda: house.manager.set_desired_state(changed.values()))
     assert house.manager.wait_settled(["m3"], PATIENCE_S)
     return calls
 
@@ -58,10 +58,10 @@ def test_the_end_of_a_model_asks_next_to_nothing_of_the_others(new_house: Callab
     def calls_of_a_removal(count: int) -> int:
         house = new_house()
         wishes = wishes_of(house, count)
-        house.manager.wish_for_all(wishes.values())
+        house.manager.set_desired_state(wishes.values())
         assert house.manager.wait_settled(timeout_s=PATIENCE_S)
         del wishes["m3"]
-        return calls_made_by(lambda: house.manager.wish_for_all(wishes.values()))
+        return calls_made_by(lambda: house.manager.set_desired_state(wishes.values()))
 
     few, many = calls_of_a_removal(10), calls_of_a_removal(110)
     assert (many - few) / 100 < 10, (few, many)
@@ -74,7 +74,7 @@ def threads_named(start: str) -> list[str]:
 def test_loads_that_wait_for_their_turn_have_no_threads(house: Any, new_gate: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.manager.wish_for_all(wishes_of(house, 30).values())
+    house.manager.set_desired_state(wishes_of(house, 30).values())
     gate.wait_entered()
     gate.wait_entered()
     assert len(threads_named("edge-load")) <= 3, "two load, and one waits for the next turn"
@@ -85,28 +85,28 @@ def test_loads_that_wait_for_their_turn_have_no_threads(house: Any, new_gate: An
 
 def test_models_that_drain_have_no_threads(house: Any, gate: Any, eventually: Any) -> None:
     wishes = wishes_of(house, 20)
-    house.manager.wish_for_all(wishes.values())
+    house.manager.set_desired_state(wishes.values())
     assert house.manager.wait_settled(timeout_s=PATIENCE_S)
     answers = [house.submit(model=name)[1] for name in wishes]
     for _ in wishes:
         gate.wait_entered()
-    house.manager.wish_for_all([])
-    assert all(version.state is VersionState.DRAINING for version in house.manager.living())
+    house.manager.set_desired_state([])
+    assert all(version.state is VersionState.DRAINING for version in house.manager.loaded_versions())
     eventually(lambda: not threads_named("edge-drain"))
-    assert len(house.manager.living()) == 20
+    assert len(house.manager.loaded_versions()) == 20
     told = [kind for kind, _ in house.events].count(MODEL_DRAINING)
     assert told == 20, "though none is drained yet"
     gate.let_go(20)
     for answer in answers:
         assert answer.final().error is None
-    eventually(lambda: not house.manager.living())
+    eventually(lambda: not house.manager.loaded_versions())
     assert len(house.script.closed) == 20
 
 
 @pytest.mark.soak
 def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads(house: Any, new_mailbox: Any) -> None:
     specs = [house.spec(f"m{number}", backend="identity") for number in range(1000)]
-    wishes = [DesiredModel(spec.name, {1: house.version_wish(spec)}) for spec in specs]
+    wishes = [DesiredModel(spec.name, {1: house.desired_version(spec)}) for spec in specs]
     most, is_over = [0], threading.Event()
 
     def count_threads() -> None:
@@ -116,7 +116,7 @@ def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads
     counter = threading.Thread(target=count_threads)
     counter.start()
     try:
-        house.manager.wish_for_all(wishes)
+        house.manager.set_desired_state(wishes)
         assert house.manager.wait_settled(timeout_s=300)
         mailboxes = []
         for spec in specs * 3:
@@ -124,10 +124,10 @@ def test_a_thousand_built_in_models_are_loaded_asked_and_removed_with_64_threads
             mailboxes.append(new_mailbox())
             house.service.submit(house.request(1.0, model=spec.name), mailboxes[-1])
         assert all(mailbox.final().error is None for mailbox in mailboxes)
-        house.manager.wish_for_all([])
+        house.manager.set_desired_state([])
         with house.manager._changed:
             assert house.manager._changed.wait_for(lambda: not house.manager._reconciler.running, 300)
-        assert house.manager.living() == []
+        assert house.manager.loaded_versions() == []
     finally:
         is_over.set()
         counter.join()

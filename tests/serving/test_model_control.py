@@ -29,7 +29,7 @@ class Shelf:
     def names(self) -> list[str]:
         return list(self.house.wishes)
 
-    def wish(
+    def desired_model(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
     ) -> DesiredModel | None:
         wish = self.house.wishes.get(name)
@@ -57,7 +57,7 @@ class Shelf:
 
 
 def make(house: Any, *, is_explicit: bool = True) -> ModelControl:
-    versions = {number: house.version_wish(house.spec(), number) for number in (1, 2)}
+    versions = {number: house.desired_version(house.spec(), number) for number in (1, 2)}
     house.wishes["m"] = DesiredModel("m", versions)
     return ModelControl(house.manager, Shelf(house), EventBus(), is_explicit=is_explicit)
 
@@ -85,11 +85,11 @@ def test_while_an_order_is_carried_out_another_for_the_model_is_refused(house: A
 def test_a_scan_that_began_before_a_pin_does_not_take_it_back(house: Any) -> None:
     control = make(house, is_explicit=False)
     found_before = dict(house.wishes)
-    control.wish_for_all(found_before)
+    control.set_desired_state(found_before)
     assert house.manager.wait_settled(["m"], 60)
     report = control.rollback("m")
     assert (report.pin, report.before, report.serves) == (1, None, 1)
-    control.wish_for_all(found_before)
+    control.set_desired_state(found_before)
     assert house.manager.wait_settled(["m"], 60)
     assert ready(house) == [1]
     assert control.unpin("m").before == 1
@@ -119,7 +119,7 @@ def test_the_pin_of_a_model_that_is_not_loaded_waits_for_its_load(house: Any) ->
 
 def test_a_rollback_that_a_shutdown_refuses_leaves_no_pin_for_the_next_start(house: Any) -> None:
     control = make(house, is_explicit=False)
-    control.wish_for_all(dict(house.wishes))
+    control.set_desired_state(dict(house.wishes))
     assert house.manager.wait_settled(["m"], 60)
     house.manager.close(0.0)
     with pytest.raises(Draining, match="Server is stopping"):

@@ -44,11 +44,11 @@ def test_a_wish_that_is_withdrawn_while_its_load_begins_leaves_nothing_that_load
         asked.append(answer)
         # What the load has to look at twice must not change in between: nobody may have the lock for that.
         if not manager._changed._is_owned():
-            manager.wish_for(DesiredModel("m"))
+            manager.set_desired(DesiredModel("m"))
         return answer
 
     manager._reconciler._is_wanted = is_wanted
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     assert manager.wait_settled(["m"], 20)
     assert asked[0]
     manager._reconciler._is_wanted = plain
@@ -69,7 +69,7 @@ def test_a_drain_waits_for_a_thread_when_the_system_grants_none(house: Any, refu
     house.load(house.spec())
     left = refuse("edge-drain", 2)
     house.service.unload_model("m")
-    eventually(lambda: house.manager.living() == [])
+    eventually(lambda: house.manager.loaded_versions() == [])
     assert left["edge-drain"] == 0
     assert [name for name, _ in house.script.closed] == ["m_0"]
     house.load(house.spec())
@@ -87,7 +87,7 @@ def test_an_instance_that_gets_no_thread_is_tried_again_as_one_without_memory(
     house: Any, refuse: Any, eventually: Any
 ) -> None:
     refuse("edge-m_0", 1)
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     eventually(lambda: house.service.is_model_ready("m", None))
     (failed,) = [fields for kind, fields in house.events if kind == "model.failed"]
     assert "the system grants no thread for instance m_0" in failed["reason"]
@@ -102,22 +102,22 @@ def test_a_wish_that_comes_back_with_the_same_files_is_a_new_try(house: Any, eve
             raise errors.pop()
 
     house.script.on_open = on_open
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     assert house.manager.wait_settled(["m"], 20)
     assert "does not fit" in house.manager.failure("m")
-    house.manager.wish_for(DesiredModel("m"))
-    house.wish_for(house.spec())
+    house.manager.set_desired(DesiredModel("m"))
+    house.set_desired(house.spec())
     eventually(lambda: house.service.is_model_ready("m", None))
 
 
 def test_an_order_for_what_serves_already_does_not_keep_it_in_memory_for_ever(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
     for name in ("a", "b"):
-        house.wish_for(house.spec(name))
+        house.set_desired(house.spec(name))
         assert house.manager.wait_settled([name], 20)
     # Version 1 of `a` leaves memory for `b`, and version 2 takes its place on disk.
     assert house.submit(1.0, model="b")[1].final().error is None
-    house.wishes["a"] = DesiredModel("a", {2: house.version_wish(house.spec("a"), 2)})
+    house.wishes["a"] = DesiredModel("a", {2: house.desired_version(house.spec("a"), 2)})
     for _ in range(2):
         house.service.load_model("a")
     assert house.submit(1.0, model="b")[1].final().error is None
@@ -125,10 +125,10 @@ def test_an_order_for_what_serves_already_does_not_keep_it_in_memory_for_ever(ne
 
 
 def test_what_was_ordered_by_name_before_the_first_scan_goes_on_serving(house: Any) -> None:
-    house.wishes["ordered"] = DesiredModel("ordered", {1: house.version_wish(house.spec("ordered"))})
+    house.wishes["ordered"] = DesiredModel("ordered", {1: house.desired_version(house.spec("ordered"))})
     house.service.load_model("ordered")
-    first = DesiredModel("first", {1: house.version_wish(house.spec("first"))})
-    house.service.wish_for_all({"first": first})
+    first = DesiredModel("first", {1: house.desired_version(house.spec("first"))})
+    house.service.set_desired_state({"first": first})
     assert house.manager.wait_settled(None, 20)
     assert house.service.is_model_ready("ordered", None)
     assert house.service.is_model_ready("first", None)

@@ -396,7 +396,7 @@ def test_what_hangs_does_not_keep_its_resources_from_others(new_house: Any, new_
 def test_a_model_that_asks_for_more_than_there_is_does_not_load_and_leaves_nothing_open(new_house: Any) -> None:
     limiter = RateLimiter({("R", None): 3})
     house = new_house(limiter=limiter)
-    house.wish_for(house.spec("a", instance_groups=group("a", ("R", 4))))
+    house.set_desired(house.spec("a", instance_groups=group("a", ("R", 4))))
     assert house.manager.wait_settled(["a"], 20)
     assert "asks for 4 of resource 'R' of the CPU, and --rate-limit-resource grants 3" in house.manager.failure("a")
     assert house.script.opened == []
@@ -486,7 +486,7 @@ def test_a_storm_with_cancels_and_reloads_loses_no_request_and_oversteps_nothing
         start.wait()
         for number in range(12):
             name = "abc"[number % 3]
-            house.wish_for(specs[name], mark=f"new{number}")
+            house.set_desired(specs[name], mark=f"new{number}")
             house.manager.wait_settled([name], 20)
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)] + [threading.Thread(target=reload)]

@@ -32,14 +32,14 @@ def test_what_failed_beside_a_version_that_serves_never_counts(new_house: Any, r
     house = new_house(readiness=readiness)
     house.load(house.spec(), 1)
     fail(house)
-    house.wish_for(house.spec(), 2)
+    house.set_desired(house.spec(), 2)
     assert house.manager.wait_settled(["m"], 20)
     assert house.manager.has_failures()
     assert house.service.is_ready()
-    house.wish_for(house.spec(), 1, mark="new files")
+    house.set_desired(house.spec(), 1, mark="new files")
     assert house.manager.wait_settled(["m"], 20)
     assert house.service.is_ready()
-    house.manager.wish_for(DesiredModel("m", reason="config.pbtxt line 1: what is this?"))
+    house.manager.set_desired(DesiredModel("m", reason="config.pbtxt line 1: what is this?"))
     assert house.service.is_ready()
 
 
@@ -52,18 +52,18 @@ def test_a_model_that_never_served_counts_where_readiness_is_strict(
     house, gate = new_house(readiness=readiness), new_gate()
     house.load(house.spec("good"))
     fail(house)
-    house.wish_for(house.spec("bad"))
+    house.set_desired(house.spec("bad"))
     assert house.manager.wait_settled(["bad"], 20)
     assert house.service.is_ready() is is_ready
     # Nor does it count while its load is tried again.
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec("bad"), mark="new files")
+    house.set_desired(house.spec("bad"), mark="new files")
     gate.wait_entered()
     assert house.service.is_ready() is is_ready
     gate.let_go()
     assert house.manager.wait_settled(["bad"], 20)
     assert house.service.is_ready()
-    house.manager.wish_for(DesiredModel("duplicate", reason="two repositories hold it"))
+    house.manager.set_desired(DesiredModel("duplicate", reason="two repositories hold it"))
     assert house.service.is_ready() is is_ready
 
 
@@ -78,9 +78,9 @@ def test_a_model_that_served_and_does_not_any_more_counts_until_it_is_removed(
     lost = house.load(house.spec("lost"))
     house.manager._fail_hung(lost, "it hangs")
     assert house.service.is_ready() is is_ready
-    house.manager.wish_for(DesiredModel("lost"))
+    house.manager.set_desired(DesiredModel("lost"))
     assert house.service.is_ready()
     fail(house)
-    house.wish_for(house.spec("lost"), mark="another model of that name")
+    house.set_desired(house.spec("lost"), mark="another model of that name")
     assert house.manager.wait_settled(["lost"], 20)
     assert house.service.is_ready() is (readiness is not Readiness.STRICT)

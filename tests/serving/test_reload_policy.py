@@ -57,7 +57,7 @@ def test_requests_are_refused_in_between_and_told_to_come_again(house: Any, new_
     house.load(spec, 1)
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(spec, mark="b")
+    house.set_desired(spec, mark="b")
     gate.wait_entered()
     for version in (None, 1):
         with pytest.raises(NotReady) as caught:
@@ -73,7 +73,7 @@ def test_the_request_in_flight_is_answered_before_its_version_goes(house: Any, g
     house.load(spec)
     _, mailbox = house.submit(3.0)
     gate.wait_entered()
-    house.wish_for(spec, mark="b")
+    house.set_desired(spec, mark="b")
     gate.let_go(1)
     assert mailbox.final().error is None
     assert house.manager.wait_settled(["m"], 20)
@@ -82,7 +82,7 @@ def test_the_request_in_flight_is_answered_before_its_version_goes(house: Any, g
 
 def test_a_configuration_that_cannot_be_read_leaves_even_a_replaced_model_serving(house: Any) -> None:
     old = house.load(house.spec(parameters=REPLACE))
-    house.wish_for(house.spec(parameters={"reload_policy": "perhaps"}), mark="b")
+    house.set_desired(house.spec(parameters={"reload_policy": "perhaps"}), mark="b")
     assert house.manager.wait_settled(["m"], 20)
     assert "reload_policy must be overlap or replace, got 'perhaps'" in house.manager.failure("m")
     assert house.manager.route("m", None) is old
@@ -96,7 +96,7 @@ def test_the_price_of_replace_is_that_a_file_that_does_not_load_serves_nothing(h
         raise LoadError("bad file")
 
     house.script.on_open = fail
-    house.wish_for(spec, mark="b")
+    house.set_desired(spec, mark="b")
     assert house.manager.wait_settled(["m"], 20)
     assert house.manager.ready_versions("m") == []
     assert [(entry.state, entry.reason) for entry in house.manager.index()] == [("UNAVAILABLE", "bad file")]
@@ -107,9 +107,9 @@ def test_a_wish_withdrawn_while_the_old_drains_loads_nothing(house: Any, gate: A
     house.load(spec)
     house.submit(1.0)
     gate.wait_entered()
-    house.wish_for(spec, mark="b")
+    house.set_desired(spec, mark="b")
     eventually(lambda: house.manager.ready_versions("m") == [])
-    house.manager.wish_for(DesiredModel("m"))
+    house.manager.set_desired(DesiredModel("m"))
     gate.let_go(1)
     assert house.manager.wait_settled(["m"], 20)
     assert len(house.script.opened) == 1
@@ -129,7 +129,7 @@ def test_a_model_that_waits_for_a_drain_does_not_keep_others_from_loading(new_ho
     house.submit(1.0)
     gate.wait_entered()
     house.manager._reconciler._slots._free.acquire()  # one slot is left
-    house.wish_for(spec, mark="b")
+    house.set_desired(spec, mark="b")
     house.load(house.spec("other"))
     house.manager._reconciler._slots._free.release()
     gate.let_go(9)

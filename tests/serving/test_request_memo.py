@@ -115,7 +115,7 @@ def test_a_stopping_server_refuses_a_known_head(house: Any, new_mailbox: Any) ->
     house.load(house.spec())
     memo = RequestMemo()
     asked(house, new_mailbox, memo, 1)
-    house.service.stop_taking()
+    house.service.stop_accepting()
     with pytest.raises(Draining, match="stopping"):
         asked(house, new_mailbox, memo, 1)
 

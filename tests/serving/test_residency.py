@@ -19,9 +19,9 @@ def index(house: Any) -> dict[str, tuple[str, str]]:
     return {entry.name: (entry.state, entry.reason) for entry in house.manager.index()}
 
 
-def wish_for(house: Any, *names: str) -> None:
+def set_desired(house: Any, *names: str) -> None:
     for name in names:
-        house.wish_for(house.spec(name))
+        house.set_desired(house.spec(name))
         assert house.manager.wait_settled([name], 20)
 
 
@@ -35,7 +35,7 @@ def ask(house: Any, name: str, value: float = 1.0, **more: Any) -> Any:
 
 def test_only_as_many_as_allowed_are_loaded_and_the_rest_are_offered_all_the_same(new_house: Any) -> None:
     house = new_house(max_resident_models=2)
-    wish_for(house, "a", "b", "c")
+    set_desired(house, "a", "b", "c")
     assert resident(house) == {"a", "b"}
     assert index(house) == {"a": ("READY", ""), "b": ("READY", ""), "c": ("UNAVAILABLE", FOR_ROOM)}
     assert not house.manager.has_failures()
@@ -55,7 +55,7 @@ def test_only_as_many_as_allowed_are_loaded_and_the_rest_are_offered_all_the_sam
 
 def test_a_request_brings_its_model_back_in_place_of_the_one_least_recently_used(new_house: Any) -> None:
     house = new_house(max_resident_models=2)
-    wish_for(house, "a", "b", "c")
+    set_desired(house, "a", "b", "c")
     ask(house, "b")
     ask(house, "a")
     answer = ask(house, "c", 7.0)
@@ -70,7 +70,7 @@ def test_a_request_brings_its_model_back_in_place_of_the_one_least_recently_used
 
 def test_the_old_is_closed_before_the_new_is_opened(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     order: list[str] = []
     house.script.on_open = lambda job: order.append(f"open {job.spec.name}")
     house.script.on_close = lambda name: order.append(f"close {name}")
@@ -81,7 +81,7 @@ def test_the_old_is_closed_before_the_new_is_opened(new_house: Any) -> None:
 
 def test_requests_that_come_while_it_loads_share_the_one_load(new_house: Any, new_gate: Any, eventually: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     sent = [house.submit(float(number), model="b", version=number % 2 or None) for number in range(6)]
@@ -106,7 +106,7 @@ def stop_runs(house: Any, gate: Any) -> None:
 
 def test_a_model_in_use_is_not_evicted(new_house: Any, new_gate: Any, eventually: Any) -> None:
     house, gate = new_house(max_resident_models=1), new_gate()
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     stop_runs(house, gate)
     _, busy = house.submit(model="a")
     gate.wait_entered()
@@ -122,7 +122,7 @@ def test_a_model_in_use_is_not_evicted(new_house: Any, new_gate: Any, eventually
 
 def test_a_request_that_waits_for_its_model_can_be_taken_back(new_house: Any, new_gate: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     released: list[bool] = []
@@ -142,7 +142,7 @@ def test_a_request_that_waits_for_its_model_can_be_taken_back(new_house: Any, ne
 def test_a_request_waits_no_longer_than_its_deadline(new_house: Any, new_gate: Any, limit: str) -> None:
     is_own = limit == "the request's own"
     house = new_house(max_resident_models=1, on_demand_timeout_s=60.0 if is_own else 0.05)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     _, mailbox = house.submit(model="b", timeout_us=50_000 if is_own else 0)
@@ -152,7 +152,7 @@ def test_a_request_waits_no_longer_than_its_deadline(new_house: Any, new_gate: A
 
 def test_a_cancel_after_the_load_reaches_the_submitted_request(new_house: Any, new_gate: Any) -> None:
     house, gate = new_house(max_resident_models=1), new_gate()
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     stop_runs(house, gate)
     ticket, mailbox = house.submit(model="b")
     gate.wait_entered()
@@ -163,7 +163,7 @@ def test_a_cancel_after_the_load_reaches_the_submitted_request(new_house: Any, n
 
 def test_a_model_that_does_not_come_back_says_why(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
 
     def fail(job: Any) -> None:
         raise LoadError("the file is gone")
@@ -184,7 +184,7 @@ def test_a_model_that_does_not_come_back_says_why(new_house: Any) -> None:
 
 def test_a_wrong_request_is_told_so_once_its_model_is_back(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     released: list[bool] = []
     answer = ask(house, "b", rows=9, release=lambda: released.append(True))
     assert "batch-size" in str(answer.error)
@@ -194,7 +194,7 @@ def test_a_wrong_request_is_told_so_once_its_model_is_back(new_house: Any) -> No
 def test_no_more_than_so_many_requests_wait(new_house: Any, new_gate: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("edge_server.serving.routing.router._MOST_PENDING", 2)
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     sent = [house.submit(model="b")[1] for _ in range(2)]
@@ -206,7 +206,7 @@ def test_no_more_than_so_many_requests_wait(new_house: Any, new_gate: Any, monke
 
 def test_the_end_of_the_server_answers_those_that_wait(new_house: Any, new_gate: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
     _, mailbox = house.submit(model="b")
@@ -218,7 +218,7 @@ def test_the_end_of_the_server_answers_those_that_wait(new_house: Any, new_gate:
 
 def test_an_idle_model_leaves_and_comes_back(new_house: Any, eventually: Any) -> None:
     house = new_house(idle_unload_s=0.05)
-    wish_for(house, "a")
+    set_desired(house, "a")
     eventually(lambda: index(house) == {"a": ("UNAVAILABLE", IDLE)} and len(house.script.closed) == 1)
     assert house.service.is_model_ready("a", None)
     assert ask(house, "a").error is None
@@ -227,14 +227,14 @@ def test_an_idle_model_leaves_and_comes_back(new_house: Any, eventually: Any) ->
 
 def test_an_old_generation_that_stands_in_for_bad_files_never_leaves(new_house: Any, eventually: Any) -> None:
     house = new_house(idle_unload_s=0.02)
-    wish_for(house, "a")
+    set_desired(house, "a")
 
     def fail(job: Any) -> None:
         raise LoadError("bad")
 
     ask(house, "a")
     house.script.on_open = fail
-    house.wish_for(house.spec("a"), mark="b")
+    house.set_desired(house.spec("a"), mark="b")
     assert house.manager.wait_settled(["a"], 20)
     if resident(house) == {"a"}:
         assert not house.manager._models["a"].can_be_evicted()
@@ -242,8 +242,8 @@ def test_an_old_generation_that_stands_in_for_bad_files_never_leaves(new_house: 
 
 def test_changed_files_of_a_model_out_of_memory_are_checked_and_wait_too(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
-    house.wish_for(house.spec("b", max_batch_size=4), mark="new")
+    set_desired(house, "a", "b")
+    house.set_desired(house.spec("b", max_batch_size=4), mark="new")
     assert house.manager.wait_settled(["b"], 20)
     assert index(house)["b"] == ("UNAVAILABLE", FOR_ROOM)
     assert house.service.model_spec("b", None).max_batch_size == 4
@@ -251,10 +251,10 @@ def test_changed_files_of_a_model_out_of_memory_are_checked_and_wait_too(new_hou
 
 def test_an_order_to_load_brings_a_model_back_and_a_withdrawn_wish_ends_the_offer(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
-    wish_for(house, "a", "b")
+    set_desired(house, "a", "b")
     house.service.load_model("b")
     assert resident(house) == {"b"}
-    house.manager.wish_for(DesiredModel("a"))
+    house.manager.set_desired(DesiredModel("a"))
     assert not house.service.is_model_ready("a", None)
     with pytest.raises(UnknownModel):
         house.submit(model="a")
@@ -263,7 +263,7 @@ def test_an_order_to_load_brings_a_model_back_and_a_withdrawn_wish_ends_the_offe
 def test_all_versions_of_a_model_leave_and_come_back_together(new_house: Any) -> None:
     house = new_house(max_resident_models=1)
     house.load(house.spec("a"), 1, 2)
-    wish_for(house, "b")
+    set_desired(house, "b")
     ask(house, "b")
     assert house.service.model_metadata("a", None).versions == ("1", "2")
     assert ask(house, "a", version=1).version == 1
@@ -274,7 +274,7 @@ def test_all_versions_of_a_model_leave_and_come_back_together(new_house: Any) ->
 def test_more_models_than_fit_serve_every_request_of_many_threads(new_house: Any) -> None:
     house = new_house(max_resident_models=2)
     names = ["a", "b", "c", "d"]
-    wish_for(house, *names)
+    set_desired(house, *names)
     errors: list[Any] = []
 
     def work(start: int) -> None:
@@ -296,7 +296,7 @@ def test_more_models_than_fit_serve_every_request_of_many_threads(new_house: Any
 def test_nothing_waits_where_models_stay_in_memory(house: Any, new_gate: Any) -> None:
     gate = new_gate()
     house.script.on_open = lambda job: gate.stop()
-    house.wish_for(house.spec())
+    house.set_desired(house.spec())
     gate.wait_entered()
     with pytest.raises(NotReady):
         house.submit()

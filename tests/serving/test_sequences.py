@@ -266,7 +266,7 @@ def test_more_requests_of_one_sequence_than_may_wait_are_refused_and_the_sequenc
 @pytest.mark.parametrize("key", ["max_waiting_sequences", "max_waiting_per_sequence"])
 @pytest.mark.parametrize("text", ["0", "-1", "many", "", "1.5", "\u0663", "1000001", "9" * 5000])
 def test_a_limit_of_what_may_wait_that_is_no_such_number_fails_the_load(house: Any, key: str, text: str) -> None:
-    house.wish_for(house.spec(sequence=batching(), parameters={key: text}))
+    house.set_desired(house.spec(sequence=batching(), parameters={key: text}))
     assert house.manager.wait_settled(["m"], 20)
     failure = house.manager.failure("m")
     assert f"model 'm': parameter {key} must be a whole number of 1 to 1000000, got '{text[:80]}'" in failure
@@ -455,12 +455,12 @@ def test_an_initial_state_of_the_wrong_size_or_none_fails_the_load(house: Any, t
     state = StateTensor("SUM", "NEW_SUM", DType.FP32, (3,), InitialState("begin", DType.FP32, (3,), "sum"))
     house.script.on_run = accumulate
     spec = house.spec(sequence=batching(states=(state,)))
-    house.wish_for(spec, root=tmp_path)
+    house.set_desired(spec, root=tmp_path)
     assert house.manager.wait_settled(["m"], 20)
     assert "cannot read" in house.manager.failure("m")
     (tmp_path / "m" / "initial_state").mkdir(parents=True)
     (tmp_path / "m" / "initial_state" / "sum").write_bytes(b"123")
-    house.wish_for(spec, root=tmp_path, mark="b")
+    house.set_desired(spec, root=tmp_path, mark="b")
     assert house.manager.wait_settled(["m"], 20)
     assert "expected 12 bytes for FP32 [3], given 3" in house.manager.failure("m")
 
@@ -527,7 +527,7 @@ def test_closing_answers_for_what_waits_and_leaves_nothing(house: Any, new_gate:
     _, running = step(house, 1, 1, "+")
     gate.wait_entered()
     waiting = [step(house, 1, 2)[1], step(house, 2, 3, "+")[1], step(house, 2, 4, "-")[1]]
-    version.stop_taking()
+    version.stop_accepting()
     assert version.abandon_waiting() == 3
     assert all(isinstance(box.final().error, Draining) for box in waiting)
     gate.let_go()
@@ -575,7 +575,7 @@ def test_an_overload_of_all_endings_loses_no_request_and_keeps_every_order(house
     for thread in threads:
         thread.join(60)
     assert lost == []
-    version.stop_taking()
+    version.stop_accepting()
     version.drain()
     scheduler = version._scheduler
     assert (version.in_flight, scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (0, 0, 0, 0)
@@ -612,7 +612,7 @@ def test_a_half_shut_gate_is_asked_and_caps_the_instances(new_house: Any, new_ga
     assert sum(number % 2 for number in version.run_numbers.values()) == 1
     gate.let_go(5)
     assert [answer(box) for box in boxes] == [1, 2, 3]
-    version.stop_taking()
+    version.stop_accepting()
     version.drain()
     assert (governor.asked, governor.balance) == (3, 0.0)
 
@@ -849,7 +849,7 @@ def test_what_comes_joins_the_batch_between_two_runs_of_a_longer_one(house: Any,
 def test_preserve_ordering_holds_for_requests_that_run_again_and_holds_up_none_after_them(house: Any) -> None:
     version = iterate(house, Countdown(), OldestStrategy(8, (), 0, True))
     assert [stream(house.submit(value)[1]) for value in (3, 1, 2)] == [[3, 2, 1], [1], [2, 1]]
-    version.stop_taking()
+    version.stop_accepting()
     version.drain()
 
 
@@ -990,6 +990,6 @@ def test_a_state_of_strings_begins_as_its_file_says(house: Any, tmp_path: Path, 
         assert walk(house, 1, [1, 2]) == [1, 2]
         assert seen == [[b"hi", b""], [b"hi!", b"!"]]
         return
-    house.wish_for(spec, root=tmp_path)
+    house.set_desired(spec, root=tmp_path)
     assert house.manager.wait_settled(["m"], 20)
     assert re.search(words, house.manager.failure("m"))

@@ -62,7 +62,7 @@ def submit(house: Any, request: Any, mailbox: Any) -> Any:
 
 
 def empty(version: Any) -> bool:
-    version.stop_taking()
+    version.stop_accepting()
     version.drain()
     return bool(version.in_flight == 0)
 

@@ -28,7 +28,7 @@ def answer(house: Any, make: Any) -> None:
 
 
 def outcome(house: Any, spec: Any, mark: str) -> str | None:
-    house.wish_for(spec, mark=mark)
+    house.set_desired(spec, mark=mark)
     assert house.manager.wait_settled([spec.name], 20)
     failure: str | None = house.manager.failure(spec.name)
     return failure

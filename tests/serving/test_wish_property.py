@@ -206,8 +206,8 @@ class RepositoryMachine(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         """State the wish, wait until it is worked off, and say what must serve now."""
-        wishes, _ = self.source.wishes()
-        self.manager.wish_for_all(wishes.values())
+        wishes, _ = self.source.desired_models()
+        self.manager.set_desired_state(wishes.values())
         assert self.manager.wait_settled(timeout_s=PATIENCE_S)
         for model in MODELS:
             before = self.expected.get(model, Expected())

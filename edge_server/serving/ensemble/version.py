@@ -201,25 +201,25 @@ class EnsembleVersion:
             self._in_flight.discard(run)
             self._tell_if_idle()
 
-    def look_again(self) -> None:
+    def resume(self) -> None:
         """Do nothing: what the gate holds back waits with the members."""
 
     def end_sequence(self, sequence_id: int | str) -> None:
         """Its members' sequences end on their own."""
 
-    def stop_taking(self) -> None:
+    def stop_accepting(self) -> None:
         """Refuse what comes from now on; requests on their way go on."""
         self._move(VersionState.DRAINING)
         with self._lock:
             self._refusal = lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded")
 
     def drain(self) -> None:
-        """Wait, after `stop_taking`, for the last request."""
+        """Wait, after `stop_accepting`, for the last request."""
         with self._lock:
             self._idle.wait_for(lambda: not self._in_flight)
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+        """Have the timer call, after `stop_accepting`, once the last request is over. Returns at once."""
         with self._lock:
             self._on_idle = call
             self._tell_if_idle()

@@ -9,11 +9,11 @@ from edge_server.core.request_response import Request
 
 
 class AdmissionControl(Protocol):
-    """Thread-safe; every method returns at once. Who lets it allow more calls `Manager.look_again` after that: nothing
+    """Thread-safe; every method returns at once. Who lets it allow more calls `Manager.resume` after that: nothing
     else tells what was held back."""
 
     is_open: bool
-    """True as long as nothing is held back: then nobody needs to ask, and asking costs one look at this."""
+    """True while everything is allowed. Then the other methods need not be called."""
 
     share: float
     """The part of a model's instances, and of its largest batch, that may run: above 0, up to 1."""
@@ -25,7 +25,7 @@ class AdmissionControl(Protocol):
         """
 
     def settle(self, charged_s: float, took_s: float) -> None:
-        """Put right what was charged, now that the request took `took_s` seconds; 0 when it never ran."""
+        """Correct the charge after the request took `took_s` seconds; 0 if it never ran."""
 
 
 class NoAdmissionControl:

@@ -90,7 +90,7 @@ class RateLimiter:
         self.wake_next()
 
     def leave(self, demand: ResourceDemand) -> None:
-        """Forget a demand, and take back what it holds."""
+        """Remove a demand and release its resources."""
         with self._lock:
             self._demands.discard(demand)
             self._waiting.discard(demand)
@@ -98,7 +98,7 @@ class RateLimiter:
         self.wake_next()
 
     def take(self, demand: ResourceDemand) -> bool:
-        """Grant what the demand needs, or remember it as waiting and return False. `wake_next` is to be called soon."""
+        """Grant the resources of a demand, or queue it and return False. Call `wake_next` soon."""
         with self._lock:
             if demand not in self._demands:
                 return False
@@ -128,9 +128,9 @@ class RateLimiter:
             self._waiting.discard(demand)
 
     def wake_next(self) -> None:
-        """Wake who can go on, until nobody waits who could. Call it without holding a scheduler's lock.
+        """Wake the waiting demands that can now be granted. Call it without a scheduler's lock.
 
-        Whoever is woken takes what it needs, or waits no more: so this ends.
+        A woken demand takes its resources or leaves the queue, so the loop ends.
         """
         while self._waiting:
             with self._lock:

@@ -24,7 +24,7 @@ class RateLimiterClient:
         self.wake_next = limiter.wake_next
 
     def enter(self, instances: Iterable[Instance]) -> None:
-        """Make known what they need. Raises BadModelConfig when that could never be granted; `leave` is needed then."""
+        """Register the needed resources. Raises BadModelConfig if they can never be granted; `leave` is needed then."""
         for instance in instances:
             if instance.needs:
                 demand = ResourceDemand(self._model, instance.needs, instance.rate_priority, self._wake)
@@ -32,7 +32,7 @@ class RateLimiterClient:
                 self._demands[instance] = demand
 
     def leave(self) -> None:
-        """Give up every claim, also of what still runs."""
+        """Release all resources, also those of running batches."""
         demands, self._demands = self._demands, {}
         for demand in demands.values():
             self._limiter.leave(demand)

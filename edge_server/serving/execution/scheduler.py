@@ -27,7 +27,7 @@ Run: TypeAlias = tuple[Instance, list[Ticket]]
 
 
 class RequestQueue(Protocol):
-    """Where tickets wait, and what any scheduler asks of it. See BatchQueue."""
+    """Queue of waiting tickets, as every scheduler uses it. See BatchQueue."""
 
     row_limit: int
 
@@ -79,7 +79,7 @@ class Scheduler:
         self._claims = None if limiter is None else RateLimiterClient(limiter, spec.name, self._on_turn)
         self._max_rows = max(1, spec.max_batch_size)
         self._is_held = False
-        """Whether the gate did not allow everything when it was looked at last."""
+        """Whether admission control held something back at the last check."""
         self._is_abandoned = False
         self._on_idle: Callable[[], None] | None = None
         self._passes_lone = spec.sequence is None and limiter is None and self._rule.passes_lone
@@ -96,12 +96,12 @@ class Scheduler:
         return len(self._in_flight)
 
     def enter_limiter(self, instances: Sequence[Instance]) -> None:
-        """Make known what the instances need to run. Raises BadModelConfig; `leave_limiter` is needed then too."""
+        """Register the resources of the instances. Raises BadModelConfig; `leave_limiter` is needed then too."""
         if self._claims is not None:
             self._claims.enter(instances)
 
     def leave_limiter(self) -> None:
-        """Give up every claim on shared resources, also of what hangs."""
+        """Release all shared resources, also those of hung instances."""
         if self._claims is not None:
             self._claims.leave()
 
@@ -170,8 +170,8 @@ class Scheduler:
         """Return the ticket's entry in the queue."""
         return ticket
 
-    def look_again(self) -> None:
-        """Go on with what was held back: the gate allows more now."""
+    def resume(self) -> None:
+        """Start waiting requests, because admission control allows more now."""
         with self._lock:
             runs, expired = self._decide()
         self._carry_out(runs, expired)
@@ -213,7 +213,7 @@ class Scheduler:
             self._order.send_final(ticket, response)
 
     def release(self, tickets: Sequence[Ticket]) -> None:
-        """Give back what the tickets hold; the version may be closed once none is left."""
+        """Release the tickets; the version may be closed when none is left."""
         for ticket in tickets:
             if ticket.charged_s:
                 self._gate.settle(ticket.charged_s, ticket.took_s)
@@ -228,7 +228,7 @@ class Scheduler:
         raise AssertionError(f"model '{self._name}' is not iterative")
 
     def close(self, refusal: Callable[[], EdgeServerError]) -> None:
-        """Take nothing new; requests that wait or run go on. What `refusal` makes is raised to those who come later."""
+        """Accept no new requests; waiting and running ones continue. Later ones get the error that `refusal` makes."""
         with self._lock:
             self._refusal = refusal
             self._tell_if_idle()
@@ -289,7 +289,7 @@ class Scheduler:
         return runs, expired
 
     def _take_in_turn(self, claims: RateLimiterClient, room: int, now_ns: int) -> list[Run]:
-        """Take at most `room` batches, each for an instance that was granted what it needs."""
+        """Take at most `room` batches, each for an instance that has its resources."""
         runs: list[Run] = []
         while len(runs) < room and self._rule.is_due(now_ns):
             instance = claims.choose(self._free)
@@ -301,7 +301,7 @@ class Scheduler:
         return runs
 
     def _on_turn(self) -> None:
-        """Go on with what was refused its resources before. The limiter calls, and wakes the others itself."""
+        """Retry batches that were refused resources. Called by the rate limiter."""
         with self._lock:
             runs, expired = self._decide()
         if expired:
@@ -317,7 +317,7 @@ class Scheduler:
         return max(0, most - (self._instance_count - len(self._free)))
 
     def _carry_out(self, runs: list[Run], expired: list[Ticket], *, is_inline: bool = False) -> None:
-        """Do what was decided, once the lock is let go."""
+        """Carry out the decisions after the lock is released."""
         if expired:
             self._refuse_expired(expired)
         if self._claims is not None:

@@ -61,7 +61,7 @@ MOST_REFUSALS = 3
 
 
 class ModelVersion:
-    """Owned by the manager, which alone moves its state. `submit` may be called by any thread once it is READY."""
+    """Owned by the manager, which alone changes its state. `submit` may be called from any thread when it is READY."""
 
     def __init__(
         self,
@@ -120,7 +120,8 @@ class ModelVersion:
         self._refused_at = -1
 
     def open(self) -> None:
-        """Open and warm every instance, then take requests. Raises what the backend raises, with nothing left open."""
+        """Open and warm up every instance, then accept requests. Raises the backend's errors, with nothing left
+        open."""
         devices = gpus_of(self.spec)
         try:
             with self._gpus.loading(self.name, devices) as taken:
@@ -232,7 +233,7 @@ class ModelVersion:
             raise
 
     def _set_latest_start(self, ticket: Ticket, deadline_ns: int) -> None:
-        """Refuse what would not be finished in time if it began now, going by how long runs take here."""
+        """Refuse a request that cannot finish in time, judged by the measured run times."""
         run_ns = int(self._counters.run_ns)
         ticket.start_by_ns = deadline_ns - run_ns
         left_ns = deadline_ns - ticket.arrived_ns
@@ -241,7 +242,7 @@ class ModelVersion:
         if left_ns <= 0:
             raise DeadlineTooShort(f"the deadline of the request to model '{self.name}' passed before it was taken up")
         if ticket.arrived_ns - max(self._tried_ns, self._counters.last_used_ns) > max(_TRY_AGAIN_NS, 4 * run_ns):
-            # Only runs tell how long runs take: refusing all would never find out that they became faster.
+            # Some requests must run: only they show whether runs became faster.
             self._tried_ns = ticket.arrived_ns
             ticket.start_by_ns = deadline_ns
             return
@@ -250,33 +251,33 @@ class ModelVersion:
             f"and the request's deadline is in {left_ns / 1e6:.1f} ms"
         )
 
-    def look_again(self) -> None:
-        """Go on with what was held back: the gate allows more now."""
-        self._scheduler.look_again()
+    def resume(self) -> None:
+        """Start waiting requests, because admission control allows more now."""
+        self._scheduler.resume()
 
     def end_sequence(self, sequence_id: int | str) -> None:
         """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
         self._scheduler.end_sequence(sequence_id)
 
-    def stop_taking(self) -> None:
-        """Refuse what comes from now on; what waits or runs goes on."""
+    def stop_accepting(self) -> None:
+        """Refuse new requests; waiting and running ones continue."""
         self._move(VersionState.DRAINING)
         self._scheduler.close(lambda: Draining(f"model '{self.name}' version {self.version} is being unloaded"))
 
     def drain(self) -> None:
-        """Wait, after `stop_taking`, for the last request."""
+        """Wait, after `stop_accepting`, for the last request."""
         self._scheduler.wait_idle(None)
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+        """Have the timer call, after `stop_accepting`, once the last request is over. Returns at once."""
         self._scheduler.call_when_idle(call)
 
     def abandon_waiting(self) -> int:
-        """Fail what still waits, and return how many that were; what runs goes on."""
+        """Fail the waiting requests and return their number; running ones continue."""
         return self._scheduler.abandon_waiting()
 
     def abandon_running(self) -> int:
-        """Fail what is not answered yet, and return how many that were."""
+        """Fail all unanswered requests. Return their number."""
         return self._scheduler.abandon_running()
 
     def close(self) -> None:
@@ -338,7 +339,7 @@ class ModelVersion:
         lost = SessionLost(self.reason)
         self._scheduler.abandon_waiting(lost)
         self._scheduler.abandon_running(lost)
-        # What hangs may never end; others must not wait for what it holds.
+        # A hung run may never end; other models must not wait for its resources.
         self._scheduler.leave_limiter()
         self._scheduler.wait_idle(None)
         self._close_instances()

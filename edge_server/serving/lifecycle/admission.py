@@ -87,8 +87,8 @@ class LoadAdmission:
     def is_unloading(self) -> bool:
         """Return whether a version is on its way out of memory."""
         with self._changed:
-            living = [item for model in self._models.values() for item in model.living]
-        return any(item.state in (VersionState.DRAINING, VersionState.CLOSING) for item in living)
+            loaded = [item for model in self._models.values() for item in model.loaded]
+        return any(item.state in (VersionState.DRAINING, VersionState.CLOSING) for item in loaded)
 
     def _replace_old(self, load: PendingLoad) -> bool:
         """Retire what the version replaces, and wait until it is gone. False when something else is wished by then."""
@@ -97,7 +97,7 @@ class LoadAdmission:
             with self._changed:
                 if not unloading.is_wanted(model, load.action):
                     return False
-                snapshots = [item.snapshot() for item in model.living]
+                snapshots = [item.snapshot() for item in model.loaded]
                 step = next_action(model.to_serve(), snapshots, model.failed(), ReloadPolicy.REPLACE)
                 if isinstance(step, LoadAction):
                     return step == load.action
@@ -105,9 +105,9 @@ class LoadAdmission:
                     model.is_replacing = True
                     unloading.start_retire(model, model.of_generation(step.generation))
                     continue
-                living = len(model.living)
+                loaded = len(model.loaded)
             self._events.publish()
-            self._wait(load, lambda: len(model.living) < living or not unloading.is_wanted(model, load.action))  # noqa: B023
+            self._wait(load, lambda: len(model.loaded) < loaded or not unloading.is_wanted(model, load.action))  # noqa: B023
 
     def _find_place(self, load: PendingLoad, resolved: Resolved) -> bool:
         """Evict others until one more model may be in memory. False when it must rest until somebody asks for it."""
@@ -118,14 +118,14 @@ class LoadAdmission:
                 if not self._unloading.is_wanted(model, action):
                     return False
                 others = []
-                if limit and not model.living:
+                if limit and not model.loaded:
                     others = [item for item in self._models.values() if item is not model and item.is_resident]
-                if not limit or model.living or len(others) < limit:
+                if not limit or model.loaded or len(others) < limit:
                     model.is_opening = True
                     return True
                 if not model.is_demanded:
                     model.failures.pop(action.version, None)
-                    model.cold[action.version] = EvictedVersion(
+                    model.evicted[action.version] = EvictedVersion(
                         action.fingerprint, resolved.spec, UNLOADED_FOR_ROOM, load.generation, time.time()
                     )
                     return False

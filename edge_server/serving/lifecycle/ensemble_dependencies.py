@@ -25,7 +25,7 @@ _USING = (VersionState.READY, VersionState.DRAINING, VersionState.CLOSING)
 
 
 class Dependents:
-    """Sees all records of the manager."""
+    """Members and users of ensembles, from the states of all models."""
 
     def __init__(self, models: Mapping[str, ModelState]) -> None:
         self._models = models
@@ -33,13 +33,13 @@ class Dependents:
         """Member -> every ensemble that had it as a member so far, so that no question goes through all models."""
 
     def add_members(self, ensemble: str, members: Iterable[Member]) -> None:
-        """Remember what an ensemble is made of: called for each wish, and for each version that was opened."""
+        """Store the members of an ensemble. Called for each desired state and for each opened version."""
         for member, _ in members:
             self._ensembles_of.setdefault(member, set()).add(ensemble)
 
     def effective(self, stated: DesiredModel) -> DesiredModel:
-        """Return the wish with fingerprints that change when anything does that an ensemble is made of, or that a
-        version is to be loaded anew for."""
+        """Return the desired state with fingerprints that also change with the members of an ensemble and with
+        renewals."""
         record = self._models.get(stated.name)
         if record is not None and record.renewals:
             stated = _renewed(stated, record.renewals)
@@ -48,24 +48,25 @@ class Dependents:
         marks = "\n".join(self._mark(*member) or _NONE + self._failure(member[0]) for member in stated.members)
         tail = _SEPARATOR + hashlib.blake2b(marks.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         versions = {
-            number: replace(wish, fingerprint=wish.fingerprint + tail) for number, wish in stated.versions.items()
+            number: replace(desired, fingerprint=desired.fingerprint + tail)
+            for number, desired in stated.versions.items()
         }
         return replace(stated, versions=versions)
 
     def of(self, name: str) -> list[ModelState]:
-        """Return the ensembles that are wished for and have the model as a member."""
+        """Return the desired ensembles that have the model as a member."""
         return [model for model in self._ensembles(name) if any(member == name for member, _ in model.stated.members)]
 
     def awaited(self, model: ModelState) -> str:
-        """Return the member that an ensemble should wait for before it is loaded, "" when there is none."""
+        """Return the member that an ensemble must wait for before its load, "" if there is none."""
         return self._awaited(model, {model.name})
 
     def users(self, model: ModelState, version: ServedVersion) -> list[tuple[ModelState, ServedVersion]]:
-        """Return the living ensembles with a step that nobody would answer, were this version gone."""
-        left = {*ready_versions(model.living, version), *model.resting()}
+        """Return the loaded ensembles that need this version for a step."""
+        left = {*ready_versions(model.loaded, version), *model.resting()}
         found = []
         for other in self._ensembles(model.name):
-            for item in other.living:
+            for item in other.loaded:
                 if item.state in _USING and any(
                     name == model.name and not (left if number is None else number in left)
                     for name, number in steps_of(item)
@@ -74,11 +75,11 @@ class Dependents:
         return found
 
     def is_used(self, version: ServedVersion) -> bool:
-        """Return whether a living ensemble has the model as a member."""
+        """Return whether a loaded ensemble has the model as a member."""
         return any(
             name == version.name
             for model in self._ensembles(version.name)
-            for item in model.living
+            for item in model.loaded
             if item.state in _USING
             for name, _ in steps_of(item)
         )
@@ -93,16 +94,16 @@ class Dependents:
             raise BadModelConfig(f"ensemble '{name}': expected models that do not lead back to it, given {names}")
 
     def lacks(self, name: str, version: int | None) -> str:
-        """Return why a model cannot be a member now, "" when it can."""
+        """Return why a model cannot be a member now, "" if it can."""
         record = self._models.get(name)
-        if record is None or not (record.wish.versions or record.wish.reason):
+        if record is None or not (record.desired.versions or record.desired.reason):
             return f"model '{name}' is not loaded"
         if self._mark(name, version):
             return ""
         which = f"model '{name}'" if version is None else f"model '{name}' version {version}"
         rows = record.index_rows()
         number = version if version is not None else max(rows, default=0)
-        state, reason = rows.get(number, ("", record.wish.reason))
+        state, reason = rows.get(number, ("", record.desired.reason))
         failure = record.failed().get(number)
         if failure is not None:
             # What is on its way out has no reason of its own.
@@ -114,20 +115,20 @@ class Dependents:
         return [self._models[name] for name in sorted(self._ensembles_of.get(member, ())) if name in self._models]
 
     def _failure(self, name: str) -> str:
-        """Return why a model failed to load, so that the reason of what is made of it follows."""
+        """Return why a model failed to load, for the reason of its ensembles."""
         record = self._models.get(name)
         return "" if record is None else "; ".join(item.cause.message for item in record.failed().values())
 
     def _mark(self, name: str, version: int | None) -> str:
-        """Return the fingerprint of what would answer for a member, "" when nothing would."""
+        """Return the fingerprint of the version that answers for a member, "" if there is none."""
         record = self._models.get(name)
-        if record is None or not (record.wish.versions or record.wish.reason):
+        if record is None or not (record.desired.versions or record.desired.reason):
             return ""
         found = {number: cold.fingerprint for number, cold in record.resting().items()}
-        found |= {number: item.fingerprint for number, item in ready_versions(record.living, None).items()}
+        found |= {number: item.fingerprint for number, item in ready_versions(record.loaded, None).items()}
         if version is None:
             return found[max(found)] if found else ""
-        is_going = bool(record.wish.versions) and version not in record.wish.versions
+        is_going = bool(record.desired.versions) and version not in record.desired.versions
         return "" if is_going else found.get(version, "")
 
     def _awaited(self, model: ModelState, seen: set[str]) -> str:
@@ -142,21 +143,21 @@ class Dependents:
 
 
 def _renewed(stated: DesiredModel, renewals: Mapping[int, tuple[str, str]]) -> DesiredModel:
-    """Return the wish with a mark on the fingerprints that are still those for which it was set."""
+    """Return the desired state with the renewal marks added to unchanged fingerprints."""
     versions = dict(stated.versions)
     for number, (fingerprint, mark) in renewals.items():
-        wish = versions.get(number)
-        if wish is not None and wish.fingerprint == fingerprint:
-            versions[number] = replace(wish, fingerprint=f"{fingerprint}+{mark}")
+        desired = versions.get(number)
+        if desired is not None and desired.fingerprint == fingerprint:
+            versions[number] = replace(desired, fingerprint=f"{fingerprint}+{mark}")
     return replace(stated, versions=versions)
 
 
 def own_fingerprint(fingerprint: str) -> str:
-    """Return the part of a fingerprint that members have no part in."""
+    """Return the part of a fingerprint that does not depend on members."""
     return fingerprint.partition(_SEPARATOR)[0]
 
 
 def steps_of(version: ServedVersion) -> Collection[Member]:
-    """Return the models and versions that an ensemble is made of; none of any other model."""
+    """Return the member models and versions of an ensemble; empty for any other model."""
     ensemble = version.spec.ensemble
     return () if ensemble is None else [(step.model, step.version) for step in ensemble.steps]

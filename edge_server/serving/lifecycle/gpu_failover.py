@@ -59,7 +59,7 @@ class GpuFailover:
         with reconciler.changed:
             self._events.add(GPU_LOST, gpu=device_id, reason=reason)
             for model in reconciler.models.values():
-                for version in list(model.living):
+                for version in list(model.loaded):
                     if device_id in gpus_of(version.spec) and reconciler.fail(model, version, words):
                         model.lost_gpu.add(version.version)
                         reconciler.proceed(model)
@@ -69,7 +69,7 @@ class GpuFailover:
     def on_loaded(self, model: ModelState, version: ServedVersion) -> None:
         """Forget that the version lost its GPU. Under the lock."""
         # It serves again: a later failure, as of new files, says nothing about the GPU.
-        model.lost_gpu = (model.lost_gpu & model.wish.versions.keys()) - {version.version}
+        model.lost_gpu = (model.lost_gpu & model.desired.versions.keys()) - {version.version}
         lost = self._gpus.lost()
         device_id = next((gpu for gpu in gpus_of(version.spec) if gpu in lost), None)
         # Lost while the version was opened: `lose_gpu` did not see it among the loaded versions.

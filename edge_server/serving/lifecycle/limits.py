@@ -26,7 +26,7 @@ class ManagerLimits:
 
     @property
     def may_evict(self) -> bool:
-        """Whether models leave memory though they are wished for, and come back on request."""
+        """Whether desired models may be evicted and loaded again on request."""
         return self.max_resident_models > 0 or self.idle_unload_s > 0
 
     def reload_policy_of(self, spec: ModelSpec) -> ReloadPolicy:

@@ -13,15 +13,14 @@ from edge_server.errors import (
 )
 
 HEALS = (OutOfMemory, StorageFault, ChangedWhileLoading)
-"""Causes that may pass without a change of the model's files: such loads are tried again, later and later. Files that
-changed while they were loaded may be by then what they were before. A runtime that is not installed is not among them:
-who installs it orders a load, or starts the server anew."""
+"""Errors that may pass without a change of the model's files. Such loads are retried with growing delays. A missing
+runtime is not among them: after its installation the operator loads the model or restarts the server."""
 
 _PASSING_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.ETIMEDOUT})
 
 
 def as_passing(error: LoadError | OSError) -> EdgeServerError:
-    """Return the error as a StorageFault when a disk or a file system that stutters is at the bottom of it.
+    """Return the error as a StorageFault if a temporary disk or file system error caused it.
 
     Any other OSError becomes a LoadError.
     """

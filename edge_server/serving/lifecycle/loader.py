@@ -64,14 +64,14 @@ class Loader:
         self._gpus = gpus
         self._on_gpu_fault = on_gpu_fault
 
-    def resolve(self, wish: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
+    def resolve(self, desired: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
         """Return the resolved version with checked parameters. Raises LoadError."""
         # What runs models is imported by the first of them: a server that waits for one stays smaller.
         from edge_server.serving.lifecycle.warmup import warmup_rules
         from edge_server.serving.sequence.scheduler import waiting_limits
 
         try:
-            resolved = wish.resolve(passed_over)
+            resolved = desired.resolve(passed_over)
         except (LoadError, OSError) as error:
             raise as_passing(error) from error
         spec = resolved.spec
@@ -81,14 +81,14 @@ class Loader:
         waiting_limits(spec)
         return resolved
 
-    def open(self, wish: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
+    def open(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
         """Return the version, READY. A load that fails for good is tried again `load_retry_count` times at once.
 
         Raises LoadError, BackendError ...: what the last try raised.
         """
         for tries_left in range(self._limits.load_retry_count, -1, -1):
             try:
-                return self._open_by_any(wish, resolved, generation)
+                return self._open_by_any(desired, resolved, generation)
             except HEALS:
                 raise
             except EdgeServerError as error:
@@ -98,13 +98,15 @@ class Loader:
                 log.warning("model '%s' failed to load, %d tries are left: %s", name, tries_left, error.message)
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _open_by_any(self, wish: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
+    def _open_by_any(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> ServedVersion:
         """Return the version opened by the first of the runtimes to choose from that can."""
         from edge_server.serving.ensemble.version import EnsembleVersion
         from edge_server.serving.execution.version import ModelVersion
 
         if resolved.spec.ensemble is not None:
-            ensemble = EnsembleVersion(resolved, generation, wish.fingerprint, self._members, self._timer, self._cache)
+            ensemble = EnsembleVersion(
+                resolved, generation, desired.fingerprint, self._members, self._timer, self._cache
+            )
             ensemble.open()
             return ensemble
         passed_over: dict[str, str] = {}
@@ -112,7 +114,7 @@ class Loader:
             version = ModelVersion(
                 resolved,
                 generation,
-                wish.fingerprint,
+                desired.fingerprint,
                 self._timer,
                 self._settings,
                 self._gate,
@@ -137,7 +139,7 @@ class Loader:
                 passed_over[resolved.spec.backend] = error.message
             else:
                 return version
-            resolved = self.resolve(wish, passed_over)
+            resolved = self.resolve(desired, passed_over)
 
 
 class LoaderThreads:

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GRACE_S = 3.0
-"""How long batches that run, and sessions that close, are still waited for when the time to drain is over."""
+"""How long `close` waits for running batches and closing sessions after the drain time."""
 
 _CHECKS = 4
-"""How many times within a time-out idle models and hung runs are looked for."""
+"""How many times within a time-out idle models and hung runs are checked."""
 
 
 class Manager:
@@ -111,7 +111,7 @@ class Manager:
         self.ready_versions, self.all_ready = router.ready_versions, router.all_ready
         self.offered_versions, self.serving_names = router.offered_versions, router.serving_names
         self._hangs = HangWatchdog(self._limits.hang_timeout_s)
-        # If a caller's own thread hangs in a runtime, nobody can tell it so.
+        # A front end's own thread must not hang in a runtime.
         self.callers_may_run = self._limits.hang_timeout_s <= 0
         self._repeat(LONG_LOAD_S, self._log_long_loads)
         if self._limits.idle_unload_s > 0:
@@ -119,7 +119,7 @@ class Manager:
         if self._limits.hang_timeout_s > 0:
             self._repeat(self._limits.hang_timeout_s / _CHECKS, self._check_for_hangs)
 
-    # -- what ensembles ask ----------------------------------------------------------------------------------------
+    # -- for ensembles ----------------------------------------------------------------------------------------
 
     def member_spec(self, name: str, version: int | None) -> ModelSpec:
         """Return the specification of an ensemble's member. Raises MemberMissing with the reason why it does not
@@ -134,46 +134,46 @@ class Manager:
             raise MemberMissing(error.message) from error
 
     def members_of(self, name: str) -> list[str]:
-        """Return the models that a wished-for ensemble is made of; none of any other model."""
+        """Return the member models of a desired ensemble; empty for any other model."""
         with self._changed:
             model = self._models.get(name)
             return [] if model is None else list(dict.fromkeys(member for member, _ in model.stated.members))
 
     def is_member(self, name: str) -> bool:
-        """Return whether an ensemble is wished for that the model is a member of."""
+        """Return whether a desired ensemble has the model as a member."""
         with self._changed:
             return bool(self._dependents.of(name))
 
-    # -- the wish ---------------------------------------------------------------------------------------------------
+    # -- the desired ---------------------------------------------------------------------------------------------------
 
-    def wish_for(self, wish: DesiredModel, *, retry: bool = False) -> None:
-        """Replace the wish for one model. `retry` forgets earlier failures, so that they are tried again, and brings
-        back what was taken out of memory.
+    def set_desired(self, desired: DesiredModel, *, retry: bool = False) -> None:
+        """Replace the desired state of one model. `retry` forgets earlier failures, so that loads are tried again, and
+        loads evicted versions.
 
         Raises Draining once `close` was called.
         """
         with self._changed:
             if self._reconciler.is_closed:
-                raise Draining(f"Server is stopping, model '{wish.name}' can be neither loaded nor unloaded")
-            self._replace_wish(wish, retry=retry)
+                raise Draining(f"Server is stopping, model '{desired.name}' can be neither loaded nor unloaded")
+            self._replace_wish(desired, retry=retry)
         self._events.publish()
 
-    def wish_for_all(self, wishes: Iterable[DesiredModel], kept: Collection[str] = ()) -> None:
-        """Replace the whole wish, but for that for `kept`: models that it leaves out are unloaded. Does nothing once
-        `close` was called.
+    def set_desired_state(self, desired: Iterable[DesiredModel], kept: Collection[str] = ()) -> None:
+        """Replace the whole desired state, except for the models in `kept`. Models left out are unloaded. Does nothing
+        after `close`.
 
-        Costs little for models whose wish is the same object as before, as the watcher gives it for unchanged files.
+        Models with the same object as before cost little; the watcher reuses the object for unchanged files.
         """
-        by_name = {wish.name: wish for wish in wishes if wish.name not in kept}
+        by_name = {desired.name: desired for desired in desired if desired.name not in kept}
         with self._changed:
             if self._reconciler.is_closed:
                 return
-            whole = {name: wish for name, wish in by_name.items() if not self._is_stated(wish)}
+            whole = {name: desired for name, desired in by_name.items() if not self._is_stated(desired)}
             for name in self._models.keys() - by_name.keys() - set(kept):
                 if self._models[name].stated != DesiredModel(name):
                     whole[name] = DesiredModel(name)
-            order = members_first({name: [member for member, _ in wish.members] for name, wish in whole.items()})
-            # Ensembles see the wishes for all their members before anything is done about them.
+            order = members_first({name: [member for member, _ in desired.members] for name, desired in whole.items()})
+            # Ensembles must see the desired state of all their members before any action starts.
             self._reconciler.proceeding.update(order)
             for name in order:
                 self._replace_wish(whole[name])
@@ -183,29 +183,29 @@ class Manager:
         self._events.publish()
 
     def renew(self, name: str, version: int, mark: str) -> bool:
-        """Load a version anew although its files are as they were: what else it is made from has changed, for which
-        `mark` stands. Returns at once; false when the version is not wished for. Ordinary reloads carry the mark on."""
+        """Load a version again although its files have not changed, because something else it depends on has: `mark`
+        names it. Returns at once; False if the version is not desired. Later reloads keep the mark."""
         with self._changed:
             model = self._models.get(name)
-            wish = None if model is None else model.stated.versions.get(version)
-            if model is None or wish is None or self._reconciler.is_closed:
+            desired = None if model is None else model.stated.versions.get(version)
+            if model is None or desired is None or self._reconciler.is_closed:
                 return False
-            model.renewals[version] = wish.fingerprint, mark
+            model.renewals[version] = desired.fingerprint, mark
             self._reconciler.proceed(model)
         self._events.publish()
         return True
 
     def wait_settled(self, names: Iterable[str] | None = None, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to load for these models (None: all) and what is not wished for takes nothing new.
+        """Wait until nothing is left to load for these models (None: all) and undesired versions accept no more
+        requests.
 
-        A load that is to be tried again later is not waited for. False on time-out, or when the manager is closed
-        before that.
+        Does not wait for later retries. Returns False on time-out or if the manager is closed first.
         """
         chosen = None if names is None else list(names)
         left: list[ModelState] = []
 
         def is_settled() -> bool:
-            # Asked after every step of every model: most often the one that was not settled before still is not.
+            # Called after every step of every model: most often the same model is still not settled.
             if not left or not left[0].is_unsettled:
                 left[:] = self._unsettled(chosen)
             return not left
@@ -216,55 +216,55 @@ class Manager:
         self._events.publish()
         return has_settled
 
-    # -- what became of it -----------------------------------------------------------------------------------------
+    # -- status -----------------------------------------------------------------------------------------
 
     def is_known(self, name: str) -> bool:
         return name in self._models
 
     def failure(self, name: str) -> str | None:
-        """Return why not all of the wish for a model is served, in Triton's words, or None when all of it is."""
+        """Return why a model does not serve all its desired versions, in Triton's words; None if it does."""
         with self._changed:
             model = self._models[name]
-            if model.wish.reason:
-                return model.wish.reason
+            if model.desired.reason:
+                return model.desired.reason
             parts = [
                 f"version {number} is at UNAVAILABLE state: {why.reason};" for number, why in model.failed().items()
             ]
             return " ".join(parts) or None
 
     def has_failures(self) -> bool:
-        """Return whether anything that is wished for is not served. What a request would bring back counts as such."""
+        """Return whether any desired version is not served. A version that a request would load counts as served."""
         with self._changed:
             return any(
-                bool(model.wish.reason) or bool(model.wish.versions.keys() - set(self.offered_versions(name)))
+                bool(model.desired.reason) or bool(model.desired.versions.keys() - set(self.offered_versions(name)))
                 for name, model in self._models.items()
             )
 
     def has_unserved(self, *, ever_served: bool) -> bool:
-        """Return whether no version serves of a model that should be served, or would be loaded by a request.
+        """Return whether a desired model has no serving version and none that a request would load.
 
-        `ever_served`: models of which nothing has served since they were added to the desired state do not count.
+        `ever_served`: models that have never served since they were added to the desired state do not count.
         """
         with self._changed:
             return any(
-                bool(model.wish.reason or model.wish.versions)
+                bool(model.desired.reason or model.desired.versions)
                 and (model.has_served or not ever_served)
                 and not self.offered_versions(name)
                 for name, model in self._models.items()
             )
 
-    def look_again(self) -> None:
-        """Go on with what was held back: the gate allows more than before. Returns at once."""
-        for version in self.living():
-            version.look_again()
+    def resume(self) -> None:
+        """Start waiting requests, because admission control allows more than before. Returns at once."""
+        for version in self.loaded_versions():
+            version.resume()
 
-    def living(self) -> list[ServedVersion]:
-        """Return the versions that hold a runtime, whatever their state."""
+    def loaded_versions(self) -> list[ServedVersion]:
+        """Return all loaded versions, whatever their state."""
         with self._changed:
-            return [item for model in self._models.values() for item in model.living]
+            return [item for model in self._models.values() for item in model.loaded]
 
     def in_flight(self) -> int:
-        return sum(version.in_flight for version in self.living())
+        return sum(version.in_flight for version in self.loaded_versions())
 
     def index(self) -> list[IndexEntry]:
         """Return every version that lives, failed, or was unloaded, with its state and reason."""
@@ -273,8 +273,8 @@ class Manager:
             for name, model in sorted(self._models.items()):
                 rows = model.index_rows()
                 entries += [IndexEntry(name, str(version), *rows[version]) for version in sorted(rows)]
-                if model.wish.reason:
-                    entries.append(IndexEntry(name, "", "UNAVAILABLE", model.wish.reason))
+                if model.desired.reason:
+                    entries.append(IndexEntry(name, "", "UNAVAILABLE", model.desired.reason))
         return entries
 
     def versions(self, name: str | None = None) -> list[VersionReport]:
@@ -283,12 +283,13 @@ class Manager:
             chosen = [(key, model) for key, model in sorted(self._models.items()) if name in (None, key)]
             return [report for key, model in chosen for report in model.reports(self.routes_of(key))]
 
-    # -- ending -----------------------------------------------------------------------------------------------------
+    # -- close -----------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float) -> bool:
-        """Refuse new requests, drain for at most `timeout_s`, and close everything. False when requests were failed.
+        """Refuse new requests, drain for at most `timeout_s`, and close everything. Return False if requests were
+        failed.
 
-        What hangs in its runtime cannot be ended: its thread is left, and the process ends around it.
+        A thread that hangs in a runtime cannot be stopped; it is left behind.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -303,50 +304,51 @@ class Manager:
             item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
         self._events.publish()
         self._join(deadline)
-        failed_count = sum(version.abandon_waiting() for version in self.living())
+        failed_count = sum(version.abandon_waiting() for version in self.loaded_versions())
         self._join(time.monotonic() + _GRACE_S)
-        failed_count += sum(version.abandon_running() for version in self.living())
+        failed_count += sum(version.abandon_running() for version in self.loaded_versions())
         self._loader.pool.close()
         return failed_count == 0
 
     def _join(self, deadline: float) -> None:
-        """Wait for loads and drains to end, those included that begin meanwhile."""
+        """Wait until all loads and drains have ended, including those that start meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: not self._reconciler.running, max(deadline - time.monotonic(), 0.0))
 
     # -- under the lock ---------------------------------------------------------------------------------------------
 
     def _unsettled(self, names: list[str] | None) -> list[ModelState]:
-        """Return the last of these models that has something left to load, if any does: loads come in their order."""
+        """Return the last of these models with something left to load, if there is one: loads start in order."""
         models = reversed(self._models.values()) if names is None else map(self._models.get, names)
         return list(itertools.islice((model for model in models if model is not None and model.is_unsettled), 1))
 
-    def _is_stated(self, wish: DesiredModel) -> bool:
-        """Return whether this wish, of a model that is no ensemble, was stated before: nothing is left to be done."""
-        model = self._models.get(wish.name)
-        return model is not None and model.stated is wish and not wish.members
+    def _is_stated(self, desired: DesiredModel) -> bool:
+        """Return whether the same desired state was set before, for a model that is no ensemble. Then nothing is to be
+        done."""
+        model = self._models.get(desired.name)
+        return model is not None and model.stated is desired and not desired.members
 
-    def _replace_wish(self, wish: DesiredModel, *, retry: bool = False) -> None:
-        model = self._models.setdefault(wish.name, ModelState(wish))
-        model.stated = wish
-        self._dependents.add_members(wish.name, wish.members)
-        model.wish = wish = self._dependents.effective(wish)
-        if not wish.versions and not wish.reason:
-            model.cold.clear()
+    def _replace_wish(self, desired: DesiredModel, *, retry: bool = False) -> None:
+        model = self._models.setdefault(desired.name, ModelState(desired))
+        model.stated = desired
+        self._dependents.add_members(desired.name, desired.members)
+        model.desired = desired = self._dependents.effective(desired)
+        if not desired.versions and not desired.reason:
+            model.evicted.clear()
             model.has_served = False
         for version, failure in list(model.failures.items()):
-            wished = wish.versions.get(version)
+            wished = desired.versions.get(version)
             if retry or wished is None or wished.fingerprint != failure.fingerprint:
                 failure.forget_retry()
-                # Nothing tries it again now; should these files be wished for once more, that is a new try.
+                # No retry is planned any more. If the same files become desired again, that is a new try.
                 failure.is_due = failure.can_heal
             if retry:
                 del model.failures[version]
-        if retry and model.cold:
+        if retry and model.evicted:
             model.is_demanded = True
         self._reconciler.proceed(model)
 
-    # -- from time to time, on the timer's thread -------------------------------------------------------------------
+    # -- periodic work, on the timer's thread -------------------------------------------------------------------
 
     def _repeat(self, period_s: float, work: Callable[[], None]) -> None:
         def again() -> None:
@@ -366,7 +368,7 @@ class Manager:
                 self._reconciler.evict(model, UNLOADED_IDLE)
 
     def _check_for_hangs(self) -> None:
-        versions = [item for item in self.living() if item.state is VersionState.READY]
+        versions = [item for item in self.loaded_versions() if item.state is VersionState.READY]
         for version, instance in self._hangs.find_hung(versions, time.monotonic_ns()):
             limit_s = self._limits.hang_timeout_s
             self._fail_hung(
@@ -376,8 +378,8 @@ class Manager:
             )
 
     def _fail_hung(self, version: ServedVersion, reason: str) -> None:
-        """Fail a version that hangs. It is not loaded again by itself: the server is not ready from now on, and who
-        watches over the process should start a new one."""
+        """Fail a version that hangs. It is not loaded again: the server is not ready from now on, and systemd should
+        restart it."""
         with self._changed:
             model = self._models[version.name]
             if version.state is not VersionState.READY or self._reconciler.is_closed:

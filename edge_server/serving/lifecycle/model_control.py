@@ -15,33 +15,33 @@ from edge_server.telemetry.event_bus import MODEL_PINNED, MODEL_UNPINNED, EventB
 
 
 class ModelSource(Protocol):
-    """Where models come from: the repository, as the load and unload calls see it."""
+    """Source of models for load and unload requests: the repository."""
 
     def names(self) -> Iterable[str]:
-        """Return the models that are there, loaded or not."""
+        """Return the names of all models on disk, loaded or not."""
 
     def passed_over(self) -> Mapping[str, str]:
         """Return the files and folders in the repositories that cannot be a model: printable name -> reason."""
 
-    def wish(
+    def desired_model(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
     ) -> DesiredModel | None:
         """Return the desired state of a model with the overrides, or None if the repository does not have it."""
 
-    def with_pins(self, wishes: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
-        """Return earlier wishes as they would be with the pins that hold now."""
+    def with_pins(self, desired: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
+        """Return an earlier desired state, updated to the current pins."""
 
     def versions(self, name: str) -> Sequence[int]:
-        """Return the versions of a model that are there, ascending, wished for or not."""
+        """Return all versions of a model on disk, ascending."""
 
     def pins(self) -> Mapping[str, int]:
         """Return the pinned models, each with its version."""
 
     def pin(self, name: str, version: int) -> int | None:
-        """Wish for that version of a model alone; return the one that it was pinned to before."""
+        """Pin a model to a version. Return the version it was pinned to before."""
 
     def unpin(self, name: str) -> int | None:
-        """Let the version policy decide again; return the version it was pinned to, if it was."""
+        """Remove the pin of a model. Return the version it was pinned to, if any."""
 
     @property
     def pins_are_durable(self) -> bool:
@@ -49,9 +49,9 @@ class ModelSource(Protocol):
 
 
 class ModelControl:
-    """Thread-safe. Holds who ordered what: the models that are wished for, and the orders under way, one for a model.
+    """Thread-safe. Holds the desired models and the requests in progress, one per model.
 
-    `is_explicit`: the server does what it is told, and loads nothing that nobody named. Every order is *blocking*.
+    `is_explicit`: explicit mode, in which only named models are loaded. All methods *block*.
     """
 
     def __init__(self, manager: Manager, source: ModelSource, events: EventBus, *, is_explicit: bool) -> None:
@@ -61,18 +61,18 @@ class ModelControl:
         self._is_explicit = is_explicit
         self._ordering = threading.Lock()
         self._ordered: set[str] = set()
-        self._wishing = threading.Lock()
-        self._wished: set[str] = set()
+        self._setting = threading.Lock()
+        self._desired_names: set[str] = set()
         self._ordered_by_name: set[str] = set()
 
-    def wish_for_all(self, wishes: Mapping[str, DesiredModel]) -> None:
-        """Hand on what a scan found should be served, by model: the whole of it. Models left out are unloaded."""
-        with self._wishing:
-            # A pin that was put or lifted since the scan counts: the wish must not take an operator's order back. Nor
-            # what was ordered by name before it: front ends are open while the first scan is made.
-            ordered = set(self._wished) if self._is_explicit else set()
-            self._manager.wish_for_all(self._source.with_pins(wishes).values(), ordered)
-            self._wished = {*wishes, *ordered}
+    def set_desired_state(self, desired: Mapping[str, DesiredModel]) -> None:
+        """Set the whole desired state that a scan found, by model name. Models left out are unloaded."""
+        with self._setting:
+            # A pin that changed since the scan counts: a scan must not undo an operator's request. Nor may it undo a
+            # load by name before the first scan, during which the front ends are open.
+            ordered = set(self._desired_names) if self._is_explicit else set()
+            self._manager.set_desired_state(self._source.with_pins(desired).values(), ordered)
+            self._desired_names = {*desired, *ordered}
 
     def load(
         self,
@@ -91,17 +91,17 @@ class ModelControl:
         self._check_control()
         with self._alone(name):
             self._check_settled(name)
-            wish = self._source.wish(name, config_json, files or {}, may_carry_code=may_carry_code)
-            if wish is None:
+            desired = self._source.desired_model(name, config_json, files or {}, may_carry_code=may_carry_code)
+            if desired is None:
                 raise ServingFault(f"failed to load '{name}', failed to poll from model repository")
-            with self._wishing:
-                self._wished.add(name)
+            with self._setting:
+                self._desired_names.add(name)
                 self._ordered_by_name.add(name)
-            self._load_members(wish)
-            reason = self._settle(wish)
+            self._load_members(desired)
+            reason = self._settle(desired)
         if reason:
             raise LoadError(f"load failed for model '{name}': {reason}")
-        if not wish.versions:
+        if not desired.versions:
             raise LoadError(f"load failed for model '{name}': at least one version must be available")
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -116,7 +116,7 @@ class ModelControl:
         with self._alone(name):
             self._check_settled(name)
             members = self._manager.members_of(name)
-            self._wished.discard(name)
+            self._desired_names.discard(name)
             self._ordered_by_name.discard(name)
             if self._manager.is_known(name):
                 self._settle(DesiredModel(name))
@@ -156,7 +156,7 @@ class ModelControl:
         return PinReport(name, version, before, serves, self._source.pins_are_durable)
 
     def unpin(self, name: str) -> PinReport:
-        """Let the version policy decide again, and wait for what it wants. *Blocking.*
+        """Remove the pin, and wait until the version policy is applied. *Blocking.*
 
         Raises InvalidRequest when the model is not pinned, ServingFault.
         """
@@ -167,22 +167,22 @@ class ModelControl:
         self._events.publish(MODEL_UNPINNED, model=name, version=before)
         return PinReport(name, None, before, self._serving(name), self._source.pins_are_durable, problem)
 
-    def _load_members(self, wish: DesiredModel) -> None:
-        """Wish for what an ensemble is made of, members of members first, as far as it is not served already."""
-        for member in dict.fromkeys(name for name, _ in wish.members):
+    def _load_members(self, desired: DesiredModel) -> None:
+        """Load the members of an ensemble that do not serve yet, members of members first."""
+        for member in dict.fromkeys(name for name, _ in desired.members):
             is_fine = not self._manager.is_known(member) or self._manager.failure(member) is None
-            if member in self._wished and is_fine:
+            if member in self._desired_names and is_fine:
                 continue
-            found = self._source.wish(member, None, {})
-            if found is None or member == wish.name:
+            found = self._source.desired_model(member, None, {})
+            if found is None or member == desired.name:
                 continue
-            self._wished.add(member)
+            self._desired_names.add(member)
             self._load_members(found)
-            self._manager.wish_for(found, retry=True)
+            self._manager.set_desired(found, retry=True)
 
     @contextlib.contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Keep other orders for the model away, as Triton does: they fail at once instead of waiting their turn."""
+        """Refuse other requests for the model meanwhile, as Triton does: they fail at once."""
         with self._ordering:
             if name in self._ordered:
                 raise _conflict(name)
@@ -194,14 +194,14 @@ class ModelControl:
                 self._ordered.discard(name)
 
     def _check_settled(self, name: str) -> None:
-        """Raise ServingFault while a load of the model that no order waits for is under way, as at the start."""
+        """Raise ServingFault during a load of the model by a scan, as at the start."""
         if not self._manager.wait_settled([name], 0):
             raise _conflict(name)
 
-    def _settle(self, wish: DesiredModel) -> str:
-        """State the wish for one model and wait for it. Return why not all of it is served, "" when it is."""
-        self._manager.wish_for(wish, retry=True)
-        return self._outcome(wish.name)
+    def _settle(self, desired: DesiredModel) -> str:
+        """Set the desired state of one model and wait for it. Return why a version does not serve, "" if all do."""
+        self._manager.set_desired(desired, retry=True)
+        return self._outcome(desired.name)
 
     def _outcome(self, name: str) -> str:
         if not self._manager.wait_settled([name]):
@@ -209,18 +209,18 @@ class ModelControl:
         return self._manager.failure(name) or ""
 
     def _pin(self, name: str, version: int | None, *, retry: bool = True) -> tuple[int | None, str]:
-        """Pin, with None unpin, and wait for the wish that follows. Return the pin before and what went wrong.
+        """Pin (None: unpin) and wait for the new desired state. Return the pin before, and the problem.
 
-        Without `retry`, what is known about failed loads stays known.
+        Without `retry`, earlier failures are kept.
         """
-        with self._wishing:
+        with self._setting:
             before = self._put_pin(name, version)
-            if self._is_explicit and name not in self._wished:
+            if self._is_explicit and name not in self._desired_names:
                 return before, ""
-            wish = self._source.wish(name, None, {})
-            if wish is None:
+            desired = self._source.desired_model(name, None, {})
+            if desired is None:
                 return before, f"model '{name}' is not in the repository any more;"
-            self._manager.wish_for(wish, retry=retry)
+            self._manager.set_desired(desired, retry=retry)
         return before, self._outcome(name)
 
     def _put_pin(self, name: str, version: int | None) -> int | None:
@@ -238,7 +238,7 @@ class ModelControl:
         return max(earlier)
 
     def _serving(self, name: str) -> int | None:
-        """Return the highest version that takes requests which name none, if need be by being loaded for one."""
+        """Return the highest version for requests without a version, also if it must be loaded first."""
         reports = self._manager.versions(name)
         taking = [item.version for item in reports if item.state == VersionState.READY.name and item.share > 0]
         return max(taking or self._manager.offered_versions(name), default=None)

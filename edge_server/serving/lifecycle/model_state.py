@@ -17,10 +17,10 @@ from edge_server.serving.routing.version_routes import RejectedCanary, Routes
 from edge_server.serving.timer import Alarm
 
 UNLOADED = "unloaded"
-"""Triton's reason of a version that nobody wishes for any more."""
+"""Triton's reason for a version that is no longer desired."""
 
 _LOADING_RETRY_S = 1.0
-"""Retry-After for a model that is being loaded. How long the load takes is not known."""
+"""Retry-After of a model that is being loaded. The duration of the load is unknown."""
 
 _REPORTED_AFTER_S = 10.0
 """A load that takes longer has a reason in the index."""
@@ -37,7 +37,7 @@ def _loading_reason(since_ns: int) -> str:
 
 @dataclass(slots=True)
 class Failure:
-    """A load that failed. `retry_at_s` is the unix time of the next try, None when only new files, or an order, help.
+    """A load that failed. `retry_at_s` is the unix time of the next try; None if only new files or a load request help.
 
     `is_due`: that time has come.
     """
@@ -74,7 +74,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class EvictedVersion:
-    """A version that is wished for but out of memory: what to tell of it, and the fingerprint it was checked with."""
+    """A desired version that is not in memory: its report, and the fingerprint it was checked with."""
 
     fingerprint: str
     spec: ModelSpec
@@ -92,14 +92,14 @@ class Retired:
 
 @dataclass(slots=True, eq=False)
 class ModelState:
-    """`loading` is the load under way; `is_opening` once it takes memory. `is_demanded`: a request, or an order, wants
-    cold versions back. `failures` are those of the latest files tried."""
+    """State of one model. `loading` is the load in progress; `is_opening` is set when it takes memory. `is_demanded`:
+    a request needs evicted versions. `failures` are those of the latest files."""
 
-    wish: DesiredModel
-    living: list[ServedVersion] = field(default_factory=list)
+    desired: DesiredModel
+    loaded: list[ServedVersion] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
     retired: dict[int, Retired] = field(default_factory=dict)
-    cold: dict[int, EvictedVersion] = field(default_factory=dict)
+    evicted: dict[int, EvictedVersion] = field(default_factory=dict)
     pending: set[PendingRequest] = field(default_factory=set)
     generation: int = 0
     loading: LoadAction | None = None
@@ -107,31 +107,31 @@ class ModelState:
     is_demanded: bool = False
     is_replacing: bool = False
     has_served: bool = False
-    """Whether anything of it was READY since it was last added to the desired state."""
+    """Whether a version was READY since the model was last added to the desired state."""
     lost_gpu: set[int] = field(default_factory=set)
-    """Versions that are wished for, whose GPU was lost, and that were not brought up again since."""
+    """Desired versions that lost their GPU and were not loaded again since."""
     loading_since_s: float = 0.0
     loading_since_ns: int = 0
-    """The same on the clock of time.monotonic_ns, for how long: the time of day of a small box may jump by years."""
+    """The same by time.monotonic_ns, for durations: the wall clock of a small machine may jump by years."""
     rejected: RejectedCanary | None = None
     stated: DesiredModel = field(init=False)
-    """The wish as it was stated; for an ensemble `wish` takes its members into account."""
+    """The desired state as it was set; for an ensemble `desired` also reflects its members."""
     awaits: str = ""
-    """The member that the next load of an ensemble waits for."""
+    """Member that the next load of an ensemble waits for."""
     renewals: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Versions to be loaded anew though their files are as they were: the fingerprint stated for them, and a mark."""
+    """Versions to load again although their files have not changed: their fingerprint, and a mark."""
 
     def __post_init__(self) -> None:
-        self.stated = self.wish
+        self.stated = self.desired
 
     @property
     def name(self) -> str:
-        return self.wish.name
+        return self.desired.name
 
     @property
     def is_known(self) -> bool:
-        """Whether there is, or was, anything of it."""
-        return bool(self.wish.versions or self.living or self.failures or self.retired)
+        """Whether the model has or had any version."""
+        return bool(self.desired.versions or self.loaded or self.failures or self.retired)
 
     @property
     def is_unsettled(self) -> bool:
@@ -140,19 +140,19 @@ class ModelState:
 
     @property
     def is_resident(self) -> bool:
-        """Whether it takes a place in memory, or is about to."""
-        return self.is_opening or any(item.spec.ensemble is None for item in self.living)
+        """Whether it is in memory or about to be."""
+        return self.is_opening or any(item.spec.ensemble is None for item in self.loaded)
 
     @property
     def stays(self) -> bool:
-        """Whether it takes a place in memory that it will not give back by itself."""
+        """Whether it is in memory and will stay there."""
         return self.is_opening or any(
-            item.state is VersionState.READY and item.spec.ensemble is None for item in self.living
+            item.state is VersionState.READY and item.spec.ensemble is None for item in self.loaded
         )
 
     def of_generation(self, generation: int) -> ServedVersion:
-        """Return the version that lives of this generation; there is one."""
-        return next(item for item in self.living if item.generation == generation)
+        """Return the loaded version of this generation; there is one."""
+        return next(item for item in self.loaded if item.generation == generation)
 
     def begin_load(self, action: LoadAction) -> None:
         self.loading = action
@@ -163,8 +163,8 @@ class ModelState:
         self.is_opening = self.is_replacing = False
 
     def failed(self) -> dict[int, Failure]:
-        """Return the versions that are wished for but whose files, as they are now, did not load."""
-        wished = self.wish.versions
+        """Return the desired versions whose present files failed to load."""
+        wished = self.desired.versions
         return {
             number: failure
             for number, failure in sorted(self.failures.items())
@@ -172,48 +172,50 @@ class ModelState:
         }
 
     def resting(self) -> dict[int, EvictedVersion]:
-        """Return the versions that are wished for, as they are now, and stay out of memory until somebody asks."""
-        wished = self.wish.versions
+        """Return the desired versions that stay evicted until a request needs them."""
+        wished = self.desired.versions
         return {
             number: cold
-            for number, cold in self.cold.items()
+            for number, cold in self.evicted.items()
             if number in wished and wished[number].fingerprint == cold.fingerprint
         }
 
     def to_serve(self) -> dict[int, str]:
-        """Return the versions, with fingerprints, that should be in memory and can be."""
+        """Return the versions, with fingerprints, that should be loaded now."""
         left_out = self.failed().keys() | (set() if self.is_demanded else self.resting().keys())
-        return {number: wish.fingerprint for number, wish in self.wish.versions.items() if number not in left_out}
+        return {
+            number: desired.fingerprint for number, desired in self.desired.versions.items() if number not in left_out
+        }
 
     def may_wait_for(self, version: int | None) -> bool:
-        """Return whether a request for the version will find it if it waits."""
+        """Return whether a request for the version should wait for a load."""
         if self.loading is None and not self.resting():
             return False
-        able = self.wish.versions.keys() - self.failed().keys()
+        able = self.desired.versions.keys() - self.failed().keys()
         return bool(able) if version is None else version in able
 
     def can_be_evicted(self) -> bool:
-        """Return whether it serves just what is wished for, and nobody uses it now.
+        """Return whether it serves exactly the desired versions, without a request in flight.
 
-        An old generation that stands in for files that do not load would not come back. Ensembles take no memory.
+        An old generation that serves because newer files failed could not be loaded again. Ensembles take no memory.
         """
         if self.stated.members:
             return False
-        as_wished = {item.version: item.fingerprint for item in self.living if item.state is VersionState.READY}
-        wished = {number: wish.fingerprint for number, wish in self.wish.versions.items()}
-        is_quiet = self.loading is None and not self.pending and not any(item.in_flight for item in self.living)
-        return bool(as_wished) and as_wished == wished and not self.wish.reason and is_quiet
+        as_wished = {item.version: item.fingerprint for item in self.loaded if item.state is VersionState.READY}
+        wished = {number: desired.fingerprint for number, desired in self.desired.versions.items()}
+        is_quiet = self.loading is None and not self.pending and not any(item.in_flight for item in self.loaded)
+        return bool(as_wished) and as_wished == wished and not self.desired.reason and is_quiet
 
     def last_used_ns(self) -> int:
-        return max((item.last_used_ns for item in self.living), default=0)
+        return max((item.last_used_ns for item in self.loaded), default=0)
 
     def retry_after_s(self, version: int | None) -> float | None:
-        """Return after how long a request for a version (None: any) may be answered, as far as is known; None when only
-        new files, or an order, can help."""
+        """Return after how long a request for a version (None: any) may succeed; None if only new files or a load
+        request help."""
         rows = self.index_rows()
         if any(state == "LOADING" for number, (state, _) in rows.items() if version in (None, number)):
             return _LOADING_RETRY_S
-        # Bounded, for the time of day of a small box may jump by years.
+        # Bounded: the wall clock of a small machine may jump by years.
         waits_s = [
             min(max(failure.retry_at_s - time.time(), _LOADING_RETRY_S), retry_delay_s(failure.count))
             for number, failure in self.failed().items()
@@ -222,12 +224,12 @@ class ModelState:
         return min(waits_s, default=None)
 
     def why_not_served(self) -> str:
-        """Return why none of the versions that should serve does, highest first; "" when none should."""
-        if self.wish.reason:
-            return self.wish.reason
+        """Return why no desired version serves, highest version first; "" if none is desired."""
+        if self.desired.reason:
+            return self.desired.reason
         rows = self.index_rows()
         parts = []
-        for number in sorted(self.wish.versions, reverse=True):
+        for number in sorted(self.desired.versions, reverse=True):
             state, reason = rows.get(number, ("UNAVAILABLE", ""))
             parts.append(f"version {number} is {state}" + (f" ({reason})" if reason else ""))
         return "; ".join(parts)
@@ -238,35 +240,35 @@ class ModelState:
         rows: dict[int, tuple[str, str]] = dict.fromkeys(self.retired, ("UNAVAILABLE", UNLOADED))
         rows.update({number: ("UNAVAILABLE", failure.reason) for number, failure in self.failures.items()})
         rows.update({number: ("UNAVAILABLE", cold.reason) for number, cold in self.resting().items()})
-        rows.update({item.version: (INDEX_STATES[item.state], item.reason) for item in self.living})
+        rows.update({item.version: (INDEX_STATES[item.state], item.reason) for item in self.loaded})
         if self.loading is not None or self.awaits:
             resting = set() if self.is_demanded else self.resting().keys()
-            coming = self.wish.versions.keys() - failed.keys() - resting
+            coming = self.desired.versions.keys() - failed.keys() - resting
             rows.update(dict.fromkeys(coming, ("LOADING", "")))
             if self.loading is not None and self.loading.version in coming:
                 rows[self.loading.version] = ("LOADING", _loading_reason(self.loading_since_ns))
-        for item in self.living:
+        for item in self.loaded:
             if item.state is VersionState.READY:
                 rows[item.version] = ("READY", self._note_on(item, failed))
         return rows
 
     def reports(self, routes: Routes | None) -> list[VersionReport]:
-        """Return every version with its past, those that live first."""
+        """Return the reports of all versions, loaded ones first."""
         failed = self.failed()
         reports = [
             item.version_report(
                 routes.share_of(item) if routes is not None else 0.0,
                 self._note_on(item, failed) if item.state is VersionState.READY else "",
             )
-            for item in self.living
+            for item in self.loaded
         ]
-        living = {item.version for item in self.living}
+        loaded = {item.version for item in self.loaded}
         if self.loading is not None:
             number, since_s = self.loading.version, self.loading_since_s
             reason = _loading_reason(self.loading_since_ns)
             reports.append(VersionReport(self.name, number, self.generation, "LOADING", since_s, 0, reason, 0.0))
-            living.add(number)
-        return reports + [report for report in self._past() if report.version not in living]
+            loaded.add(number)
+        return reports + [report for report in self._past() if report.version not in loaded]
 
     def _past(self) -> list[VersionReport]:
         past = {

@@ -47,9 +47,8 @@ _CLOSE_PATIENCE_S = 1.0
 
 
 class Reconciler:
-    """Of the loads `load_threads` run at a time, of the closings a few; one that takes long, or hangs, does not count.
-    A version that drains has no thread. One lock guards all records; it is never held while something is opened, closed
-    or announced."""
+    """`load_threads` loads and a few closings run at a time; one that takes long or hangs does not count. A draining
+    version has no thread. One lock guards all model states; it is never held during a load, a close or an event."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Reconciler:
     # -- under the lock ---------------------------------------------------------------------------------------------
 
     def proceed(self, model: ModelState) -> None:
-        """Start the model's next actions, unless a load is under way, and those of ensembles that it is a member of."""
+        """Start the next actions of the model, unless a load is in progress, and those of its ensembles."""
         if model.name in self.proceeding:
             return
         self.proceeding.add(model.name)
@@ -104,14 +103,14 @@ class Reconciler:
         self.changed.notify_all()
 
     def _start_actions(self, model: ModelState) -> None:
-        model.wish = self.dependents.effective(model.stated)
+        model.desired = self.dependents.effective(model.stated)
         model.awaits = ""
         while model.loading is None and not self.is_closed:
             attempt = model.to_serve()
-            if model.wish.reason and not attempt:
+            if model.desired.reason and not attempt:
                 break
             # The model's own policy is known once its configuration was read: Placement asks again with it.
-            action = next_action(attempt, [item.snapshot() for item in model.living], model.failed())
+            action = next_action(attempt, [item.snapshot() for item in model.loaded], model.failed())
             if action is None:
                 break
             if isinstance(action, LoadAction):
@@ -126,7 +125,7 @@ class Reconciler:
             self._start_retire(model, version)
 
     def _retire_users(self, model: ModelState, version: ServedVersion) -> bool:
-        """Begin to retire the ensembles that need a version which is to go. False when there is none: it may go."""
+        """Start to retire the ensembles that need the version. Return False if there is none, so it may be retired."""
         users = self.dependents.users(model, version)
         for other, item in users:
             if item.state is VersionState.READY:
@@ -140,9 +139,9 @@ class Reconciler:
         model.begin_load(action)
 
     def _start_retire(self, model: ModelState, version: ServedVersion) -> None:
-        # First out of the table, so that whoever is refused finds the successor there.
+        # First out of the routing table, so that a refused request finds the successor there.
         self.router.publish(model, without=version)
-        version.stop_taking()
+        version.stop_accepting()
         self._events.add(MODEL_DRAINING, model=model.name, version=version.version, generation=version.generation)
         mark = self._begin()
         if version.in_flight:
@@ -152,7 +151,7 @@ class Reconciler:
         )
 
     def _begin(self) -> object:
-        """Return the mark of something that `close` waits for; `_run_marked` takes it back."""
+        """Return the mark of work that `close` waits for; `_run_marked` removes it."""
         mark = object()
         self.running.add(mark)
         return mark
@@ -166,7 +165,7 @@ class Reconciler:
                 self.changed.notify_all()
 
     def start_thread(self, name: str, work: Callable[[], None], refused_count: int = 0) -> None:
-        """Run `work` on a daemon thread: once the system grants one, for who asks has nobody to do the work instead."""
+        """Run `work` on a daemon thread. If the system refuses a thread, try again every second."""
         try:
             threading.Thread(target=work, name=name, daemon=True).start()
         except RuntimeError as error:
@@ -176,17 +175,17 @@ class Reconciler:
             self._timer.call_at(when_ns, lambda: self.start_thread(name, work, refused_count + 1))
 
     def _demand(self, model: ModelState) -> None:
-        """Bring back what of a model is out of memory: a request asks for it."""
+        """Load the evicted versions of a model, because a request needs them."""
         model.is_demanded = True
         self.proceed(model)
 
     def evict(self, model: ModelState, reason: str) -> None:
-        """Take a model out of memory that stays wished for; the next request brings it back."""
-        # Whoever wanted it back had it: an order may have come when nothing of it was out of memory.
+        """Unload a model that stays desired; the next request loads it again."""
+        # An earlier demand is fulfilled; it may have come when nothing was evicted.
         model.is_demanded = False
-        for item in model.living:
+        for item in model.loaded:
             if item.state is VersionState.READY:
-                model.cold[item.version] = EvictedVersion(
+                model.evicted[item.version] = EvictedVersion(
                     item.fingerprint, item.spec, reason, item.generation, time.time()
                 )
                 self._events.add(
@@ -195,8 +194,8 @@ class Reconciler:
         self.proceed(model)
 
     def _is_wanted(self, model: ModelState, action: LoadAction) -> bool:
-        wish = model.wish.versions.get(action.version)
-        return not self.is_closed and wish is not None and wish.fingerprint == action.fingerprint
+        desired = model.desired.versions.get(action.version)
+        return not self.is_closed and desired is not None and desired.fingerprint == action.fingerprint
 
     # -- loading, on a loader thread --------------------------------------------------------------------------------
 
@@ -220,27 +219,27 @@ class Reconciler:
     def _try_load(
         self, model: ModelState, action: LoadAction, generation: int, slot: LoadSlot
     ) -> tuple[ServedVersion | None, EdgeServerError | None]:
-        """Return the open version, or why there is none: nothing when it is not wished for now, or must rest."""
+        """Return the opened version, or the error; neither if the version is no longer desired or must stay evicted."""
         name = model.name
         cause: EdgeServerError
         with self.changed:
-            # In one look: what is not wished for any more is not there any more.
+            # Both under one lock: a version that is no longer desired has no entry.
             if not self._is_wanted(model, action):
                 return None, None
-            wish = model.wish.versions[action.version]
+            desired = model.desired.versions[action.version]
         self._events.add(MODEL_LOADING, model=name, version=action.version, generation=generation)
         try:
             self._events.publish()
             if model.stated.members:
                 with self.changed:
                     self.dependents.check_circle(name)
-            resolved = self._loader.resolve(wish, {})
+            resolved = self._loader.resolve(desired, {})
             if not self._admission.free_memory(PendingLoad(model, action, generation, slot), resolved):
                 return None, None
-            version = self._loader.open(wish, resolved, generation)
+            version = self._loader.open(desired, resolved, generation)
         except ChangedWhileLoading as error:
             if not self._is_wanted(model, action):
-                # The new wish for the changed files is there already: nothing failed.
+                # The new desired for the changed files is there already: nothing failed.
                 return None, None
             cause = error.detached()
         except EdgeServerError as error:
@@ -260,8 +259,8 @@ class Reconciler:
         if failure is not None:
             failure.forget_retry()
         model.retired.pop(version.version, None)
-        model.cold.pop(version.version, None)
-        model.living.append(version)
+        model.evicted.pop(version.version, None)
+        model.loaded.append(version)
         self.dependents.add_members(model.name, steps_of(version))
         if self.is_closed:
             self._start_retire(model, version)
@@ -278,7 +277,7 @@ class Reconciler:
             before.forget_retry()
             if before.fingerprint == action.fingerprint:
                 failure.count += before.count
-        model.cold.pop(action.version, None)
+        model.evicted.pop(action.version, None)
         model.failures[action.version] = failure
         if failure.lacks_memory:
             self._lacking_memory.add(model.name)
@@ -297,10 +296,10 @@ class Reconciler:
         self._on_load_failed(model, action, cause)
 
     def _retire_unfounded(self, model: ModelState, action: LoadAction, cause: EdgeServerError) -> None:
-        """Let go of an ensemble that failed to be made anew though nothing of its own changed: its members did."""
+        """Retire an ensemble whose reload failed because its members changed."""
         if isinstance(cause, ChangedWhileLoading):
             return
-        for item in list(model.living):
+        for item in list(model.loaded):
             is_same = item.version == action.version and item.state is VersionState.READY
             is_same = is_same and own_fingerprint(item.fingerprint) == own_fingerprint(action.fingerprint)
             if model.stated.members and is_same:
@@ -308,7 +307,7 @@ class Reconciler:
                 self._start_retire(model, item)
 
     def _retry(self, model: ModelState, version: int, failure: Failure) -> None:
-        """Try a failed load again; on the timer's thread, or because memory has become free."""
+        """Retry a failed load; on the timer's thread, or because memory became free."""
         with self.changed:
             if model.failures.get(version) is failure and not self.is_closed:
                 failure.forget_retry()
@@ -322,8 +321,8 @@ class Reconciler:
         version.close()
         log.info("model '%s' version %d is unloaded", version.name, version.version)
         with self.changed:
-            model.living.remove(version)
-            if not any(item.version == version.version for item in model.living):
+            model.loaded.remove(version)
+            if not any(item.version == version.version for item in model.loaded):
                 report = version.version_report(0.0)
                 model.retired[version.version] = Retired(report.generation, report.since_s, report.served_count)
             self._events.add(MODEL_UNLOADED, model=model.name, version=version.version, generation=version.generation)
@@ -341,9 +340,9 @@ class Reconciler:
         self._events.publish()
 
     def retire_unused(self, names: Iterable[str]) -> None:
-        """Retire what of these models serves and no ensemble needs any more: the end has come."""
+        """Retire the serving versions of these models that no ensemble needs, at the end of the server."""
         for model in [self.models[name] for name in names if name in self.models]:
-            for version in [item for item in model.living if item.state is VersionState.READY]:
+            for version in [item for item in model.loaded if item.state is VersionState.READY]:
                 if not self.dependents.is_used(version):
                     self._start_retire(model, version)
 
@@ -363,5 +362,5 @@ class Reconciler:
         self._events.publish()
         version.close_after_hang()
         with self.changed:
-            model.living.remove(version)
+            model.loaded.remove(version)
             self.proceed(model)

@@ -25,16 +25,16 @@ from edge_server.telemetry.event_bus import MODEL_CANARY_FAILED
 log = logging.getLogger(__name__)
 
 _ROUTE_ATTEMPTS = 16
-"""How often a request that met a version just being retired looks for its successor. One is the rule."""
+"""How often a request retries if its version is just being retired. One retry is normal."""
 
 _MOST_PENDING = 1000
-"""How many requests may wait for one model to be loaded; each holds its inputs in memory."""
+"""Most requests that may wait for the load of one model; each holds its inputs in memory."""
 
 
 class Router:
-    """Sees the manager's records, and takes its lock, `changed`, for what the table does not tell.
+    """Uses the manager's model states under its lock, `changed`, if the routing table is not enough.
 
-    `demand` is called under the lock to have a model brought back into memory.
+    `demand` is called under the lock to load an evicted model.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Router:
         self._demand = demand
         self._table: dict[str, Routes] = {}
         self.table_number = 0
-        """Counts the tables. A request memo's route is current while it names this number."""
+        """Number of the present table. The route of a request memo is valid while it has this number."""
         self._is_closed = False
 
     # -- requests, from any thread ----------------------------------------------------------------------------------
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable:
-        """Have the model answer that the request names, whichever version of it serves now; one out of memory is
-        brought back first. What it raises leaves the request with the caller."""
+        """Submit a request to the version that serves its model now; an evicted model is loaded first. After an error
+        the request still belongs to the caller."""
         for _ in range(_ROUTE_ATTEMPTS):
-            # First, so that a table that is replaced meanwhile leaves a route that is not current.
+            # Read first: if the table is replaced meanwhile, the route is not valid.
             table_number = self.table_number
             try:
                 version = self.route_request(request.model, request.version)
@@ -77,12 +77,12 @@ class Router:
             try:
                 return version.submit(request, sink, hold_us=hold_us)
             except Draining:
-                # Retired between the look and the call: the routing table names its successor, or says there is none.
+                # Retired between lookup and call: the new table has its successor, or none.
                 continue
         raise NotReady(f"model '{request.model}' is being replaced faster than requests can follow")
 
     def route(self, name: str, version: int | None) -> ServedVersion:
-        """Return the version that stands for a model: metadata, configuration, types. Takes no lock.
+        """Return the version for questions about a model (metadata, configuration). Takes no lock.
 
         Raises UnknownModel or NotReady with Triton's words.
         """
@@ -94,7 +94,7 @@ class Router:
         raise self._no_route(name, version)
 
     def route_request(self, name: str, version: int | None) -> ServedVersion:
-        """Return the version that takes a request: as `route`, but a canary gets its share. Ask once a request."""
+        """Return the version for a request: as `route`, but a canary gets its share. Call once per request."""
         if version is None:
             routes = self._table.get(name)
             if routes is not None and routes.trial is not None:
@@ -106,7 +106,7 @@ class Router:
         return routes is not None and routes.trial is not None
 
     def spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the specification that a request would meet, of a model out of memory too. Raises as `route`."""
+        """Return the specification for a request, also of an evicted model. Raises as `route`."""
         try:
             return self.route(name, version).spec
         except (NotReady, UnknownModel):
@@ -115,17 +115,17 @@ class Router:
                 return offered[max(offered)]
             if version in offered:
                 return offered[version]
-            # It may have come back between the two looks.
+            # It may have been loaded meanwhile.
             return self.route(name, version).spec
 
-    # -- what the table holds, from any thread ----------------------------------------------------------------------
+    # -- questions, from any thread ----------------------------------------------------------------------
 
     def routes_of(self, name: str) -> Routes | None:
-        """Return the routes of a model, None when nothing of it serves. Takes no lock."""
+        """Return the routes of a model, None if it has no serving version. Takes no lock."""
         return self._table.get(name)
 
     def serving_names(self) -> list[str]:
-        """Return the models of which something serves."""
+        """Return the models with a serving version."""
         return sorted(self._table)
 
     def ready_versions(self, name: str) -> list[ServedVersion]:
@@ -138,7 +138,7 @@ class Router:
         return [version for name in sorted(self._table) for version in reversed(self.ready_versions(name))]
 
     def offered_versions(self, name: str) -> list[int]:
-        """Return the versions of a model that a request may ask for, ascending; those too that it would bring back."""
+        """Return the versions of a model that a request may name, ascending, evicted ones included."""
         routes = self._table.get(name)
         return sorted({*(routes.ready if routes is not None else ()), *self._out_of_memory(name)})
 
@@ -153,10 +153,10 @@ class Router:
     # -- the table changes, under the lock --------------------------------------------------------------------------
 
     def publish(self, model: ModelState, without: ServedVersion | None = None) -> None:
-        """Replace the routes of a model by those of the versions that are ready now, `without` left out."""
+        """Replace the routes of a model by those of its ready versions, except `without`."""
         name, rejected = model.name, model.rejected
         table = dict(self._table)
-        ready = ready_versions(model.living, without)
+        ready = ready_versions(model.loaded, without)
         planned, model.rejected = plan_routes(ready, table.pop(name, None), rejected, self._on_canary_failed)
         if planned is not None:
             table[name] = planned
@@ -167,7 +167,7 @@ class Router:
             self._report_rejected(model, canary.version, model.rejected)
 
     def _on_canary_failed(self, trial: CanaryTrial, reason: str) -> None:
-        """Take the canary of a trial out of the requests that name no version. From any thread."""
+        """Send no more requests without a version to the canary of a trial. From any thread."""
         with self._changed:
             canary = trial.canary
             model = self._models[canary.spec.name]
@@ -190,12 +190,12 @@ class Router:
     # -- requests that wait for a load ------------------------------------------------------------------------------
 
     def close(self) -> list[PendingRequest]:
-        """Let no more requests wait, and return those that do. Under the lock."""
+        """Accept no more pending requests. Return the present ones. Under the lock."""
         self._is_closed = True
         return [item for model in self._models.values() for item in model.pending]
 
     def sort_pending(self, model: ModelState) -> tuple[list[PendingRequest], list[PendingRequest]]:
-        """Return the pending requests that can be submitted now, and those that wait in vain; others go on waiting.
+        """Return the pending requests that can be submitted now, and those that cannot succeed; others keep waiting.
 
         Under the lock, after a load.
         """
@@ -208,12 +208,12 @@ class Router:
             elif not model.may_wait_for(version):
                 lost.append(pending)
         if model.loading is None and len(found) + len(lost) < len(model.pending):
-            # What is left waits for versions that rest: their turn has come.
+            # The rest waits for evicted versions: load them.
             self._demand(model)
         return found, lost
 
     def answer_pending(self, model: ModelState, found: list[PendingRequest], lost: list[PendingRequest]) -> None:
-        """Submit, or refuse. Until then they stay pending, so that the model is not evicted before they are served."""
+        """Submit or fail pending requests. Until then they stay pending, so that the model is not evicted first."""
         for pending in found:
             pending.resume()
         for pending in lost:
@@ -228,7 +228,7 @@ class Router:
             model.pending.difference_update(found, lost)
 
     def _wait_for_load(self, request: Request, sink: ResponseSink, submit: Submit) -> PendingRequest | None:
-        """Let a request for a model that is out of memory wait for it, and have it loaded. Returns at once.
+        """Let a request wait for an evicted model, and load the model. Returns at once.
 
         `submit` is called with the request, on a loading thread, once it can be. None when waiting would not help.
         Raises QueueFull when too many wait already.
@@ -250,7 +250,7 @@ class Router:
                 model.pending.add(pending)
                 self._demand(model)
         if is_there:
-            # It came back between the look at the table and this one.
+            # It was loaded meanwhile.
             pending.resume()
         else:
             pending.wait_until_loaded(self._timer, self._limits.on_demand_timeout_s)
@@ -263,7 +263,7 @@ class Router:
                 model.pending.discard(pending)
 
     def _out_of_memory(self, name: str) -> dict[int, ModelSpec]:
-        """Return the versions that a request would bring back, or waits for while they are on their way."""
+        """Return the evicted versions of a model that a request would load."""
         if not self._limits.may_evict:
             return {}
         with self._changed:
@@ -271,10 +271,10 @@ class Router:
             return {} if model is None else {number: cold.spec for number, cold in model.resting().items()}
 
     def _no_route(self, name: str, version: int | None) -> EdgeServerError:
-        """Return why no version takes such a request."""
+        """Return the error for a request without a route."""
         with self._changed:
             model = self._models.get(name)
-            if model is None or not (model.is_known or model.wish.reason):
+            if model is None or not (model.is_known or model.desired.reason):
                 return UnknownModel(f"Request for unknown model: '{name}' is not found")
             rows = model.index_rows()
             retry_after_s = model.retry_after_s(version)

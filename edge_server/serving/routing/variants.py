@@ -46,7 +46,7 @@ class RouteTable(Protocol):
 
 
 class Variants:
-    """Thread-safe. Nothing stands in for anything until there is a `choice`."""
+    """Thread-safe. No variant answers for another model until there is a `choice`."""
 
     def __init__(self, table: RouteTable) -> None:
         self.choice: VariantChoice | None = None
@@ -56,11 +56,11 @@ class Variants:
         """Models that were loaded and name a variant, some of them perhaps no more."""
 
     def choose(self, choice: VariantChoice | None) -> None:
-        """Let `choice` decide from now on; None: nothing stands in for anything, and requests need not ask."""
+        """Use `choice` from now on. None: no variant answers for another model."""
         self.choice = choice
 
     def pairs(self) -> Mapping[str, str]:
-        """Return the lighter model of each model that serves and names one, if it serves too and can stand in: for
+        """Return the variant of each serving model that names one, if the variant serves and fits: for
         requests, or at least for frames, which are fitted anew."""
         found = {}
         for name in self._table.serving_names():
@@ -74,7 +74,7 @@ class Variants:
         return found
 
     def in_force(self) -> Mapping[str, str]:
-        """Return, for each model that another one stands in for now, that one."""
+        """Return the active variants: model name -> variant name."""
         return {name: spec.name for name in self.pairs() if (spec := self.stand_in(name)) is not None}
 
     def stand_in(self, name: str) -> ModelSpec | None:
@@ -95,7 +95,7 @@ class Variants:
         return light.name
 
     def note(self, name: str) -> str:
-        """Return why the variant that a model names cannot stand in for it, "" when it can or none is named."""
+        """Return why the variant of a model cannot answer for it, "" if it can or none is named."""
         heavy = self._spec(name)
         lighter = None if heavy is None else variant_of(heavy)
         if heavy is None or lighter is None:
@@ -105,7 +105,7 @@ class Variants:
         return f"its variant does not stand in for it: {words}" if words else ""
 
     def receive(self, event: Event) -> None:
-        """Say in the log what keeps a variant from standing in, now that one of the two was loaded."""
+        """Log why a variant cannot be used, after a load of one of the two models."""
         if event.kind != MODEL_READY:
             return
         name = str(event.fields["model"])

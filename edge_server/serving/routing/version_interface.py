@@ -31,26 +31,26 @@ class ServedVersion(Protocol):
         """Check and take up a request. What it raises leaves the request with the caller; Draining: look for the
         version's successor."""
 
-    def look_again(self) -> None:
-        """Go on with what was held back."""
+    def resume(self) -> None:
+        """Start waiting requests, because admission control allows more now."""
 
     def end_sequence(self, sequence_id: int | str) -> None:
         """End a sequence whose client is gone; nothing happens where it is not known. Returns at once."""
 
-    def stop_taking(self) -> None:
-        """Refuse what comes from now on; what waits or runs goes on."""
+    def stop_accepting(self) -> None:
+        """Refuse new requests; waiting and running ones continue."""
 
     def drain(self) -> None:
-        """Wait, after `stop_taking`, for the last request."""
+        """Wait, after `stop_accepting`, for the last request."""
 
     def when_drained(self, call: Callable[[], None]) -> None:
-        """Have the timer call, after `stop_taking`, once the last request is over. Returns at once."""
+        """Have the timer call, after `stop_accepting`, once the last request is over. Returns at once."""
 
     def abandon_waiting(self) -> int:
-        """Fail what still waits, and return how many that were."""
+        """Fail the waiting requests. Return their number."""
 
     def abandon_running(self) -> int:
-        """Fail what is not answered yet, and return how many that were."""
+        """Fail all unanswered requests. Return their number."""
 
     def close(self) -> None: ...
 

@@ -42,9 +42,9 @@ class Routes:
         return 1.0 - share if version is self.first else 0.0
 
 
-def ready_versions(living: Iterable[ServedVersion], without: ServedVersion | None) -> dict[int, ServedVersion]:
+def ready_versions(loaded: Iterable[ServedVersion], without: ServedVersion | None) -> dict[int, ServedVersion]:
     """Return the serving generation of each version, highest version first."""
-    ready = [item for item in living if item.state is VersionState.READY and item is not without]
+    ready = [item for item in loaded if item.state is VersionState.READY and item is not without]
     by_age = {item.version: item for item in sorted(ready, key=lambda item: item.generation)}
     return dict(sorted(by_age.items(), reverse=True))
 

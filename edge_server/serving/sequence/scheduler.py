@@ -126,7 +126,7 @@ class SequenceScheduler(Scheduler):
             self._line.end(sequence_id, now_ns)
             has_waiting = self._line.size > 0
         if has_waiting:
-            self._timer.call_at(now_ns, self.look_again)
+            self._timer.call_at(now_ns, self.resume)
 
     def _entry(self, ticket: Ticket) -> QueueEntry[Ticket]:
         return ticket if ticket.sequence_entry is None else ticket.sequence_entry

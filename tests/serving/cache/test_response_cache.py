@@ -165,7 +165,7 @@ def test_a_request_of_a_sequence_is_not_looked_up(house: Any, cache: ResponseCac
 
 def test_a_decoupled_or_sequence_model_with_a_cache_does_not_load(house: Any) -> None:
     for what, more in (("decoupled", {"is_decoupled": True}), ("sequence", {"sequence": SequenceBatching()})):
-        house.wish_for(house.spec(what, is_cached=True, **more))
+        house.set_desired(house.spec(what, is_cached=True, **more))
         assert house.manager.wait_settled([what], 20)
         assert f"response_cache.enable: expected false for a {what} model" in house.manager.failure(what)
 
@@ -301,7 +301,7 @@ def test_without_a_thread_to_look_a_large_input_up_it_is_computed_and_leaves_not
     version = house.load(house.spec(is_cached=True))
     monkeypatch.setattr(worker_threads, "threading", SimpleNamespace(Thread=Refused, Condition=threading.Condition))
     assert ask(house, 3.0, width=1 << 17).outputs[0].array[0, 0] == 3.0
-    version.stop_taking()
+    version.stop_accepting()
     version.drain()
     assert version.in_flight == 0
 
@@ -372,7 +372,8 @@ def load_pair(house: Any, **more: Any) -> Any:
     house.load(house.spec("a"))
     house.load(house.spec("b", **more))
     spec = pair(house)
-    house.manager.wish_for(DesiredModel("both", {1: house.version_wish(spec)}, members=(("a", None), ("b", None))))
+    members = (("a", None), ("b", None))
+    house.manager.set_desired(DesiredModel("both", {1: house.desired_version(spec)}, members=members))
     assert house.manager.wait_settled(["both"], 20)
     assert house.manager.failure("both") is None
     return house.manager.route("both", None)
@@ -388,7 +389,7 @@ def test_an_ensemble_is_cached_as_a_whole_and_its_members_do_not_run_for_a_hit(h
         assert answer.outputs[0].array[0, 0] == 3.0
     assert len(house.script.ran) == ran + 2
     assert counts(version) == (3, 2, 1, 1)
-    version.stop_taking()
+    version.stop_accepting()
     version.drain()
     assert released == [1, 1, 1]
 
@@ -432,7 +433,7 @@ def test_an_ensemble_of_what_cannot_be_cached_does_not_load(house: Any) -> None:
     house.load(house.spec("a"))
     house.script.on_execute = lambda executions: [item.finish() for item in executions]
     house.load(house.spec("b", is_decoupled=True))
-    house.wish_for(pair(house))
+    house.set_desired(pair(house))
     assert house.manager.wait_settled(["both"], 20)
     assert "response_cache" in house.manager.failure("both")
 
