@@ -32,12 +32,11 @@ from edge_server.process.composition import ServerParts, build, copy_first, firs
 from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
-from edge_server.telemetry.cuda_memory_metrics import cuda_memory_families
 from edge_server.telemetry.host_usage import HostSampler
 from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.metric_sources import cache_families, cuda_memory_families, custom_families
 from edge_server.telemetry.metrics_page import Metrics, Source
-from edge_server.telemetry.model_metrics import custom_families
 from edge_server.telemetry.service_manager import Check
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class ServerProcess:
         self._config = config
         self._core = core
         self._supervision = Supervision(config, surroundings, self._checks(), lambda: summary(core.manager.index()))
-        self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.take(new.log))
+        self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.reload(new.log))
         self._supervision.add_reload(("repository.public_key", "repository.requires_checksums"), self._renew_trust)
         gate: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.gate
         self._frames = FrameService(core.service, gate, config.frames)
@@ -242,8 +241,6 @@ class ServerProcess:
         if cuda.is_usable:
             metrics.add_source(cuda_memory_families(lambda: (cuda.copies.read_bytes, cuda.copies.written_bytes)))
         if self._core.cache is not None:
-            from edge_server.telemetry.cache_metrics import cache_families
-
             metrics.add_source(cache_families(self._core.cache.statistics))
         if self._core.governor is not None:
             metrics.add_source(self._core.governor.families)

@@ -41,7 +41,7 @@ from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.tracing import Traces
 
 Compute = Callable[[Request], list[Response]]
 

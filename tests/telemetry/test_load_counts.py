@@ -6,7 +6,7 @@ import threading
 
 from edge_server.core.status_reports import VersionReport
 from edge_server.telemetry.event_bus import MODEL_DRAINING, MODEL_FAILED, MODEL_LOADING, MODEL_READY, EventBus
-from edge_server.telemetry.load_counts import LoadCounts
+from edge_server.telemetry.metric_sources import LoadCounts
 from edge_server.telemetry.metrics_page import Metrics
 
 

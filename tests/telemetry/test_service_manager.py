@@ -98,7 +98,7 @@ def test_a_socket_that_is_gone_is_told_of_once_and_found_again(
     manager = ServiceManager(str(tmp_path / "gone"))
     manager.feed()
     manager.feed()
-    assert len([record for record in caplog.records if "cannot be told" in record.message]) == 1
+    assert len([record for record in caplog.records if "cannot send" in record.message]) == 1
     listener = Listener(str(tmp_path / "gone"))
     manager.feed()
     assert listener.next() == ["WATCHDOG=1"]
