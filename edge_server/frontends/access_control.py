@@ -22,7 +22,7 @@ def is_this_machine(address: str | None) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def is_word(given: Sequence[str | bytes], word: str) -> bool:
+def is_shared_key(given: Sequence[str | bytes], word: str) -> bool:
     """Return whether a header was given once, with the value `word`. Compared in constant time."""
     if len(given) != 1:
         return False
@@ -30,7 +30,7 @@ def is_word(given: Sequence[str | bytes], word: str) -> bool:
     return hmac.compare_digest(value, word.encode())
 
 
-def open_orders(config: ServerConfig) -> str:
+def unprotected_orders(config: ServerConfig) -> str:
     """Return one sentence that names the orders which other machines may give without a key; "" when there are none."""
     orders = {"logging", "trace"}
     if config.repository.control_mode == "explicit":

@@ -53,9 +53,9 @@ class Tokens:
         self._taken: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[str] = Counter()
         if path:
-            self.read(path)
+            self.load(path)
 
-    def read(self, path: str) -> None:
+    def load(self, path: str) -> None:
         """Use this file's tokens from now on. Raises ServingFault, and changes nothing then."""
         self._tokens = tokens = _read(path)
         self._closed = frozenset(ORDERING_CATEGORIES).union(*(token.closes for token in tokens))
@@ -66,7 +66,7 @@ class Tokens:
         """Have `watcher` called after the tokens were read anew, on any thread."""
         self._watchers.append(watcher)
 
-    def closes(self, category: str) -> bool:
+    def requires_token(self, category: str) -> bool:
         """Return whether requests of a category need a token."""
         return category in self._closed
 

@@ -22,7 +22,7 @@ from edge_server.telemetry.metrics_page import Family
 
 _LOG = logging.getLogger(__name__)
 
-LEAST_BY_DEFAULT = 256 << 20
+MIN_DEFAULT_BYTES = 256 << 20
 _SHARE_OF_MEMORY = 4
 _KEPT_FREE = 8
 """At the bound, room is made until this part of it is free, so that not every piece costs a look at all bodies."""
@@ -31,13 +31,13 @@ _RETRY_AFTER_S = 5.0
 _LOG_EVERY_S = 60.0
 
 
-def most_bytes(setting: int, largest_body: int) -> int:
+def budget_bytes(setting: int, largest_body: int) -> int:
     """Return the bound that a setting means: itself, or for 0 a quarter of the memory that is available now; at least
     LEAST_BY_DEFAULT, and room for the largest body that is allowed if the machine has that."""
     if setting:
         return setting
     available = available_bytes()
-    return max(LEAST_BY_DEFAULT, available // _SHARE_OF_MEMORY, min(largest_body, available))
+    return max(MIN_DEFAULT_BYTES, available // _SHARE_OF_MEMORY, min(largest_body, available))
 
 
 def available_bytes(root: Path = Path("/")) -> int:

@@ -21,12 +21,12 @@ from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.access_control import open_orders
+from edge_server.frontends.access_control import unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
-from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
+from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.process.composition import ServerParts, build, copy_first, first_wish
 from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
@@ -85,7 +85,7 @@ class ServerProcess:
         self._frames = FrameService(core.service, gate, config.frames)
         self._tokens = Tokens(config.auth.tokens_file)
         if self._tokens.is_used:
-            self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.read(new.auth.tokens_file))
+            self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.end = EndRequest(self._wake)
@@ -94,7 +94,7 @@ class ServerProcess:
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
         largest = config.http.max_input_size_bytes
-        most = most_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
+        most = budget_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
         self._budget = MemoryBudget(most, largest)
         self._sources: list[Source] = [self._budget.families]
         self._http: HttpFrontend | None = None
@@ -316,7 +316,7 @@ class ServerProcess:
         head = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             head += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
-        warning = open_orders(self._config)
+        warning = unprotected_orders(self._config)
         if warning:
             head += f" ({warning})"
         print("\n".join([head, *(lines or ["  no model is loaded"])]), flush=True)

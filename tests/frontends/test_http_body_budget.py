@@ -400,4 +400,4 @@ def test_the_bound_is_a_quarter_of_the_memory_at_hand_and_never_less_than_one_bo
     monkeypatch: pytest.MonkeyPatch, setting: int, largest: int, available: int, expected: int
 ) -> None:
     monkeypatch.setattr(budgets, "available_bytes", lambda: available)
-    assert budgets.most_bytes(setting, largest) == expected
+    assert budgets.budget_bytes(setting, largest) == expected

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_BY_DEFAULT = 4096
+MAX_DEFAULT_CONNECTIONS = 4096
 
 _BACKLOG = 1024
 _IN_A_ROW = 64
@@ -47,7 +47,9 @@ def max_connections(setting: int) -> int:
     if setting:
         return setting
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_BY_DEFAULT if files == resource.RLIM_INFINITY else max(1, min(MOST_BY_DEFAULT, files // 2))
+    return (
+        MAX_DEFAULT_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_DEFAULT_CONNECTIONS, files // 2))
+    )
 
 
 class ConnectionLimit(Protocol):
@@ -78,7 +80,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
-        self._limit = MOST_BY_DEFAULT
+        self._limit = MAX_DEFAULT_CONNECTIONS
         self._arriving: dict[asyncio.Task[None], float] = {}
         """Connections on their way, and since when; the earliest first."""
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}

@@ -14,7 +14,7 @@ STALL_S = 60.0
 """How long a client may send nothing of a request that it began, or take nothing of what was sent to it; how long a
 head may take; and the span over which a body's rate is looked at. nginx's time-outs, stated."""
 
-LEAST_BYTES_PER_S = 500
+MIN_BYTES_PER_S = 500
 """The least rate of a body that is not all there yet, over each `STALL_S`; that of Apache's mod_reqtimeout."""
 
 _TCP_INFO_BYTES = 192
@@ -36,7 +36,7 @@ def stalled_text(filled: int, size: int | None, stall_s: float) -> str:
 
 def slow_text(filled: int, size: int | None, stall_s: float) -> str:
     return (
-        f"request body is too slow after {_progress(filled, size)}: less than {LEAST_BYTES_PER_S} bytes/s came "
+        f"request body is too slow after {_progress(filled, size)}: less than {MIN_BYTES_PER_S} bytes/s came "
         f"for {stall_s:g} s"
     )
 

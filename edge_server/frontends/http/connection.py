@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from edge_server.errors import EdgeServerError, Refusal
 from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
 from edge_server.frontends.http.client_timeouts import (
-    LEAST_BYTES_PER_S,
+    MIN_BYTES_PER_S,
     ClosingRefusal,
     ReadProgress,
     StalledBody,
@@ -643,7 +643,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head_ticks += 1
         if self._head_ticks <= TICKS:
             return
-        if filled - self._filled_before < LEAST_BYTES_PER_S * stall_s:
+        if filled - self._filled_before < MIN_BYTES_PER_S * stall_s:
             self._refuse_stalled(slow_text(filled, size, stall_s))
             return
         self._head_ticks, self._filled_before = 1, filled

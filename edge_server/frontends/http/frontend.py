@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import EdgeServerError, Forbidden
-from edge_server.frontends.access_control import is_word
+from edge_server.frontends.access_control import is_shared_key
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
@@ -29,7 +29,7 @@ from edge_server.frontends.http.operator_endpoints import EngineView, GovernorVi
 from edge_server.frontends.http.path_router import NoSuchMethod, NoSuchPath, PathRouter
 from edge_server.frontends.http.request_head import Headers, RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_reply, plain_error
-from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
+from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.service import InferenceService
 
 _LOG = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class HttpFrontend:
     ) -> None:
         """`budget` bounds the bodies that are on their way; by default, one of this front end's own."""
         largest = config.max_input_size_bytes
-        self._budget = budget or MemoryBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
+        self._budget = budget or MemoryBudget(budget_bytes(config.max_body_bytes_in_flight, largest), largest)
         self._tokens = tokens or Tokens()
         self._engines = engines
         self._service = service
@@ -87,7 +87,7 @@ class HttpFrontend:
         dispatch = LoopDispatch(loop)
         pattern = config.header_pattern
         self._inference = InferenceContext(self._service, dispatch, self._workers, self._tokens, pattern)
-        is_guarded = "model-repository" in self._restricted or self._tokens.closes("model-repository")
+        is_guarded = "model-repository" in self._restricted or self._tokens.requires_token("model-repository")
         self._events.open()
         self._router = build_router(
             ControlEndpoints(
@@ -186,9 +186,9 @@ class HttpFrontend:
         `ask` names the token of Authorization headers. Raises Unauthenticated, Forbidden.
         """
         group = self._restricted.get(category)
-        if group is not None and is_word(headers.getall(group.key), group.value):
+        if group is not None and is_shared_key(headers.getall(group.key), group.value):
             return ""
-        if self._tokens.closes(category):
+        if self._tokens.requires_token(category):
             return ask(headers.getall("Authorization"), category)
         if group is not None:
             raise Forbidden(f"This API is restricted, expecting header '{group.key}'")

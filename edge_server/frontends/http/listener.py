@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.errors import ServingFault
-from edge_server.frontends.http.accept_loop import MOST_BY_DEFAULT, Acceptor
+from edge_server.frontends.http.accept_loop import MAX_DEFAULT_CONNECTIONS, Acceptor
 from edge_server.frontends.http.client_timeouts import STALL_S, ClosingRefusal
 from edge_server.frontends.http.connection import READ_BYTES, TICKS, HttpConnection, RequestTarget
 from edge_server.frontends.http.request_head import RequestHead, parse_head
 from edge_server.frontends.http.response import HttpResponse, error_reply
-from edge_server.frontends.memory_budget import LEAST_BY_DEFAULT, MemoryBudget
+from edge_server.frontends.memory_budget import MIN_DEFAULT_BYTES, MemoryBudget
 
 # An idle connection lives longer than any proxy in front keeps its own.
 _KEEP_ALIVE_S = 3630.0
@@ -182,7 +182,7 @@ class Listener:
         reuses_port: bool = False,
         tls: ssl.SSLContext | None = None,
         budget: MemoryBudget | None = None,
-        max_connections: int = MOST_BY_DEFAULT,
+        max_connections: int = MAX_DEFAULT_CONNECTIONS,
         drops_any_idle: bool = False,
     ) -> int:
         """Listen and return the bound port.
@@ -193,7 +193,7 @@ class Listener:
 
         Raises ServingFault when the address cannot be had.
         """
-        budget = budget or MemoryBudget(LEAST_BY_DEFAULT, LEAST_BY_DEFAULT)
+        budget = budget or MemoryBudget(MIN_DEFAULT_BYTES, MIN_DEFAULT_BYTES)
         self._server = server = Connections(self._find, budget, self._server_state)
         server.drops_any_idle = drops_any_idle
         self._acceptor = Acceptor(server)
