@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from edge_server.core.request_response import Response
-from edge_server.frontends.http.loop_dispatch import LoopDispatch
+from edge_server.frontends.http.inference_route import LoopDispatch
 
 
 def response(number: int, *, is_final: bool = True) -> Response:
