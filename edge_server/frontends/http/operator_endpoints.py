@@ -99,7 +99,7 @@ class OperatorEndpoints:
     async def engines(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         if self._engines is None:
             return json_response({"enabled": False, "detail": _NO_ENGINES, "engines": []})
-        return json_response(control_responses.engine_works(await self._run_blocking(self._engines.report)))
+        return json_response(control_responses.engine_builds(await self._run_blocking(self._engines.report)))
 
     async def cancel_engine(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         return await self._change_builds(request, names["model"], "cancelled")
