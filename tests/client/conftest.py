@@ -154,7 +154,7 @@ class LoopedStream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        mine = ("AioFrameStream", "_AioLink")
+        mine = ("AioFrameStream", "_AioConnection")
         assert wait_until(lambda: not any(name in str(self._call(asyncio.all_tasks)) for name in mine))
 
     @property

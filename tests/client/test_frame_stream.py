@@ -296,7 +296,7 @@ def test_a_frame_written_after_the_end_of_the_call_does_not_hide_who_ended_it(
         call.context.add_callback(has_ended.release)
         yield call.opened(3)
 
-    plain_read = aio_module._AioLink.read
+    plain_read = aio_module._AioConnection.read_message
 
     async def read_late(link: Any) -> bytes | None:
         data = await plain_read(link)
@@ -308,7 +308,7 @@ def test_a_frame_written_after_the_end_of_the_call_does_not_hide_who_ended_it(
                 await link._call.write(b"")
         return data
 
-    monkeypatch.setattr(aio_module._AioLink, "read", read_late)
+    monkeypatch.setattr(aio_module._AioConnection, "read_message", read_late)
     waits = [True] * 10
     broken: list[StreamError] = []
     with connect(scripted(*[leaving] * 10).address, on_broken=broken.append) as stream:
@@ -558,8 +558,8 @@ def test_frames_from_a_list_leave_the_loop_its_other_tasks() -> None:
             with pytest.raises(StreamError):
                 async for _ in stream.results(frames()):
                     pass
-            assert stream._pump is not None
-            await stream._pump
+            assert stream._sender is not None
+            await stream._sender
         beside.cancel()
 
     asyncio.run(run())
