@@ -29,7 +29,7 @@ from edge_server.frontends.v2.json_codec import (
     response_template,
 )
 from edge_server.frontends.v2.json_number_arrays import LARGE_BYTES
-from edge_server.frontends.v2.json_parser import parse_object
+from edge_server.frontends.v2.json_parser import numbers_text, parse_numbers, parse_object
 from edge_server.frontends.v2.json_tensor_data import (
     FEW,
     FLOATS,
@@ -190,8 +190,8 @@ class HeaderCache:
                 chunks.append(array.data.cast("B") if is_contiguous else raw_from_tensor(outputs[place]))
             else:
                 # As in json_text_from_tensor, which also writes NaN and infinities ("n").
-                numbers = repr(outputs[place].array.reshape(-1).tolist())
-                numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers.replace(" ", "")
+                numbers = numbers_text(outputs[place].array.reshape(-1).tolist())
+                numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers
                 texts += (numbers, known.literals[following])
                 following += 1
         text = "".join(texts).encode("ascii")
@@ -261,10 +261,10 @@ def _from_numbers(known: _CachedHeader, text: bytes, start: int, model: str) -> 
         if data.count(b"[") + data.count(b"{") != 1:
             return None
         try:
-            values, length = _DECODER.raw_decode(data.decode("ascii"))
+            values = parse_numbers(data)
         except ValueError:
             return None
-        if length != len(data) or type(values) is not list or len(values) != part.count:
+        if type(values) is not list or len(values) != part.count:
             return None
         if not _NUMBERS[part.dtype].issuperset(map(type, values)):
             return None

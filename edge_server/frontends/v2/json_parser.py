@@ -1,14 +1,20 @@
 """JSON parser with limits for hostile clients, and JSON writer.
 
 Malformed JSON is INVALID_ARG (400). This differs from Triton, which responds with 500; its clients only check for 200.
+
+orjson parses and writes arrays of numbers: a request with 1,000 numbers takes 0.3 ms of processor time instead of 1.3
+ms, one with 150,000 numbers 24 ms instead of 113 ms. The standard library's json does the rest, because it can refuse
+repeated members; orjson would save 0 of 130 us for a cached header of 300 bytes, and 10 of 210 us for a new one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +55,7 @@ def _decoder(arrays: dict[str, ArrayText]) -> json.JSONDecoder:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_NUMBER_DECODER = json.JSONDecoder()
 # The server's own values have no circular references, and the check takes as long as the encoding.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
@@ -61,7 +68,7 @@ def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> o
     pair.
     """
     raw, arrays = cut_out(text) if cuts else (bytes(text), {})
-    _check_structure(raw)
+    check_structure(raw)
     try:
         decoded = raw.decode("utf-8")
         value: object = (_decoder(arrays) if arrays else _DECODER).decode(decoded)
@@ -72,6 +79,38 @@ def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> o
         # ValueError includes errors of JSON and Unicode, and integers with more digits than Python converts.
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
     return value
+
+
+@functools.cache
+def _orjson() -> ModuleType | None:
+    """Return orjson, imported with the first array of numbers; None on a machine without it."""
+    try:
+        import orjson
+    except ImportError:
+        return None
+    return orjson
+
+
+def parse_numbers(text: bytes) -> object:
+    """Return the value of a JSON text without strings and objects. Raises ValueError.
+
+    Without the limits of `parse_json`: the caller checks size and nesting. Integers of more than 64 bits may become
+    floating point.
+    """
+    library = _orjson()
+    if library is not None:
+        try:
+            return library.loads(text)
+        except ValueError:
+            pass  # NaN and infinities are not JSON for orjson
+    return _NUMBER_DECODER.decode(text.decode("ascii"))
+
+
+def numbers_text(numbers: list[object]) -> str:
+    """Return numbers as a JSON array. The text contains the letter "n" if one of them is NaN or infinite: it is not
+    valid then."""
+    library = _orjson()
+    return repr(numbers).replace(" ", "") if library is None else str(library.dumps(numbers), "ascii")
 
 
 def parse_object(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> dict[str, object]:
@@ -118,7 +157,7 @@ _TYPE_NAMES: dict[type, str] = {
 }
 
 
-def _check_structure(raw: bytes) -> None:
+def check_structure(raw: bytes) -> None:
     """Refuse deep nesting, which the recursive parser cannot handle, and more values than memory allows."""
     may_be_deep = raw.count(b"[") + raw.count(b"{") > MAX_NESTING
     if not may_be_deep and (len(raw) <= MAX_VALUES or raw.count(b",") + raw.count(b":") <= MAX_VALUES - MAX_NESTING):

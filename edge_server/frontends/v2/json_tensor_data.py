@@ -11,7 +11,14 @@ import numpy as np
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_number_arrays import ArrayText
-from edge_server.frontends.v2.json_parser import json_type, parse_json, to_json
+from edge_server.frontends.v2.json_parser import (
+    check_structure,
+    json_type,
+    numbers_text,
+    parse_json,
+    parse_numbers,
+    to_json,
+)
 from edge_server.protocol.raw_tensors import element_count
 
 if TYPE_CHECKING:
@@ -69,9 +76,8 @@ def json_text_from_tensor(tensor: Tensor) -> str:
     elements = json_from_tensor(tensor)
     if tensor.dtype in (DType.BOOL, DType.BYTES):
         return to_json(elements).decode("ascii")
-    # repr() writes numbers as JSON does, except NaN and infinities, in a third of the time.
-    text = repr(elements)
-    return to_json(elements).decode("ascii") if "n" in text else text.replace(" ", "")
+    text = numbers_text(elements)
+    return to_json(elements).decode("ascii") if "n" in text else text
 
 
 def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model: str) -> npt.NDArray[np.generic]:
@@ -82,7 +88,14 @@ def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model
     array: npt.NDArray[np.generic] = np.empty(count, dtype.numpy)
     filled, depth = 0, -1
     for piece in data.pieces():
-        flat, levels = _flatten(name, parse_json(piece), model)
+        check_structure(piece)
+        try:
+            flat, levels = _flatten(name, parse_numbers(piece), model)
+        except ValueError:
+            flat, levels = _flatten(name, parse_json(piece), model)
+        if dtype not in FLOATS and float in set(map(type, flat)):
+            # Maybe an integer of more than 64 bits, which has another error message.
+            flat, levels = _flatten(name, parse_json(piece), model)
         if depth not in (-1, levels):
             raise _mixed(name, model)
         depth = levels
