@@ -29,7 +29,7 @@ TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 UNKNOWN_VERSION = -1
 
 MAX_TENSOR_BYTES = 8 << 20
-"""Most bytes of tensors in one trace: enough for a picture in full HD. Further tensors are omitted. Their text takes
+"""Most bytes of tensors in one trace: enough for an image in full HD. Further tensors are omitted. Their text takes
 several times this size."""
 
 MAX_MODELS = 4096
@@ -121,7 +121,7 @@ class TracedModel:
     def _copies(self, activity: str, tensors: Iterable[Tensor]) -> list[TracedTensor]:
         """Copy the tensors: inputs are views of memory that may change or be freed before the trace is written.
 
-        Never raises: the calling thread must answer requests and release instances.
+        Never raises: the calling thread must complete requests and release instances.
         """
         copies: list[TracedTensor] = []
         if not self.root.keeps_tensors:

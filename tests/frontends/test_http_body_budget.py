@@ -323,7 +323,7 @@ def test_what_is_made_of_a_body_that_is_all_there_is_refused_when_there_is_no_ro
         settled, _ = reader(budget)
         settled.append(memoryview(zlib.compress(bytes(999))))
         with pytest.raises(Refusal, match="hold more than 1000 bytes together"):
-            await settled.inflate(settled.finish(), "deflate", None)
+            await settled.decompress(settled.finish(), "deflate", None)
         assert (budget.held, budget.refused) == (0, 1)
 
     asyncio.run(inflate())

@@ -138,8 +138,8 @@ class Acceptor:
         self._log(f"{text}, and none is idle: new ones are refused")
         with contextlib.suppress(OSError), accepted:
             if self._tls is None:
-                reply = error_response(Refusal(text, retry_after_s=_RETRY_AFTER_S))
-                accepted.send(response_bytes(reply, closes=True))
+                response = error_response(Refusal(text, retry_after_s=_RETRY_AFTER_S))
+                accepted.send(response_bytes(response, closes=True))
                 accepted.shutdown(socket.SHUT_WR)
                 # The kernel would discard the response if the socket were closed with unread bytes.
                 accepted.recv(65536)

@@ -215,7 +215,7 @@ class AiohttpTransport(asyncio.Transport):
             return memoryview(data).toreadonly()
         assert self._target is not None
         self._reader = self._reader or self.connection.register_body()
-        return await self._reader.inflate(memoryview(data), encoding, self._target.server.workers)
+        return await self._reader.decompress(memoryview(data), encoding, self._target.server.workers)
 
     def release_body(self) -> None:
         """Remove the body from the memory budget."""

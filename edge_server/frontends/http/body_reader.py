@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_server.errors import EdgeServerError, Refusal
 from edge_server.frontends.http.client_timeouts import ClosingRefusal
-from edge_server.frontends.http.compression import inflate
+from edge_server.frontends.http.compression import decompress
 from edge_server.frontends.http.request_head import FIELD_LINE
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -198,14 +198,14 @@ class BodyReader:
         self._budget.settle(self)
         return memoryview(buffer).toreadonly() if buffer else b""
 
-    async def inflate(self, body: Body, encoding: str, workers: Executor | None) -> bytes:
+    async def decompress(self, body: Body, encoding: str, workers: Executor | None) -> bytes:
         """Return the decompressed body, which counts too. Raises InvalidRequest, and Refusal by the budget."""
         loop = asyncio.get_running_loop()
-        inflated = await loop.run_in_executor(workers, inflate, body, encoding, self._budget.each)
-        self._budget.grow(self, len(inflated))
+        decompressed = await loop.run_in_executor(workers, decompress, body, encoding, self._budget.each)
+        self._budget.grow(self, len(decompressed))
         if self._refusal is not None:
             raise self._refusal
-        return inflated
+        return decompressed
 
     def release(self) -> None:
         """Leave the budget. May be called again."""

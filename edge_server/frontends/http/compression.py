@@ -32,7 +32,7 @@ def request_encoding(header: str | None) -> str | None:
     return name
 
 
-def inflate(data: bytes | memoryview, encoding: str, limit: int) -> bytes:
+def decompress(data: bytes | memoryview, encoding: str, limit: int) -> bytes:
     """Return the decompressed bytes. Never produces more than `limit` bytes.
 
     Raises InvalidRequest when the data are damaged, truncated, larger than `limit` bytes, or have more than MAX_MEMBERS

@@ -75,7 +75,7 @@ class GenerationRequest:
         if encoding is None:
             return self.body
         self.reader = self.reader or self.connection.register_body()
-        return await self.reader.inflate(self.body, encoding, self.target.workers)
+        return await self.reader.decompress(self.body, encoding, self.target.workers)
 
     def release_body(self) -> None:
         """Release the body. May be called again."""

@@ -255,7 +255,7 @@ class HttpInferCall:
         try:
             reader = reader or connection.register_body()
             if target.encoding is not None:
-                body = await reader.inflate(body, target.encoding, workers)
+                body = await reader.decompress(body, target.encoding, workers)
             work = workers.submit(self._decode, body, spec)
             del body
             try:

@@ -81,19 +81,12 @@ def head_bytes(status: int, headers: Mapping[str, str], *, shows_keep_alive: boo
 
 
 def response_bytes(
-    reply: HttpResponse, *, closes: bool, shows_keep_alive: bool = False, has_body: bool = True
+    response: HttpResponse, *, closes: bool, shows_keep_alive: bool = False, has_body: bool = True
 ) -> bytes:
-    """Return a whole answer. `has_body` False: to HEAD, which is told how long the body would be."""
-    headers = {**reply.headers, "Content-Length": str(len(reply.body))}
-    head = head_bytes(reply.status, headers, shows_keep_alive=shows_keep_alive, closes=closes)
-    return head + reply.body if has_body else head
-
-
-def _reason(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Client Closed Request" if status == 499 else ""
+    """Return a complete response. `has_body` False is for HEAD: only the length of the body is sent."""
+    headers = {**response.headers, "Content-Length": str(len(response.body))}
+    head = head_bytes(response.status, headers, shows_keep_alive=shows_keep_alive, closes=closes)
+    return head + response.body if has_body else head
 
 
 def json_response(value: object, status: int = 200) -> HttpResponse:
