@@ -1,4 +1,4 @@
-"""A real gRPC server that does as a test says, and both clients behind one face."""
+"""Fixtures: a real gRPC server controlled by the test, and both clients behind one interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's rule: the newest wins, never more than allowed, and every frame is counted exactly once."""
+"""Flow control of the client: the newest frame is kept, the credit is respected, each frame is counted exactly once."""
 
 from __future__ import annotations
 

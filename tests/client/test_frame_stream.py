@@ -1,4 +1,4 @@
-"""Both clients against a real gRPC server that behaves, misbehaves, dies and comes back."""
+"""Both clients against a real gRPC server that works, fails, ends and returns."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_notices_of_drops_reach_their_listener_and_count_once(scripted: Connect,
                 yield encode_server_message(FrameDropped(frame.header, DropReason.MAX_FPS, "too soon"))
             if number == 3:  # all are sent: a client counts no drops of frames that it has yet to send
                 yield call.result(frame, 100, dropped={DropReason.MAX_FPS: 2})
-                # Told by the result before already.
+                # The previous result has reported it already.
                 yield encode_server_message(FrameDropped(frame.header, DropReason.MAX_FPS, "late notice"))
 
     told: list[FrameDropped] = []
@@ -243,7 +243,7 @@ def test_a_server_that_restarts_on_its_port_is_found_again(
         stream.send(JPEG)
         assert eventually(lambda: len(taken.results) == 1)
         server.stop()
-        # Several tries fail while nobody listens.
+        # Several attempts fail without a server.
         assert eventually(lambda: len(broken) >= 3)
         stream.send(JPEG, header=FrameHeader(seq=2))
         server.start()
@@ -301,7 +301,7 @@ def test_a_frame_written_after_the_end_of_the_call_does_not_hide_who_ended_it(
     async def read_late(link: Any) -> bytes | None:
         data = await plain_read(link)
         if data is not None and waits:
-            # The loop hears of nothing until the call is over, and writes then.
+            # The loop learns nothing until the call has ended, and writes then.
             has_ended.acquire(timeout=20)
             waits.pop()
             with contextlib.suppress(grpc.RpcError):

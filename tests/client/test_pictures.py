@@ -1,4 +1,4 @@
-"""Images become frames without a needless copy, and what is none is refused."""
+"""Conversion of images to frames without unnecessary copies, and refusal of invalid images."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""HTTP request bodies: compression, chunks, sizes and limits."""
+
 from __future__ import annotations
 
 import gzip

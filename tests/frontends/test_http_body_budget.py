@@ -1,4 +1,4 @@
-"""One bound for all bodies that are on their way: real sockets, half-sent huge ones, and honest clients beside them."""
+"""Memory budget for all received bodies: real sockets, large incomplete uploads, and honest clients beside them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_half_sent_huge_body_gives_way_to_one_that_comes_whole(
     honest.sendall(message(500_000, *WAYS[way]))
     assert head_of(honest).startswith(b"HTTP/1.1 200 ")
     assert budget.refused == 1
-    # It is told though it sends the rest before it reads, and its connection ends after it.
+    # The client gets the response although it sends the rest before it reads; then the connection ends.
     hoarder.sendall(huge[3 * MIB :])
     told = everything(hoarder) if way == "plain" else head_of(hoarder)
     assert told.startswith(b"HTTP/1.1 503 ")

@@ -1,4 +1,4 @@
-"""Connections as bytes: whatever a client sends, and however it cuts it."""
+"""HTTP connections as raw bytes, with any input and any split of it."""
 
 from __future__ import annotations
 

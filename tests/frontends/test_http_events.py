@@ -1,4 +1,4 @@
-"""Events and operators' orders over HTTP: frames, numbers, bounds, and who may give orders."""
+"""Event endpoint and operator endpoints: event frames, numbers, limits, and access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that send or take next to nothing, or come in crowds: they lose their place, and slow but honest ones do not.
+"""Hostile HTTP clients: very slow or very many ones lose their connections, slow but honest ones do not.
 
 The time-outs of a minute are made fractions of a second here; the ratios between them stay.
 """
@@ -364,7 +364,7 @@ def test_a_storm_of_connections_leaves_no_more_open_than_allowed(open_impatient,
     for _ in range(200):
         connect(site)
     until(lambda: open_count(site) <= 8)
-    # All of them are silent: after a look at them the next to come has a place.
+    # All of them are silent: after a tick there is room for the next one.
     until(lambda: _is_served(site))
     assert open_count(site) <= 8
 

@@ -1,3 +1,5 @@
+"""Delivery of responses from serving threads to the event loop."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Large arrays of JSON bodies: parsed piece by piece to what the parser makes of the whole, and at little cost."""
+"""Large JSON arrays: parsed in pieces with the result of the whole, and with little memory."""
 
 from __future__ import annotations
 

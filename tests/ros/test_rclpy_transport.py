@@ -1,4 +1,4 @@
-"""The rclpy transport against a fake rclpy that records calls: there is no ROS 2 here, so rclpy itself was not run."""
+"""rclpy transport against a fake rclpy that records calls; rclpy itself is not available here."""
 
 from __future__ import annotations
 

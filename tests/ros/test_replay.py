@@ -1,4 +1,4 @@
-"""Recordings through a frame service: every picture is answered, and what comes back is a recording anyone reads."""
+"""Replay of recordings through a frame service: each image gets a result, and the output is a valid recording."""
 
 from __future__ import annotations
 

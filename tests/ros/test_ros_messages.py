@@ -1,4 +1,4 @@
-"""ROS messages of every origin become frames without a copy, and results become messages of vision_msgs."""
+"""Conversion of ROS messages to frames without a copy, and of results to vision_msgs."""
 
 from __future__ import annotations
 

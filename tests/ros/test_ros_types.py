@@ -1,4 +1,4 @@
-"""CDR bytes of messages: what is written is read again, and damaged bytes are told, never more than that."""
+"""CDR encoding of messages: a round trip, and errors for damaged bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The response cache on the metrics page."""
+"""Metric families of the response cache."""
 
 from __future__ import annotations
 

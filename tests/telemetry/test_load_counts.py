@@ -1,4 +1,4 @@
-"""Counts of loads: fed by the bus, rendered on the page, kept when a model is gone."""
+"""Load counts: fed by the event bus, shown on the metrics page, kept after the unload of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notification socket as sd_notify(3) describes it, and when a watchdog is fed: with a socket that a test holds."""
+"""Messages of sd_notify(3) and the feeding of the watchdog, received by a socket of the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge_server.telemetry.service_manager import ServiceManager, WatchdogFeeder
 
 
 class Listener:
-    """What a service manager hears."""
+    """Socket of a service manager: receives the messages."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -1,4 +1,4 @@
-"""Trace files: whole at any moment, numbered as asked, and never at the cost of anything but traces."""
+"""Trace files: always complete JSON, numbered as configured; only traces are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be set about traces, by whom, and which requests are traced then."""
+"""Trace settings, and the choice of the requests to trace."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_change_of_one_model_does_not_disturb_the_count_of_others(tmp_path: Pa
 
 def test_a_change_that_meets_the_end_of_the_server_is_made(tmp_path: Path) -> None:
     class Ending(Traces):
-        """Is closed as soon as somebody has looked at the collector outside the lock."""
+        """Closes itself at the first read of the collector outside the lock."""
 
         def __getattribute__(self, name: str) -> Any:
             found = super().__getattribute__(name)

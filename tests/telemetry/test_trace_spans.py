@@ -1,4 +1,4 @@
-"""Spans on their way to a collector: an OTLP/HTTP receiver on a real socket, and one that is slow or away."""
+"""OpenTelemetry export: spans to an OTLP/HTTP receiver on a real socket, also a slow or absent one."""
 
 from __future__ import annotations
 

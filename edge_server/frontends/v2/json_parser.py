@@ -88,7 +88,8 @@ def _orjson() -> ModuleType | None:
         import orjson
     except ImportError:
         return None
-    return orjson
+    library: ModuleType = orjson
+    return library
 
 
 def parse_numbers(text: bytes) -> object:

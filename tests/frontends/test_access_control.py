@@ -1,4 +1,4 @@
-"""Who is this machine, and what the start line says of orders that other machines may give."""
+"""Local addresses, shared keys, and the warning about changes that other machines may make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bearer tokens: the file, what they open, and HTTP requests that bring them."""
+"""Bearer tokens: the file, the categories of a token, and HTTP requests with tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bridge and the replay say of topics, servers and disks that are not as they should be."""
+"""Log lines of the bridge and the replay about missing topics, servers and disk space."""
 
 from __future__ import annotations
 
