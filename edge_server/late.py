@@ -1,4 +1,4 @@
-"""Libraries whose code runs when something of them is first used, not when a module that uses them is imported.
+"""Lazy imports: a library's code runs at its first use, not at the import of a module that names it.
 
 A server without a model needs no arrays, and one that only listens needs no HTTP client; but the modules of both doors
 name the libraries that bring these along. `put_off` makes `import library` find an empty module that fills itself at

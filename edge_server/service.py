@@ -1,4 +1,4 @@
-"""InferenceService: the one door that every front end uses.
+"""InferenceService: everything that a front end may ask of the server.
 
 Front ends turn wires into core nouns and back; everything they may ask of the server stands here. All methods may be
 called from any thread. Those marked *blocking* may take as long as a model load: call them off the event loop.
@@ -231,7 +231,7 @@ class InferenceService:
         return [item.statistics() for item in reversed(versions)]
 
     def trace_settings(self, name: str = "") -> dict[str, str | list[str]]:
-        """Return what is traced of a model, or with "" of models without settings of their own. Raises InvalidRequest
+        """Return the trace settings of a model, or with "" of models without their own settings. Raises InvalidRequest
         for a model that does not serve."""
         self._check_traceable(name)
         return self.traces.get(name)

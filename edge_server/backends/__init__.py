@@ -1,4 +1,4 @@
-"""Runtimes, one file each, found by name and imported on first use: the only home of heavy imports.
+"""Backends: one file per runtime, found by name and imported at first use. All heavy imports are here.
 
 May import core and errors. `serving` opens sessions through `load_backend` and `base` only; `repository` asks a
 backend to inspect a file. A new runtime is one new file and one line in `_MODULES`; a runtime of somebody else's is a

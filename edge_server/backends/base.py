@@ -1,4 +1,4 @@
-"""The contract between the serving core and a runtime.
+"""Backend interface: the contract between the serving core and a runtime.
 
 A *Backend* knows one runtime: it can read a model file's inputs and outputs and open a *Session* on it. A Session is
 one model on one device; it runs a batch at a time and knows nothing of queues, batching rules or wires. A runtime's
@@ -198,7 +198,7 @@ class ServerCalls(Protocol):
         """
 
     def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return what the model promises now."""
+        """Return the current specification of the model."""
 
     def is_model_ready(self, name: str, version: int | None) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""The built-in decoupled models, square and repeat: one request, any number of responses, each at its time."""
+"""Built-in decoupled models, square and repeat: one request, any number of responses over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models without a runtime: Triton's identity, square and repeat, and `stub`, which can be told to misbehave.
+"""Built-in models without a runtime: Triton's identity, square and repeat, and `stub` for tests.
 
 They need no file, so a model is a config.pbtxt and an empty version folder. Parameters:
 

@@ -1,4 +1,4 @@
-"""The structures of edge_backend.h as ctypes has them, and strings as they travel through it. For c_library alone."""
+"""ctypes definitions of edge_backend.h: its structures, and strings that cross it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are shared libraries (libmodel.so) with the C interface of edge_backend.h, as backend `c_abi`.
+"""Backend `c_abi`: models that are shared libraries (libmodel.so) with the C interface of edge_backend.h.
 
 A crash in such a library takes the server down: it runs in the server's process, on the instance's thread, without the
 interpreter's lock. It is built against the header that lies beside this file (`python -c "import edge_server, pathlib;
@@ -161,7 +161,7 @@ class _Library:
         raise LoadError(f"{file_title(file)}: edge_model_open failed: {reason}")
 
     def describe(self, file: ModelFile, handle: ctypes.c_void_p) -> ModelSignature:
-        """Return what the model says of its tensors. Raises LoadError."""
+        """Return the model's inputs and outputs. Raises LoadError."""
         counts, said = (ctypes.c_uint32(), ctypes.c_uint32()), _ErrorText()
         lists = (ctypes.POINTER(Spec)(), ctypes.POINTER(Spec)())
         code = self._functions.edge_model_describe(

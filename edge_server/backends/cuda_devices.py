@@ -1,4 +1,4 @@
-"""The GPUs as the server itself uses them: memory of client processes by handle, how much is free, who is who.
+"""CUDA devices as the server uses them: IPC memory of clients, free memory, device identities.
 
 Goes through the driver as `tensorrt.cuda` reaches it, in the primary contexts that the runtimes share. What that lacks,
 handles between processes, is called by ctypes (cuda.h: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemGetAddressRange,

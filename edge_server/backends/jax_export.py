@@ -1,4 +1,4 @@
-"""JAX functions exported by jax.export (model.jaxexport), as backend `jax`: StableHLO, compiled by XLA for the CPU.
+"""Backend `jax`: JAX functions exported by jax.export (model.jaxexport), compiled by XLA for the CPU.
 
 Write the file with `path.write_bytes(jax.export.export(jax.jit(function))(*shapes).serialize())`; it runs without the
 code that made it. A symbolic first dimension lets the model batch:

@@ -1,4 +1,4 @@
-"""TensorFlow Lite models (model.tflite) through LiteRT, as backend `litert` or `tflite`.
+"""Backend `litert` (`tflite`): TensorFlow Lite models (model.tflite) with LiteRT.
 
 OpenVINO reads such files too, and is what they go to when the configuration names no backend. Keys in config.pbtxt's
 `parameters` (server-wide ones through `--backend-config=litert,key=value`):

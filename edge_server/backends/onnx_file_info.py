@@ -1,4 +1,4 @@
-"""Reads from an ONNX file in which arithmetic its weights are written, and what goes in and out, without loading it.
+"""ONNX file reader: precision of the weights, inputs and outputs, without loading the model.
 
 ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). Only tags and lengths are
 followed; weight bytes are stepped over in a memory map and never read. Used by the backend files of this folder only.

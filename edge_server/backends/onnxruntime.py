@@ -1,4 +1,4 @@
-"""ONNX models through onnxruntime.
+"""Backend `onnxruntime`: ONNX models with ONNX Runtime.
 
 Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=onnxruntime,key=value`):
 

@@ -1,4 +1,4 @@
-"""Runs on a GPU with I/O binding: results stay on the device until the last one is there, then come back at once.
+"""GPU runs of ONNX Runtime with I/O binding: results stay on the device until the last one is ready.
 
 Without it onnxruntime waits for the device at each output. On the CPU it gains nothing, see the class's text.
 
@@ -48,7 +48,7 @@ class BoundRun:
 
     @classmethod
     def of(cls, session: Any, run_options: Any, device: str, device_id: int | None) -> BoundRun | None:
-        """Return what runs the session; None where it is not on a GPU, or has tensors that cannot be bound."""
+        """Return the bound runner of a session; None if it is not on a GPU or has tensors that cannot be bound."""
         nodes = (*session.get_inputs(), *session.get_outputs())
         if device_id is None or any(node.type in _HOST_ONLY or "tensor" not in node.type for node in nodes):
             return None

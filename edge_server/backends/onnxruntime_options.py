@@ -1,4 +1,4 @@
-"""What a model's configuration asks of onnxruntime: threads, memory, optimisation, providers, precision.
+"""ONNX Runtime options of a model's configuration: threads, memory, optimisation, providers, precision.
 
 The keys are those that the text of `onnxruntime` lists.
 """

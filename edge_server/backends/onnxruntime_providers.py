@@ -1,4 +1,4 @@
-"""Which of onnxruntime's execution providers a model gets, best first, and their options.
+"""ONNX Runtime execution providers of a model, best first, with their options.
 
 `optimization { execution_accelerators }` is Triton's: gpu_execution_accelerator for instances of KIND_GPU (`tensorrt`,
 `cuda`), cpu_execution_accelerator for the others (`openvino`, `dnnl`, `xnnpack`). Parameters are Triton's, and any of

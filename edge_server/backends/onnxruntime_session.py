@@ -1,4 +1,4 @@
-"""Runs of an open InferenceSession: on the host or bound to a GPU, with strings and bfloat16 in onnxruntime's forms."""
+"""ONNX Runtime session: runs on the host or bound to a GPU, with conversion of strings and bfloat16."""
 
 from __future__ import annotations
 

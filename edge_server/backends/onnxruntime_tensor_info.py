@@ -1,4 +1,4 @@
-"""Inputs and outputs of ONNX models as the rest of the server speaks of them: names, element types, dims."""
+"""Names, types and dims of an ONNX model's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models through OpenVINO: ONNX, OpenVINO's own IR (model.xml with model.bin), TensorFlow Lite and SavedModels.
+"""Backend `openvino`: ONNX, OpenVINO IR (model.xml with model.bin), TensorFlow Lite and SavedModels.
 
 Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=openvino,KEY=value`):
 

@@ -1,4 +1,4 @@
-"""What OpenVINO made of a model: the arithmetic that it computes in and the properties in force, for people."""
+"""Properties of a model compiled by OpenVINO, such as its precision, for status and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of OpenVINO's devices a model gets, and where what was compiled for it is kept.
+"""OpenVINO device of a model, and the cache folder of compiled models.
 
 `TARGET_DEVICE` is a device (`CPU`, `GPU`, `GPU.1`, `NPU`), or chooses or combines others: `AUTO`, `AUTO:GPU,CPU`,
 `AUTO:-CPU`, `MULTI:GPU,CPU`, `HETERO:GPU,CPU`, `BATCH:GPU(8)`. Each one named has to be there: OpenVINO lists what
@@ -57,7 +57,7 @@ def involves_accelerator(device: str) -> bool:
 
 
 def head_of(device: str) -> str:
-    """Return what OpenVINO can be asked about: AUTO of AUTO:GPU,CPU."""
+    """Return the device name for OpenVINO's queries: AUTO of AUTO:GPU,CPU."""
     return device.partition(":")[0]
 
 

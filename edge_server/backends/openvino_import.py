@@ -1,4 +1,4 @@
-"""The OpenVINO library, imported without its converters of models.
+"""Import of the OpenVINO library without its model converters.
 
 `import openvino` brings `openvino.tools.ovc` along where it can: some 15 MB that a server of finished models does not
 use, and a module that reports its import over the network unless told not to. The package does without it, so its

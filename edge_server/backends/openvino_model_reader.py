@@ -1,4 +1,4 @@
-"""Model files read into OpenVINO's graphs: ONNX, IR, TensorFlow Lite, SavedModels, with custom operators."""
+"""Reader of model files into OpenVINO graphs: ONNX, IR, TensorFlow Lite, SavedModel, custom operators."""
 
 from __future__ import annotations
 

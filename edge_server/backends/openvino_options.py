@@ -1,4 +1,4 @@
-"""What a model's configuration asks of OpenVINO: device, properties, precision and shapes, checked before it is read.
+"""OpenVINO options of a model's configuration: device, properties, precision, shapes.
 
 The keys are those that the text of `openvino` lists.
 """
@@ -77,7 +77,7 @@ def _device(job: OpenJob, merged: Mapping[str, str], core: Any) -> str:
 
 
 def _properties(spec: ModelSpec, merged: Mapping[str, str], device: str, precision: str) -> dict[str, str]:
-    """Return what is handed to OpenVINO."""
+    """Return the properties for OpenVINO."""
     properties = {key: value for key, value in merged.items() if _PROPERTY.fullmatch(key) and key not in _OWN_KEYS}
     if involves_accelerator(device) and merged.get("MODEL_CACHE_DIR"):
         properties.setdefault("CACHE_DIR", merged["MODEL_CACHE_DIR"])
@@ -113,7 +113,7 @@ def _asked_precision(model: str, merged: Mapping[str, str], device: str, core: A
 
 
 def _precisions(core: Any) -> tuple[str, ...]:
-    """Return what the CPU can be asked to compute in; of other devices only compiling tells."""
+    """Return the precisions that the CPU supports. For other devices only compiling shows them."""
     capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     extra = [name for name, capability in _CAPABILITIES.items() if capability in capabilities]
     return ("f32", *extra, "int8", "auto")

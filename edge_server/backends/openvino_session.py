@@ -1,4 +1,4 @@
-"""Runs of a model that OpenVINO compiled: one infer request, tensors over the callers' memory, batches filled up."""
+"""OpenVINO session: one infer request, tensors over the caller's memory, batches padded to a fixed size."""
 
 from __future__ import annotations
 

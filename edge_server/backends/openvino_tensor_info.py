@@ -1,4 +1,4 @@
-"""Inputs and outputs of OpenVINO's graphs as the rest of the server speaks of them: names, element types, dims."""
+"""Names, types and dims of an OpenVINO graph's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch models: TorchScript (model.pt) and programs saved by torch.export (a .pt2 file), as backend `pytorch`.
+"""Backend `pytorch`: TorchScript (model.pt) and programs saved by torch.export (.pt2).
 
 Names. A TorchScript file says neither types nor shapes, so that the configuration states all tensors: inputs as the
 arguments of `forward`, or as NAME__INDEX with the argument's number; outputs as NAME__INDEX with the place in the
@@ -115,7 +115,7 @@ class PyTorchBackend(Backend):
         return PyTorchSession(self, info, spec, module, calls, device, modes, lambda: self._shared.give_back(key))
 
     def _modes(self, model: str, merged: Mapping[str, str]) -> Callable[[], Any]:
-        """Return what makes a context in which a run takes place."""
+        """Return the factory of the context for a run."""
         torch = self._torch
         infers = yes_or_no(model, merged, "INFERENCE_MODE", True)
         is_plain = yes_or_no(model, merged, "DISABLE_OPTIMIZED_EXECUTION", False)

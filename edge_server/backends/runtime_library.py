@@ -1,4 +1,4 @@
-"""What every runtime's file does alike: import the library, quote its words, keep one loaded model for all instances.
+"""Shared code of all runtimes: import of the library, its error messages, one loaded model for all instances.
 
 Used by the backend files of this folder only.
 """
@@ -50,7 +50,7 @@ def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
 
 
 def words(error: BaseException) -> str:
-    """Return what an exception says, as one line of bounded length."""
+    """Return the message of an exception as one line of bounded length."""
     line = " ".join(str(error).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + " ..."
 

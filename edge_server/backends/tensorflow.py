@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModels (the folder model.savedmodel) by TensorFlow itself, as backend `tensorflow`, on the CPU.
+"""Backend `tensorflow`: SavedModels (model.savedmodel) with TensorFlow on the CPU.
 
 OpenVINO reads such folders too, in a tenth of the space, and is what they go to when the configuration names neither
 backend nor platform; with `platform: "tensorflow_savedmodel"` TensorFlow comes first, and OpenVINO stands in for it

@@ -1,4 +1,4 @@
-"""Forests of decision trees, as `forest` or `fil`: XGBoost, LightGBM, and what treelite imports (scikit-learn, cuML).
+"""Backend `forest` (`fil`): decision tree forests of XGBoost, LightGBM, and formats that treelite imports.
 
 Files: `xgboost.json`, `xgboost.ubj`, `xgboost.model` (XGBoost's old binary form), `model.txt` (LightGBM) and
 `checkpoint.tl` (treelite's own; `treelite.sklearn.import_model(trained).serialize(path)` writes one of a scikit-learn
@@ -254,7 +254,7 @@ class _Answer:
 
 
 def _answer(model: str, forest: Forest, parameters: Mapping[str, str], stated_columns: int | None = None) -> _Answer:
-    """Return what the parameters ask for. `stated_columns`: as the configuration says, where it may choose.
+    """Return the settings of the parameters. `stated_columns`: the configuration's columns, if it may choose.
 
     A forest of two classes gives both probabilities or the second alone; its dims are (-1,) until that is stated.
     Raises LoadError.

@@ -1,4 +1,4 @@
-"""A forest as arrays, checked, and written as an ONNX tree ensemble: numpy and the standard library alone.
+"""Conversion of a decision tree forest to an ONNX tree ensemble, with checks of its arrays.
 
 treelite holds a forest as columns for each tree; onnxruntime takes them from an ONNX file, whose bytes are made here
 (protocol buffers as onnx.proto lays them out, operators of ai.onnx.ml). Scores come out as sums over the trees; what
@@ -187,7 +187,7 @@ def _inner(values: Any, inner: npt.NDArray[np.bool_]) -> _Ints:
 
 
 def scores_of(forest: Forest, sums: _Floats) -> _Floats:
-    """Return what the model answers for each row, [rows, targets * classes], from the sums over its trees."""
+    """Return the outputs for each row, [rows, targets * classes], from the sums over the trees."""
     averaged = sums / forest.counts.astype(sums.dtype) + forest.base.astype(sums.dtype)
     return FINISHES[forest.finish](averaged, forest.sigmoid_alpha, forest.ratio_c)
 

@@ -1,4 +1,4 @@
-"""`edge-server analyze`: search the configuration that serves a model best on this box, within limits."""
+"""`edge-server analyze`: search for the configuration that serves a model best on this machine, within limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line that says what a command is at work on, while it is."""
+"""Busy line: shows what a command is working on."""
 
 from __future__ import annotations
 

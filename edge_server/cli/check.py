@@ -1,4 +1,4 @@
-"""`edge-server check DIR`: would this repository serve on this box? Loads, warms and runs every model once."""
+"""`edge-server check DIR`: load, warm up and run every model of a repository once."""
 
 from __future__ import annotations
 

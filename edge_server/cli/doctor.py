@@ -1,4 +1,4 @@
-"""`edge-server doctor`: what this box is, what is in the way of serving models well on it, and what to do about it."""
+"""`edge-server doctor`: examine this machine, list problems for serving models, and say how to fix them."""
 
 from __future__ import annotations
 

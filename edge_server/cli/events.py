@@ -1,4 +1,4 @@
-"""`edge-server events`: what happens in a running server, followed over the http_client."""
+"""`edge-server events`: print the events of a running server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`edge-server governor`: how ways to deal with heat compare on a box made of numbers, and what the law would have said
-to a recorded course of temperatures."""
+"""`edge-server governor`: simulate ways to limit heat, and replay a recorded course of temperatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a running server over HTTP: the options that every such command has, and answers read as JSON."""
+"""HTTP client of the commands that query a running server: their options, and JSON answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `edge-server`: picks the sub-command and turns what it raises into one line and an exit code."""
+"""Main program `edge-server`: runs a command and turns its errors into one line and an exit code."""
 
 from __future__ import annotations
 

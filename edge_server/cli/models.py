@@ -1,4 +1,4 @@
-"""`edge-server models`: every version of every model with its past, asked over the http_client."""
+"""`edge-server models`: list every version of every model of a running server, with its history."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _text(options: argparse.Namespace, path: str) -> str:
-    """Return what to print. A folder that has no version, or whose configuration is wrong, is in the index alone."""
+    """Return the rows to print. A folder without versions or with a wrong configuration is only in the index."""
     if options.json:
         return json.dumps(http_client.ask(options, path), indent=1)
     index = http_client.ask(options, "/v2/repository/index", {})

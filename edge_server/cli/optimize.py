@@ -1,4 +1,4 @@
-"""`edge-server optimize MODEL`: try every runtime and precision for a model on this box, and keep the best."""
+"""`edge-server optimize MODEL`: try every runtime and precision for a model here, and keep the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands are told on their command lines: numbers, sizes, headers, TLS; with errors that say how."""
+"""Options that several commands share: numbers, sizes, headers, TLS."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def add_tls_options(group: argparse._ArgumentGroup) -> None:
 
 
 def tls_of(options: argparse.Namespace) -> Tls | None:
-    """Return what the options of `add_tls_options` ask for, None: no TLS. Raises InvalidRequest when a file cannot be
-    read."""
+    """Return the TLS settings of the options of `add_tls_options`, None: no TLS. Raises InvalidRequest when a file
+    cannot be read."""
     if not (options.tls or options.tls_root or options.tls_cert):
         return None
     # Brings gRPC, which commands that speak HTTP do without.

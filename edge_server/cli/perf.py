@@ -1,4 +1,4 @@
-"""`edge-server perf`: latency, throughput and where the time goes, of a model of a running server."""
+"""`edge-server perf`: measure latency and throughput of a model on a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that measure are told on their command lines: words to values, with errors that say how."""
+"""Options of the measuring commands `perf` and `analyze`."""
 
 from __future__ import annotations
 

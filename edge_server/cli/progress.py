@@ -1,4 +1,4 @@
-"""How far a command has come: a bar with an estimate at a terminal, a line for each step elsewhere."""
+"""Progress display: a bar with an estimate at a terminal, else one line per step."""
 
 from __future__ import annotations
 

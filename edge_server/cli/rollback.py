@@ -1,4 +1,4 @@
-"""`edge-server rollback`: pin a model of a running server to an earlier version, or undo that."""
+"""`edge-server rollback`: pin a model of a running server to an earlier version, or remove the pin."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _pinned(report: Mapping[str, Any]) -> str:
 
 
 def _undone(report: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what came of it, and what is not served all the same."""
+    """Return the result of the rollback, and the versions that are not served."""
     serves = report["serves"]
     now = "it is not loaded" if serves is None else f"version {serves} serves"
     return f"{report['name']} is not pinned to version {report['before']} any more; {now}", str(report["problem"] or "")

@@ -1,4 +1,4 @@
-"""`edge-server ros`: camera topics of a robot, or a recording of them, through the models of a running server."""
+"""`edge-server ros`: connect a robot's camera topics, or a recording of them, to a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server ros bridge`: a camera topic in, perception topics out, until told to stop."""
+"""`edge-server ros bridge`: a camera topic in, perception topics out, until it is stopped."""
 
 from __future__ import annotations
 

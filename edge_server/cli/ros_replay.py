@@ -1,4 +1,4 @@
-"""`edge-server ros replay`: a recording through a model, into a recording of the results."""
+"""`edge-server ros replay`: run a recording through a model and record the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-server serve`: serve until SIGTERM or SIGINT, drain, exit 0."""
+"""`edge-server serve`: serve until SIGTERM or SIGINT, then drain and exit."""
 
 from __future__ import annotations
 

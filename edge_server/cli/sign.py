@@ -1,4 +1,4 @@
-"""`edge-server sign MODEL_DIR`: write SHA256SUMS, and with a key the signatures, for models to be deployed."""
+"""`edge-server sign MODEL_DIR`: write SHA256SUMS, and with a key the signatures."""
 
 from __future__ import annotations
 

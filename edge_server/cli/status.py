@@ -1,4 +1,4 @@
-"""`edge-server status`: what a running server serves, asked over the http_client."""
+"""`edge-server status`: show the models of a running server."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
 
 
 def _ask_if_told(options: argparse.Namespace, path: str) -> dict[str, Any] | None:
-    """Return what the server tells; None where it is of a version that tells nothing of that, or may not be asked."""
+    """Return the server's answer; None if the server is too old for the question or forbids it."""
     try:
         return cast("dict[str, Any]", http_client.ask(options, path))
     except http_client.Refused:
@@ -194,7 +194,7 @@ def _stream_row(stream: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _memory(report: dict[str, Any]) -> str:
-    """Return what a model took of the machine's memory, and of each GPU's: "92", "92 +64 GPU 0"."""
+    """Return the memory of a model on the machine and on each GPU: "92", "92 +64 GPU 0"."""
     on_gpus = [f" +{count / 1e6:.0f} GPU {gpu}" for gpu, count in report.get("gpu_bytes", {}).items() if count]
     return f"{report['load_rss_bytes'] / 1e6:.0f}" + "".join(on_gpus)
 

@@ -1,4 +1,4 @@
-"""How `edge-server status` tells of engines: which are there, how far those under way are, and why some are not."""
+"""Engine part of `edge-server status`: built engines, running builds, and reasons for missing ones."""
 
 from __future__ import annotations
 

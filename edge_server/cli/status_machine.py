@@ -1,4 +1,4 @@
-"""How `edge-server status` tells the state of the box: heat, power, what was refused, what an inference costs."""
+"""Machine part of `edge-server status`: heat, power, rejected work, cost of an inference."""
 
 from __future__ import annotations
 

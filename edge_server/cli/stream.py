@@ -1,4 +1,4 @@
-"""`edge-server stream`: send a video, pictures, a camera or a test pattern through a model, and watch the figures."""
+"""`edge-server stream`: send a video, pictures, a camera or a test pattern through a model."""
 
 from __future__ import annotations
 

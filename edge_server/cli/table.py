@@ -1,4 +1,4 @@
-"""Tables for people at a terminal: plain text, or by `rich`, with colours and wrapped cells, where it is installed."""
+"""Tables at a terminal: plain text, or by `rich` with colours and wrapped cells if it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator decides: flag > environment > TOML file > default, merged once at the start.
+"""Configuration of the operator: flag > environment > TOML file > default, merged once at the start.
 
 May import only the standard library (and tomli below Python 3.11); everyone above core may import from here. The only
 folder that reads os.environ, in `sources` alone. `slices` holds the values, `kinds` how text becomes one, `table` the

@@ -12,7 +12,7 @@ from edge_server.config.slices import CacheSettings, RestrictedGroup, ServerConf
 from edge_server.config.sources import BACKENDS, PRINT_FLAG
 from edge_server.config.table import SETTINGS
 
-_TITLES = {
+TITLES = {
     "repository": "Models",
     "backends": "Backends",
     "http": "HTTP",
@@ -51,7 +51,7 @@ def help_text() -> str:
     for setting in SETTINGS:
         if setting.section != section:
             section = setting.section
-            lines += ["", f"{_TITLES[section]} (table [{section}] of a configuration file):"]
+            lines += ["", f"{TITLES[section]} (table [{section}] of a configuration file):"]
         lines += _help_lines(setting, defaults)
     return "\n".join(lines) + "\n"
 
@@ -64,9 +64,15 @@ def _help_lines(setting: Setting, defaults: ServerConfig) -> list[str]:
         between = "spaces" if setting.separator == " " else f"'{setting.separator}'"
         variable += f", {between} in between"
     key = f"; {setting.name}" if setting.field else ""
-    default = _toml(_value(defaults, setting)) if setting.field else ""
-    shown = f"; default {default}" if default not in ("", '""', "[]") else ""
+    default = default_text(setting, defaults)
+    shown = f"; default {default}" if default else ""
     return [*lines, f"        [{variable}{key}{shown}]"]
+
+
+def default_text(setting: Setting, defaults: ServerConfig) -> str:
+    """Return the default of a setting as TOML, "" if it is empty."""
+    default = _toml(_value(defaults, setting)) if setting.field else ""
+    return "" if default in ('""', "[]") else default
 
 
 def describe(arguments: ServeArguments) -> str:

@@ -1,4 +1,4 @@
-"""The engine works: models are served by the next runtime at once, while engines for them are built in the open.
+"""TensorRT engine builds: another runtime serves a model while a low-priority process builds its engine.
 
 `works` keeps the orders and works them off one at a time; `child` runs the process that builds, `samples` asks the
 serving runtime what is right, `cache` keeps what was verified under a `key` of everything that an engine depends on,

@@ -1,4 +1,4 @@
-"""Who builds an engine: one process at a time, by a lock of the kernel's on a file beside it.
+"""Build lock: a file lock, so that only one process builds an engine.
 
 The lock ends with the process that took it, however it ends, so there is none left over to be doubted. Its builder does
 not inherit it: that one ends with it, or, where it has not begun yet, when it finds its parent gone. Whoever lets go of
@@ -75,7 +75,7 @@ def claim(path: Path) -> BuildLock | None:
 
 
 def holder(path: Path) -> str:
-    """Return who has the right, in words."""
+    """Return the holder of the lock as text."""
     try:
         said = path.read_bytes()[:_LONGEST_WORDS].decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the process that builds is told to do, and what the cache notes of what came of it."""
+"""Messages to the build process, and the facts about a built engine that the cache stores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def verify_job(order: EngineOrder, folder: Path, samples: Path) -> dict[str, obj
 
 
 def facts_of(order: EngineOrder, said: Mapping[str, Any]) -> dict[str, object]:
-    """Return what the cache notes of an engine that was built. `said` is what the process ended with."""
+    """Return the facts that the cache stores of a built engine. `said` is the last message of the process."""
     return {
         "model": order.model,
         "version": order.version,

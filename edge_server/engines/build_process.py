@@ -1,5 +1,4 @@
-"""Running the process that builds, and surviving whatever becomes of it: it is cancelled, paused, killed when it takes
-too long or too much, and what it says last is told with the reason."""
+"""Runner of the build process: starts, pauses, cancels and kills it, and reports how it ended."""
 
 from __future__ import annotations
 

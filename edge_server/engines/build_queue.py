@@ -1,4 +1,4 @@
-"""EngineWorks: who is asked for engines, and has those built that are not there.
+"""Engine build queue: returns cached TensorRT engines and queues builds for missing ones.
 
 A version that finds no engine is served by the next runtime. Once it serves, a process apart builds the engine, one at
 a time and only while the box is cool; another checks it against the serving runtime; then it goes into the cache, and
@@ -88,14 +88,14 @@ class EngineBuildQueue:
     # -- asked by operators -------------------------------------------------------------------------------------------
 
     def report(self) -> EngineBuildsReport:
-        """Return what is built, was built, and waits."""
+        """Return the report of running, finished and waiting builds."""
         with self._ledger.changed:
             reports = tuple(build.report() for build in sorted(self._ledger.all(), key=lambda build: build.name))
         count, byte_count = self.cache.size()
         return EngineBuildsReport(reports, count, byte_count, self._side.may_build())
 
     def families(self) -> list[Family]:
-        """Return what the metrics page tells of engines."""
+        """Return the metric families of engines."""
         return families(self.report(), self._ledger.outcomes, self.lookups)
 
     def cancel(self, model: str, version: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The builds that are known, and what becomes of each: counted, logged, and told as events."""
+"""Build registry: the known builds with their state, counted, logged and published as events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BuildRegistry:
         return list(self._builds.values())
 
     def build_for(self, order: EngineOrder, key: EngineKey, cache: EngineCache) -> Build:
-        """Return what is known of an order; one for other files, or another box, is superseded."""
+        """Return the build of an order. A build for other files or another machine is superseded."""
         known = self._builds.get((order.model, order.version))
         if known is not None and known.key.digest == key.digest:
             return known

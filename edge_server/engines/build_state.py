@@ -1,4 +1,4 @@
-"""One engine on its way: what is known of it. Guarded by the lock of the works; decides nothing."""
+"""State of one engine build. Guarded by the lock of the build registry; it decides nothing."""
 
 from __future__ import annotations
 

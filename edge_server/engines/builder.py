@@ -1,4 +1,4 @@
-"""One engine from its order to its place: samples, the process that builds, the one that compares, the cache."""
+"""Engine builder: makes one engine (samples, build process, comparison of answers, cache)."""
 
 from __future__ import annotations
 

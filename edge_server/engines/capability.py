@@ -1,4 +1,4 @@
-"""Whether engines are built on this box. Cheap where they are not: nothing of TensorRT or of the works is imported."""
+"""Build capability: whether this machine can build engines. Imports nothing of TensorRT where it cannot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BuildCapability:
 
 
 def look(config: EngineConfig) -> BuildCapability | None:
-    """Return what there is to build and to run engines with; None without a TensorRT, a driver or a GPU, or where it is
+    """Return the means to build and run engines; None without a TensorRT, a driver or a GPU, or where it is
     switched off. Imports nothing where the libraries are not installed."""
     if not config.is_enabled:
         return None

@@ -1,4 +1,4 @@
-"""The works of a box that builds engines, made by the composition root where chance.py finds that it can."""
+"""Composition of the engine parts on a machine that can build engines."""
 
 from __future__ import annotations
 

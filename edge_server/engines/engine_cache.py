@@ -1,4 +1,4 @@
-"""Verified engines on disk, and those under way.
+"""Engine cache: verified engines on disk, and unfinished builds.
 
     <folder>/engines/<digest>/engine.plan, engine.json      verified: written once, never changed
     <folder>/work/<digest>/...                              being built, or built and not yet verified
@@ -97,7 +97,7 @@ class EngineCache:
             raise EngineCacheFault(f"'{path}' cannot be locked: {error.strerror}") from error
 
     def holder(self, key: EngineKey) -> str:
-        """Return who has the right to build an engine, in words."""
+        """Return the process that may build an engine, as text."""
         return holder(self._lock_file(key.digest))
 
     def _lock_file(self, digest: str) -> Path:
@@ -124,7 +124,7 @@ class EngineCache:
         return CachedEngine(plan, facts)
 
     def why_missing(self, key: EngineKey, model: str, version: int) -> str:
-        """Return what is different about the nearest engine that was built for this version, "" when none was."""
+        """Return the differences to the nearest engine that was built for this version, "" if there is none."""
         nearest: tuple[str, ...] = ()
         for path in (self._folder / "engines").glob(f"*/{ENGINE_FACTS}"):
             facts = _read(path) or {}
@@ -147,7 +147,7 @@ class EngineCache:
         return folder
 
     def built(self, key: EngineKey) -> Mapping[str, object] | None:
-        """Return what is known of an engine that was built whole but not verified, None when there is none."""
+        """Return the facts of an engine that was built but not verified, None if there is none."""
         folder = self._folder / "work" / key.digest
         facts = _read(folder / BUILD_FACTS)
         plan = folder / PLAN

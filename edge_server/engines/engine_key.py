@@ -1,4 +1,5 @@
-"""Everything that an engine depends on, and a short name for it. Two engines with one name are interchangeable."""
+"""Engine key: everything that an engine depends on, and a short name for it. Engines with the same name are
+interchangeable."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def key_of(order: EngineOrder, device: CudaDevice, box: GpuIdentity, hashes: Fil
 
 
 def words_for(differences: tuple[str, ...]) -> str:
-    """Return what people are told of the fields that differ."""
+    """Return the differing fields as text."""
     return "; ".join(_WORDS[name] for name in differences)
 
 

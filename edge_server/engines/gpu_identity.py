@@ -1,4 +1,4 @@
-"""What of this box an engine depends on: the release of a Jetson's system, and which parts of its GPU are on."""
+"""GPU identity: the properties of a machine that an engine depends on (Jetson release, active GPU partitions)."""
 
 from __future__ import annotations
 

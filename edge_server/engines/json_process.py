@@ -1,4 +1,4 @@
-"""A child process that is told things, and says things, in lines of JSON: for builders, and for what is compared."""
+"""Child process that exchanges JSON lines with the server, used for engine builds and for trials."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class JsonProcess:
             self._process.stdin.close()
 
     def hear(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return what it said next, None once it has said its last and closed its output. Raises Silent."""
+        """Return the next message, None after the process closed its output. Raises NoAnswer."""
         try:
             return self._said.get(timeout=timeout_s)
         except queue.Empty:
@@ -135,7 +135,7 @@ class JsonProcess:
         return ""
 
     def resident_bytes(self) -> int:
-        """Return what it keeps in memory and in swap, 0 when that cannot be told. What CUDA takes on a board whose GPU
+        """Return the memory and swap of the process in bytes, 0 if unknown. What CUDA takes on a board whose GPU
         shares the memory is not in it."""
         try:
             text = Path(f"/proc/{self._process.pid}/status").read_text()
@@ -165,7 +165,7 @@ class JsonProcess:
 
 
 def available_bytes() -> int:
-    """Return what the box has to give, 0 when that cannot be told."""
+    """Return the available memory of the machine in bytes, 0 if unknown."""
     try:
         return _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable") << 10
     except OSError:

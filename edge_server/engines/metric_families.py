@@ -1,4 +1,4 @@
-"""The metrics page's families of engines. Series are bounded by the versions that are to have one."""
+"""Metric families of engines. There is one series for each version with an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_server.telemetry.metrics_page import Family
 
 
 def families(now: EngineBuildsReport, outcomes: Mapping[str, int], lookups: Mapping[str, int]) -> list[Family]:
-    """Return what the page tells. `outcomes` and `lookups` are those of the works."""
+    """Return the metric families. `outcomes` and `lookups` come from the build queue."""
     percent = Family(
         "edge_engine_build_percent", "gauge", "How far the build of a version's engine has come, in per cent"
     )

@@ -1,4 +1,4 @@
-"""What the works ask of the server around them."""
+"""Callbacks of the server that the engine builds use."""
 
 from __future__ import annotations
 

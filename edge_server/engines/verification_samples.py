@@ -1,4 +1,4 @@
-"""What an engine has to answer: the warm-up inputs, and what the serving runtime answers to them.
+"""Verification samples: inputs for a new engine, and the serving runtime's answers to compare with.
 
 They are ordinary requests to the version that serves: they wait in its queue, cost it no second copy of the model, and
 count in its statistics.

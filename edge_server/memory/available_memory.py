@@ -1,4 +1,4 @@
-"""Is there room for one more model? Read from the kernel's own account of memory, before anything is opened.
+"""Available memory: whether one more model fits, from the kernel's figures.
 
 /proc/meminfo (proc(5)): MemAvailable is what programs can still get without swapping. /proc/pressure/memory
 (Documentation/accounting/psi.rst): the share of the last ten seconds in which some task waited for memory.
@@ -56,7 +56,7 @@ class MemoryFloor:
 
 
 def read_memory(proc: Path = Path("/proc")) -> MemoryReading:
-    """Return what the kernel says of memory now; None for what it does not say in the form expected."""
+    """Return the kernel's memory figures; None for a figure in an unexpected form."""
     available = _first_number(proc / "meminfo", r"^MemAvailable:\s+(\d+) kB$")
     pressure = _first_number(proc / "pressure" / "memory", r"^some avg10=(\d+(?:\.\d+)?) ")
     return MemoryReading(None if available is None else int(available) * 1024, pressure)

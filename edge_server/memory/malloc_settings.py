@@ -1,4 +1,4 @@
-"""How the C library's allocator treats big messages.
+"""Settings of the C library's allocator for large messages.
 
 With glibc's defaults every tensor above the mmap threshold is mapped for its message and unmapped after it, and each
 message pays for its page faults anew: a 600 KB request spends several times longer in the kernel than in copying.

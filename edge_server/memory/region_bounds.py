@@ -1,4 +1,4 @@
-"""What a request may name of a registered region, in Triton's words."""
+"""Bounds check of a request's slice of a registered region, with Triton's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared-memory regions as requests use them: pinned from decoding until nobody needs the bytes any more."""
+"""Pins of shared-memory regions: a request keeps its regions mapped until its bytes are no longer needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared-memory regions that clients registered: POSIX shared memory of this machine, mapped for reading and writing.
+"""POSIX shared-memory regions that clients registered, mapped for reading and writing.
 
 A client creates a segment, registers it once under a name, and then sends (name, offset, byte size) in place of tensor
 bytes. A request pins the pieces it uses for as long as it runs; a region unregistered meanwhile takes no new pins and

@@ -1,4 +1,5 @@
-"""What a server is made of, put together: repository, manager, service, governor, cache, engines. Opens no port."""
+"""Composition: builds every part of the server from the configuration (repository, manager, service, governor, cache,
+engines). Opens no port."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.repository.remote.repository_list import Mirrors
+from edge_server.repository.remote.repository_list import RepositoryList
 from edge_server.repository.repository_source import RepositorySource
 from edge_server.repository.resolve import ResolveOptions
 from edge_server.repository.scan import Scanner
@@ -59,7 +60,7 @@ class ServerParts:
     timer: Timer
     events: EventBus
     loads: LoadCounts
-    mirrors: Mirrors
+    mirrors: RepositoryList
     governor: Governor | None = None
     cache: ResponseCache | None = None
     engines: EngineBuildQueue | None = None
@@ -89,7 +90,7 @@ class ServerParts:
 def build(config: ServerConfig, log_settings: LogSettings) -> ServerParts:
     """Make the serving core. Nothing is loaded yet. Raises EdgeServerError for a repository that cannot be read."""
     repository = config.repository
-    mirrors = Mirrors(
+    mirrors = RepositoryList(
         repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
     )
     scanner = _scanner(repository, mirrors)
@@ -120,7 +121,7 @@ def build(config: ServerConfig, log_settings: LogSettings) -> ServerParts:
     return ServerParts(service, manager, source, timer, events, loads, mirrors, governor, cache, engines, lose_gpu)
 
 
-def _scanner(config: RepositoryConfig, mirrors: Mirrors) -> Scanner:
+def _scanner(config: RepositoryConfig, mirrors: RepositoryList) -> Scanner:
     """Return the scanner of the repositories as mirrored. Raises ServingFault for one that cannot be read."""
     scanner = Scanner(mirrors.roots, config.model_config_name, allows_external_links=config.allows_external_links)
     scanner.check_roots()
@@ -200,8 +201,8 @@ def _with_model_cache(config: ServerConfig) -> dict[str, Mapping[str, str]]:
 
 
 def _lose_gpu(manager: Manager, devices: CudaDevices | None) -> Callable[[str | None, str], None]:
-    """Return what takes in that NVML has lost the GPU of an identity, and why; it is one of another process's, or not
-    known by that identity here, when nothing happens."""
+    """Return the function that handles the loss of a GPU by NVML identity with its reason; the GPU may be one of
+    another process's, or not known by that identity here, when nothing happens."""
     numbers = {} if devices is None else devices.numbers()
 
     def lose(uuid: str | None, reason: str) -> None:
@@ -232,7 +233,7 @@ def _cache(config: ServerConfig) -> ResponseCache | None:
     return make_cache(config.cache)
 
 
-def copy_first(config: RepositoryConfig, mirrors: Mirrors) -> None:
+def copy_first(config: RepositoryConfig, mirrors: RepositoryList) -> None:
     """Begin to copy remote repositories and wait for what the first wish needs of them. Raises ServingFault."""
     mirrors.start(config.first_sync_s, is_polled=config.control_mode == "poll")
 
@@ -289,7 +290,7 @@ def _limits(config: ServerConfig) -> ManagerLimits:
 
 
 def first_wish(config: RepositoryConfig, source: RepositorySource) -> dict[str, DesiredModel]:
-    """Return what is to be served at the start: everything, or in explicit mode what `--load-model` names.
+    """Return the desired state at the start: everything, or in explicit mode the models of `--load-model`.
 
     Raises ServingFault when a repository cannot be read.
     """

@@ -1,4 +1,4 @@
-"""The life of the process: start, drain, stop.
+"""Server process: start, drain and stop.
 
 `composition.build` makes the serving core; `ServerProcess.run` opens the front ends, works off the first wish, says
 what is
@@ -144,7 +144,7 @@ class ServerProcess:
             loop.add_signal_handler(signal.SIGHUP, self._supervision.reload)
 
     def _checks(self) -> list[Check]:
-        """Return what the watchdog of a service manager asks, besides the loop itself."""
+        """Return the checks of the systemd watchdog, besides the event loop."""
         lifecycle, governor = self._config.lifecycle, self._core.governor
         limits = [limit for limit in (lifecycle.hang_timeout_s, lifecycle.watchdog_run_limit_s) if limit > 0]
         checks: list[Check] = [HungRunCheck(self._core.manager.living, min(limits, default=0.0), time.monotonic_ns)]
@@ -285,9 +285,9 @@ class ServerProcess:
 
         watcher = Watcher(core.source, core.service.wish_for_all, repository.poll_s)
         self._closers.append(lambda: asyncio.to_thread(watcher.close))
-        core.service.wish_for_all(await asyncio.to_thread(watcher.first))
+        core.service.wish_for_all(await asyncio.to_thread(watcher.scan_first))
         watcher.start()
-        self._supervision.add_reload((), lambda _: watcher.look_soon())
+        self._supervision.add_reload((), lambda _: watcher.scan_soon())
 
     async def _until_stopped(self, work: Callable[[], object]) -> bool:
         """Wait for work on a thread; False when the order to stop came first. Raises what the work raises."""

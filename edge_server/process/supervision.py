@@ -1,4 +1,4 @@
-"""The server under a service manager: what it is told, when its watchdog is fed, what SIGHUP reloads, how it ends.
+"""Supervision by systemd: readiness and watchdog messages, reload at SIGHUP, and the end of the process.
 
 What SIGHUP reloads: the log settings, the certificates and keys of HTTPS and gRPC, the bearer tokens, the key that
 models must be signed with, and, in mode poll, what is in the repositories. Everything else that changed in the

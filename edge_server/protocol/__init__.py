@@ -1,4 +1,4 @@
-"""Triton's language as protobuf: the .proto files, their compiled descriptors, and message classes made from them.
+"""Protobuf definitions of the wire: .proto files, compiled descriptors, and message classes made from them.
 
 `frontends/grpc` speaks these messages on the wire; `repository` reads config.pbtxt with ModelConfig. Start at
 `messages`. The descriptors live in a pool of our own: model code in this process may import tritonclient, whose

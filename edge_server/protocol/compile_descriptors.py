@@ -1,5 +1,4 @@
-"""Compile the .proto files of this folder into `descriptors.binpb`: `python -m
-edge_server.protocol.compile_descriptors`.
+"""Compiler of the .proto files to `descriptors.binpb`: `python -m edge_server.protocol.compile_descriptors`.
 
 Needs grpcio-tools, at development time only. The result is one serialized FileDescriptorSet without source
 locations, dependencies before their users; it is committed, so that users need no compiler.

@@ -1,4 +1,4 @@
-"""Messages of the frame stream, edge_frames.proto, between the nouns of core/frame.py and bytes, by hand.
+"""Codec of the frame stream's messages (edge_frames.proto), written by hand.
 
 A generated class would copy every frame twice, and a client on a robot would have to install protobuf for these few
 messages. `data` is a view of the message that was decoded, and is copied once when encoded. Safe from any thread.
@@ -51,7 +51,7 @@ def encode_client_message(message: ClientMessage) -> bytes:
 
 
 def decode_client_message(data: Buffer) -> ClientMessage:
-    """Return what a client sent; `Frame.data` is a view of `data`. Raises InvalidRequest when it is malformed."""
+    """Return the decoded client message; `Frame.data` is a view of `data`. Raises InvalidRequest if it is malformed."""
     opening, frame = decode(_CLIENT, data)
     message = frame if opening is None else opening
     if message is None:
@@ -66,7 +66,7 @@ def encode_server_message(message: ServerMessage, frames_allowed: int = 0) -> by
 
 
 def decode_server_message(data: Buffer) -> tuple[ServerMessage, int]:
-    """Return what a server sent, and `frames_allowed`; buffers and tensors are views of `data`.
+    """Return the decoded server message, and `frames_allowed`; buffers and tensors are views of `data`.
 
     A kind of message that this version does not know counts as Credit. Raises InvalidRequest when it is malformed.
     """

@@ -1,4 +1,4 @@
-"""Messages written and read by hand: a table of its fields says how each becomes the attributes of a noun.
+"""Table-driven protobuf encoder and decoder for messages that are coded by hand.
 
 Decoding follows proto3: unknown fields are skipped, the last of several values counts, an embedded message that comes
 in pieces is merged, numbers may come packed or not. Stricter than proto3 in that a known field of another wire type and

@@ -1,4 +1,4 @@
-"""Tensors as raw bytes: little-endian, row-major, without padding; BYTES as length-prefixed elements.
+"""Raw tensor bytes: little-endian, row-major, without padding; BYTES elements with a length prefix.
 
 Format: Triton's binary tensor data extension, also used by gRPC's raw contents and by shared-memory regions.
 """

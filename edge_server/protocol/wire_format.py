@@ -1,4 +1,4 @@
-"""Protobuf's wire format, the pure part: numbers, tags and lengths. Format: protobuf.dev/programming-guides/encoding.
+"""Protobuf wire format: numbers, tags and lengths (protobuf.dev/programming-guides/encoding).
 
 For what is written or read by hand, because generated classes would copy large payloads or cost an import.
 """

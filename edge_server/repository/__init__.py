@@ -1,9 +1,10 @@
-"""From files on disk to the complete wish: which models and versions there are, and what each one promises.
+"""Model repositories: from folders on disk to the desired state of the models.
 
-`scan` states what the repositories hold, `source` turns that into wishes, `resolve` turns one version's files into a
-ModelSpec that a backend can open. A version enters here as a directory and leaves as (ModelSpec, ModelFile). The
-composition root may import this package; it asks `backends` about model files and speaks config.pbtxt by `protocol`.
+`watch` follows the folders, `scan` lists the models, `upload_detection` says which files are complete, and
+`repository_source` makes the desired state. `resolve` turns one version's files into a ModelSpec and a file that a
+backend can open. Imported by `process` and by commands that read a repository.
 
-A configuration's way: pbtxt (text to message), validate (what was written), choice (which runtime, which file),
-autocomplete (what the file says), normalise (defaults), validate (the whole), to_spec (message to ModelSpec).
+Steps of one configuration: `pbtxt` (text to message), `validate_config` (what is written), `backend_choice` (runtime
+and file), `autocomplete` (inputs and outputs of the file), `config_defaults`, `validate_config` (the complete
+configuration), `config_to_spec` (message to ModelSpec).
 """

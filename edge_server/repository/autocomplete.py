@@ -1,4 +1,4 @@
-"""Ask the model file for what the configuration leaves out, and check what it states against the file."""
+"""Auto-completion: fills missing configuration fields from the model file, and checks the stated ones against it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from edge_server.errors import BackendMissing, BadModelConfig, LoadError
 from edge_server.repository.backend_choice import BackendCandidate, candidates
 from edge_server.repository.pbtxt import ConfigMessage
 from edge_server.repository.safe_paths import check_relative
-from edge_server.repository.validate_ragged import batch_input_targets, cut_outputs, flat_inputs
-from edge_server.repository.validate_sequences import check_sequences_against_file, hidden_inputs, state_outputs
+from edge_server.repository.validate_batching import (
+    batch_input_targets,
+    check_sequences_against_file,
+    cut_outputs,
+    flat_inputs,
+    hidden_inputs,
+    state_outputs,
+)
 
 _TensorSpec: TypeAlias = InputSpec | OutputSpec
 _NOTHING: Mapping[str, str] = {}
@@ -26,9 +32,9 @@ _BY_NUMBER = {dtype.number: dtype for dtype in DType}
 
 @dataclass(frozen=True, slots=True)
 class InspectedFile:
-    """A version's file, the runtime that will open it, and what that runtime read from it.
+    """A version's file, the runtime that will open it, and the inputs and outputs that the runtime read.
 
-    `signature` is None when the runtime cannot tell. `notes` say which runtimes were passed over, and why.
+    `signature` is None if the runtime cannot read it. `notes` name the runtimes that failed, with the reason.
     `has_alternatives`: there are further runtimes to try, should this one fail to open the file.
     """
 
@@ -92,7 +98,7 @@ def _find_file(file_name: str, model: str, model_dir: Path, version: int) -> Mod
 
 
 def _all_failed(model: str, failures: Sequence[tuple[str, LoadError]]) -> LoadError:
-    """Return the one reason as it is, several as one sentence."""
+    """Return the error for all failed runtimes: a single reason unchanged, several in one sentence."""
     reasons = dict.fromkeys(error.message for _, error in failures)
     kind = BackendMissing if all(isinstance(error, BackendMissing) for _, error in failures) else LoadError
     if len(reasons) == 1:
@@ -103,13 +109,12 @@ def _all_failed(model: str, failures: Sequence[tuple[str, LoadError]]) -> LoadEr
 
 
 def complete(config: ConfigMessage, model: str, signature: ModelSignature, default_max_batch_size: int) -> list[str]:
-    """Fill in, in place, what the configuration leaves out, and return a note for each decision taken.
+    """Fill missing fields of the configuration in place. Return a note for each decision.
 
-    Batching is chosen only for a configuration that states no dims at all: stated dims already say whether there is
-    a batch dimension. Missing inputs are added, for the model cannot run without them; outputs only when none is
-    stated, for a stated list is a selection. Dynamic batching is turned on only where the file had to tell inputs or
-    outputs: who states them all decides about the scheduler too, as with Triton. Raises BadModelConfig when the file
-    cannot batch as configured.
+    max_batch_size is chosen only if the configuration states no dims: stated dims already say whether there is a batch
+    dimension. Missing inputs are added, because the model cannot run without them. Outputs are added only if none is
+    stated, because a stated list is a selection. As in Triton, dynamic batching is turned on only if inputs or outputs
+    came from the file. Raises BadModelConfig if the file cannot batch as configured.
     """
     notes: list[str] = []
     as_stated = [item.SerializeToString() for items in (config.input, config.output) for item in items]
@@ -136,7 +141,7 @@ def complete(config: ConfigMessage, model: str, signature: ModelSignature, defau
 
 
 def _check_can_batch(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
-    """Refuse max_batch_size for a file with a fixed first dimension; a file made for 1 row may be told 1."""
+    """Reject max_batch_size for a file with a fixed first dimension, except 1 for a file with one row."""
     allowed = {-1, 1} if config.max_batch_size == 1 else {-1}
     specs: list[_TensorSpec] = [*signature.inputs, *signature.outputs]
     of_batch = batch_input_targets(config) | cut_outputs(config)
@@ -154,7 +159,7 @@ def _check_can_batch(config: ConfigMessage, model: str, signature: ModelSignatur
 
 
 def _check_holds_batch_size(config: ConfigMessage, model: str, spec: _TensorSpec) -> None:
-    """Refuse max_batch_size for a shape tensor with no room for values beside the batch size, or of another type."""
+    """Reject max_batch_size for a shape tensor without values beside the batch size, or of another type."""
     if len(spec.dims) != 1 or spec.dims[0] in (0, 1) or spec.dtype not in SHAPE_DTYPES:
         raise BadModelConfig(
             f"model '{model}': max_batch_size: expected 0, for the shape tensor '{spec.name}' of the model file is "
@@ -185,8 +190,10 @@ def _fill_tensors(
 
 
 def _fill_dims(item: ConfigMessage, spec: _TensorSpec, max_batch_size: int) -> None:
-    """Give the file's dims without the batch dimension; what has none left becomes [1] reshaped to a scalar. A shape
-    tensor has the batch size among its values instead, one that clients do not send."""
+    """Set the file's dims without the batch dimension. A tensor without further dims becomes [1] reshaped to a scalar.
+
+    A shape tensor has the batch size among its values, which clients do not send.
+    """
     if max_batch_size > 0 and item.is_shape_tensor:
         item.dims.append(max(spec.dims[0] - 1, -1))
         return
@@ -198,7 +205,8 @@ def _fill_dims(item: ConfigMessage, spec: _TensorSpec, max_batch_size: int) -> N
 
 
 def check_against_file(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
-    """Raise BadModelConfig where a stated tensor is not what the file has: name, data type, dims; or one is missing."""
+    """Raise BadModelConfig if a stated tensor differs from the file in name, data type or dims, or if one is
+    missing."""
     _check_can_batch(config, model, signature)
     flat, cut = flat_inputs(config), cut_outputs(config)
     for kind, items, specs in (
@@ -225,7 +233,7 @@ def check_against_file(config: ConfigMessage, model: str, signature: ModelSignat
 
 
 def _check_flat(item: ConfigMessage, spec: _TensorSpec, what: str) -> None:
-    """A ragged input reaches the model in one dimension, whatever its dims."""
+    """Check a ragged input: the model receives it in one dimension, whatever its dims."""
     _check_tensor(item, spec, what, 0, has_own_dims=True)
     if len(spec.dims) != 1:
         raise BadModelConfig(f"{what} allow_ragged_batch: expected one dimension in the model file, "
@@ -233,7 +241,7 @@ def _check_flat(item: ConfigMessage, spec: _TensorSpec, what: str) -> None:
 
 
 def _check_batch_inputs(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
-    """Raise BadModelConfig where an input that is made from the batch is not one of the file's, or of another type."""
+    """Raise BadModelConfig if a batch_input target is no input of the file or has another type."""
     of_file = {spec.name: spec for spec in signature.inputs}
     for item in config.batch_input:
         for name in item.target_name:
@@ -267,7 +275,7 @@ def _check_tensor(
 
 
 def _check_values(item: ConfigMessage, spec: _TensorSpec, what: str, stated: Sequence[int]) -> None:
-    """Check a shape tensor of a model that batches: its dims are those of the values beside the batch size."""
+    """Check a shape tensor of a model that batches: its dims count the values without the batch size."""
     if not item.is_shape_tensor:
         raise BadModelConfig(f"{what} is_shape_tensor: expected true, for it is one in the model file, given false")
     size = spec.dims[0]
@@ -280,7 +288,7 @@ def _check_values(item: ConfigMessage, spec: _TensorSpec, what: str, stated: Seq
 
 
 def _fits(stated: Sequence[int], of_file: Sequence[int]) -> bool:
-    """Return whether two shapes can be the same; -1 on either side leaves it to the request."""
+    """Return whether two shapes can be equal; -1 on either side means any size."""
     return len(stated) == len(of_file) and all(
         a == b or a == -1 or b <= 0 for a, b in zip(stated, of_file, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Which runtime opens a model, and which file: by what the configuration states, else by the files that are there."""
+"""Choice of the runtimes and the file of a model version: from its configuration, else from the files in its folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLATFORM_OF_BACKEND = {
 
 _SAVED_MODEL = "tensorflow_savedmodel"
 _SAVED_MODEL_ORDER = ("tensorflow", "openvino")
-"""Runtimes tried, in this order, where the configuration names a SavedModel's platform and no backend."""
+"""Runtimes to try, in this order, if the configuration names the SavedModel platform and no backend."""
 
 _BACKENDS_OF_FILE = {
     "model.plan": ("tensorrt",),
@@ -46,38 +46,39 @@ _BACKENDS_OF_FILE = {
     "checkpoint.tl": ("forest",),
     "model.txt": ("forest",),
 }
-"""Well-known file name -> backends that read it, the preferred one first. The first name that is there decides."""
+"""Well-known file name -> backends that read it, the preferred one first. The first name in the folder decides."""
 
 _BACKENDS_OF_SUFFIX = {
     Path(name).suffix: backends
     for name, backends in _BACKENDS_OF_FILE.items()
-    if Path(name).suffix not in (".json", ".model", ".txt")  # which say nothing
+    if Path(name).suffix not in (".json", ".model", ".txt")  # these suffixes do not name a format
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BackendCandidate:
-    """A runtime to try, and the model file it would open; "" when the backend's own default name is to be used."""
+    """A runtime to try, and the model file it would open; "" for the backend's own default name."""
 
     backend: str
     file_name: str
 
 
 ENGINE_BACKENDS = ("tensorrt", "tensorrt_rtx")
-"""Runtimes that serve an ONNX file through an engine, which has to be built first."""
+"""Runtimes that need an engine, built from the ONNX file, before they can serve it."""
 
 STAND_IN_PRECISIONS = ("fp32", "fp16", "f16", "best")
-"""What `precision` may say of an engine, and does not mean the runtimes that serve its model meanwhile."""
+"""Values of `precision` that are meant for the engine and not for the runtime that serves until it is built."""
 
 
 def candidates(
     config: ConfigMessage, model: str, version_dir: Path, onnx_order: tuple[str, ...] = ONNX_ORDER
 ) -> tuple[BackendCandidate, ...]:
-    """Return the runtimes to try for a model version, in order; one, unless only an ONNX file says what it is, or it is
-    to have an engine, until which `onnx_order` says who serves it.
+    """Return the runtimes to try for a model version, in order.
 
-    Decided by `backend`, else `platform`, else the suffix of default_model_filename, else a well-known file in
-    `version_dir`, else the suffix of the model's name ("x.<backend>"). Raises BadModelConfig when nothing decides.
+    The result has several entries for an ONNX file without a stated backend, and for a model with an engine:
+    `onnx_order` names the runtimes that serve it until the engine is built. The choice is made by `backend`, else
+    `platform`, else the suffix of default_model_filename, else a well-known file in `version_dir`, else the suffix of
+    the model's name ("x.<backend>"). Raises BadModelConfig if none of these is given.
     """
     file_name = config.default_model_filename
     if file_name:
@@ -109,7 +110,7 @@ def candidates(
 def _with_stand_ins(
     stated: str, file_name: str, version_dir: Path, onnx_order: tuple[str, ...]
 ) -> tuple[BackendCandidate, ...]:
-    """Return a runtime of engines alone for a plan; for an ONNX file, those behind it that read it as it is."""
+    """Return the engine runtime alone for a plan; for an ONNX file, add the runtimes that read ONNX directly."""
     if not file_name and not (version_dir / "model.plan").exists() and (version_dir / "model.onnx").exists():
         file_name = "model.onnx"
     others = [name for name in onnx_order if name not in ENGINE_BACKENDS] if file_name.lower().endswith(".onnx") else []
@@ -131,7 +132,8 @@ def _stated_backend(config: ConfigMessage, model: str) -> str:
 
 
 def _what_is_in(version_dir: Path) -> str:
-    """Return how a sentence goes on that ends in "none of model.onnx, ...". Models are often exported as best.onnx."""
+    """Return the middle of the sentence "<folder> ... none of model.onnx, ...", with a hint for files such as
+    best.onnx."""
     try:
         names = sorted(entry.name for entry in version_dir.iterdir() if not entry.name.startswith("."))
     except OSError:
@@ -153,7 +155,7 @@ def _well_known_file(version_dir: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _other_file_of(backend: str, version_dir: Path) -> str:
-    """Return the only well-known file that a stated backend reads here when it is not that backend's first choice."""
+    """Return the one well-known file in the folder that a stated backend reads, or "" if there are none or several."""
     readable = [name for name, backends in _BACKENDS_OF_FILE.items() if backend in backends]
     present = [name for name in readable if (version_dir / name).exists()]
     return present[0] if len(present) == 1 else ""

@@ -1,4 +1,4 @@
-"""Fill a completed configuration with Triton's defaults, so that what clients read back leaves nothing open."""
+"""Triton's defaults for the fields that a configuration leaves out. Clients read the filled configuration back."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from edge_server.errors import BadModelConfig
 from edge_server.repository.backend_choice import PLATFORM_OF_BACKEND
 from edge_server.repository.pbtxt import ConfigMessage
-from edge_server.repository.validate_ensemble import PLATFORM, is_ensemble
+from edge_server.repository.validate_config import PLATFORM, is_ensemble
 
 KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL = range(4)
 """Numbers of inference.ModelInstanceGroup.Kind."""
 
 SEQUENCE_IDLE_US = 1_000_000
-"""How long a sequence without requests lives, where the configuration does not say."""
+"""Default of max_sequence_idle_microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What the box and the backend offer to instance groups.
+    """Devices of the machine and the backend, for instance groups.
 
-    `gpu_count`: GPUs in the box. `runs_on_gpu`: whether this backend takes them where the configuration leaves the
-    choice open (KIND_AUTO). `cpu_instances`: instances of a CPU group that states no count.
+    `gpu_count`: GPUs of the machine. `runs_on_gpu`: whether this backend uses them for KIND_AUTO. `cpu_instances`:
+    instances of a CPU group without a count.
     """
 
     gpu_count: int = 0
     runs_on_gpu: bool = False
     cpu_instances: int = 1
     lost_gpus: frozenset[int] = frozenset()
-    """GPUs that do not work any more in this process; what leaves the choice open goes elsewhere."""
+    """GPUs that this process can no longer use. Groups without stated GPUs avoid them."""
 
     @property
     def healthy_gpus(self) -> list[int]:
@@ -36,7 +36,7 @@ class Devices:
 
 
 def normalise(config: ConfigMessage, model: str, devices: Devices) -> None:
-    """Fill in the defaults, in place. Raises BadModelConfig for an instance group that the box cannot serve."""
+    """Fill in the defaults, in place. Raises BadModelConfig for an instance group that this machine cannot serve."""
     config.name = model
     if not config.platform:
         config.platform = PLATFORM_OF_BACKEND.get(config.backend, "")

@@ -1,10 +1,24 @@
-"""A complete, normalised and checked configuration message -> the frozen ModelSpec that the server serves by."""
+"""Conversion of a complete and checked configuration message to the frozen ModelSpec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edge_server.core.composition_spec import (
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
+    ControlInput,
+    ControlKind,
+    DirectStrategy,
+    Ensemble,
+    EnsembleStep,
+    InitialState,
+    OldestStrategy,
+    SequenceBatching,
+    StateTensor,
+)
 from edge_server.core.model_spec import (
     Accelerator,
     DynamicBatching,
@@ -22,7 +36,7 @@ from edge_server.core.model_spec import (
     WarmupSample,
 )
 from edge_server.core.tensor import DType
-from edge_server.repository import composition_parts
+from edge_server.core.version_lifecycle import Member
 from edge_server.repository.pbtxt import ConfigMessage, write_json
 
 _DTYPES = {dtype.number: dtype for dtype in DType}
@@ -57,7 +71,7 @@ _IGNORED: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 def to_spec(
     config: ConfigMessage, labels: Mapping[str, tuple[str, ...]] | None = None, notes: tuple[str, ...] = ()
 ) -> ModelSpec:
-    """Return the specification. `labels` maps an output's name to its class names.
+    """Return the specification of a complete configuration. `labels` maps an output's name to its class names.
 
     `notes` come first in the specification's own; one more is added for every field that is not acted on.
     """
@@ -78,10 +92,10 @@ def to_spec(
         parameters={key: value.string_value for key, value in config.parameters.items()},
         metric_tags=dict(config.metric_tags),
         optimization=_optimization(config.optimization),
-        ensemble=composition_parts.ensemble(config),
-        sequence=composition_parts.sequence_batching(config),
-        batch_inputs=composition_parts.batch_inputs(config),
-        batch_outputs=composition_parts.batch_outputs(config),
+        ensemble=ensemble(config),
+        sequence=sequence_batching(config),
+        batch_inputs=batch_inputs(config),
+        batch_outputs=batch_outputs(config),
         is_cached=config.response_cache.enable,
         cc_filenames=dict(config.cc_model_filenames),
         config_json=write_json(config),
@@ -90,7 +104,7 @@ def to_spec(
 
 
 def version_policy(config: ConfigMessage) -> VersionPolicy:
-    """Return which versions a configuration wishes for; the latest one when it does not say."""
+    """Return the version policy of a configuration; the default is the latest version."""
     policy = config.version_policy
     match policy.WhichOneof("policy_choice"):
         case "all":
@@ -200,3 +214,96 @@ def _optimization(policy: ConfigMessage) -> Optimization:
 
 def _accelerator(item: ConfigMessage) -> Accelerator:
     return Accelerator(name=item.name, parameters=dict(item.parameters))
+
+
+def ensemble(config: ConfigMessage) -> Ensemble | None:
+    """Return the ensemble of a configuration, None for any other model."""
+    if not config.HasField("ensemble_scheduling"):
+        return None
+    scheduling = config.ensemble_scheduling
+    steps = tuple(
+        EnsembleStep(
+            step.model_name,
+            # Triton writes -1 for the newest version. A missing version reads as 0, which is no valid version.
+            step.model_version if step.model_version > 0 else None,
+            dict(step.input_map),
+            dict(step.output_map),
+        )
+        for step in scheduling.step
+    )
+    return Ensemble(steps, scheduling.max_inflight_requests)
+
+
+def members(config: ConfigMessage) -> tuple[Member, ...]:
+    """Return the member models of an ensemble with their versions; empty for any other model."""
+    made_of = ensemble(config)
+    return () if made_of is None else tuple(dict.fromkeys((step.model, step.version) for step in made_of.steps))
+
+
+def sequence_batching(config: ConfigMessage) -> SequenceBatching | None:
+    """Return the sequence batching settings, None for a model without sequences."""
+    if not config.HasField("sequence_batching"):
+        return None
+    batching = config.sequence_batching
+    return SequenceBatching(
+        strategy=_strategy(batching),
+        max_idle_us=batching.max_sequence_idle_microseconds,
+        controls=tuple(_control(item.name, control) for item in batching.control_input for control in item.control),
+        states=tuple(_state(item) for item in batching.state),
+        is_iterative=batching.iterative_sequence,
+    )
+
+
+def _strategy(batching: ConfigMessage) -> DirectStrategy | OldestStrategy:
+    if batching.WhichOneof("strategy_choice") == "oldest":
+        oldest = batching.oldest
+        return OldestStrategy(
+            oldest.max_candidate_sequences,
+            tuple(sorted(set(oldest.preferred_batch_size))),
+            oldest.max_queue_delay_microseconds,
+            oldest.preserve_ordering,
+        )
+    return DirectStrategy(batching.direct.max_queue_delay_microseconds, batching.direct.minimum_slot_utilization)
+
+
+def _control(name: str, control: ConfigMessage) -> ControlInput:
+    kind = ControlKind(control.kind)
+    if kind is ControlKind.CORRID:
+        return ControlInput(name, kind, _DTYPES[control.data_type])
+    pairs = (
+        (DType.INT32, control.int32_false_true),
+        (DType.FP32, control.fp32_false_true),
+        (DType.BOOL, control.bool_false_true),
+    )
+    dtype, values = next((pair for pair in pairs if pair[1]), (DType.BOOL, (False, True)))
+    return ControlInput(name, kind, dtype, (values[0], values[1]))
+
+
+def _state(item: ConfigMessage) -> StateTensor:
+    initial = item.initial_state[0] if item.initial_state else None
+    return StateTensor(
+        input_name=item.input_name,
+        output_name=item.output_name,
+        dtype=_DTYPES[item.data_type],
+        dims=tuple(item.dims),
+        initial=None
+        if initial is None
+        else InitialState(initial.name, _DTYPES[initial.data_type], tuple(initial.dims), initial.data_file),
+        uses_same_buffer=item.use_same_buffer_for_input_output,
+        is_growable=item.use_growable_memory,
+    )
+
+
+def batch_inputs(config: ConfigMessage) -> tuple[BatchInput, ...]:
+    """Return the inputs that the server makes from a ragged batch."""
+    return tuple(
+        BatchInput(
+            BatchInputKind(item.kind), tuple(item.target_name), _DTYPES[item.data_type], tuple(item.source_input)
+        )
+        for item in config.batch_input
+    )
+
+
+def batch_outputs(config: ConfigMessage) -> tuple[BatchOutput, ...]:
+    """Return the outputs that are split by the shapes of inputs."""
+    return tuple(BatchOutput(tuple(item.target_name), tuple(item.source_input)) for item in config.batch_output)

@@ -1,4 +1,4 @@
-"""Hear of changes below folders: inotify where the kernel tells of all of them, else watchdog's polling observer."""
+"""File change events below folders: by inotify if it reports all changes, else by watchdog's polling observer."""
 
 from __future__ import annotations
 
@@ -20,41 +20,39 @@ from watchdog.observers.api import BaseObserver, ObservedWatch
 from watchdog.observers.polling import PollingObserver
 
 from edge_server.repository.mounts import is_layered, is_remote, read_mounts, root_file_system
-from edge_server.repository.open_files import is_open_for_writing
-from edge_server.repository.open_writers import OpenWriters
+from edge_server.repository.open_files import OpenWriters, is_open_for_writing
 
 log = logging.getLogger(__name__)
 
-# watchdog 7.1 watches a folder twice when it is told of it while looking through the one above, and warns of its own
-# doing; the second watch replaces the first, and nothing is lost.
+# watchdog 7.1 may watch a new folder twice and warns about it. The second watch replaces the first; nothing is lost.
 warnings.filterwarnings("ignore", "Callback with id .* already exists", RuntimeWarning, r"watchdog\.")
 
 POLL_S = 1.0
-"""Seconds between two looks of the polling observer at a local or layered file system; a remote one gets twice that."""
+"""Polling interval in seconds for a local or layered file system; a remote one gets twice that."""
 
 _CLOSE_S = 3.0
-"""How long the end of what observes is waited for."""
+"""How long `close` waits for the observer threads."""
 
-_MOST_TOUCHED = 256
-"""Paths that changed since the last look; of more, some may have been lost, as the kernel's queue overflows."""
+_MOST_CHANGED_PATHS = 256
+"""Most changed paths kept between two scans. With more, the kernel's queue may have lost some."""
 
 _TELLS_ATTRIBUTES = hasattr(watchdog.events, "FileAttribEvent")
 _SILENT = frozenset({"opened", "closed_no_write"})
-"""What does not change anything: a model that is loaded is opened and read."""
+"""Events without a change: a model that is loaded is opened and read."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedFolder:
-    """A real path to hear of. `names`, when not None, are the only entries of it that matter, and nothing below."""
+    """A real path to watch. With `names`, only these entries of the folder matter, and nothing below them."""
 
     path: str
     names: frozenset[str] | None = None
 
 
 class FileObservation:
-    """Sets `wake` on every change, and knows who writes. Thread-safe, aside from `follow` and `close`.
+    """Watches folders: sets `wake` on every change, and knows which files are being written.
 
-    Hearing of something is a help and never needed: whoever uses this looks by itself every so often.
+    Thread-safe, except `watch` and `close`. Events may be lost: the owner also scans regularly.
     """
 
     def __init__(self, roots: Iterable[Path], *, wants_inotify: bool = True) -> None:
@@ -62,8 +60,8 @@ class FileObservation:
         self._lock = threading.Lock()
         self._writers = OpenWriters(tells_attributes=_TELLS_ATTRIBUTES)
         self._published: set[str] = set()
-        self._touched: set[str] | None = None
-        """Paths of which something was heard since they were asked for last; None when it may have been anything."""
+        self._changed_paths: set[str] | None = None
+        """Changed paths since the last `take_changed_paths`; None if anything may have changed."""
         self._inotify: BaseObserver | None = None
         self._polling: BaseObserver | None = None
         self._watches: dict[WatchedFolder, tuple[BaseObserver, ObservedWatch, tuple[int, int]]] = {}
@@ -72,7 +70,7 @@ class FileObservation:
         self._is_polled = {root: is_remote(kind) or is_layered(kind) for root, kind in kinds.items()}
         self._polling_interval_s = POLL_S * (2 if any(self._is_remote.values()) else 1)
         if not wants_inotify:
-            self._give_up_inotify("it is not wanted")
+            self._stop_using_inotify("it is not wanted")
         elif not all(self._is_polled.values()):
             self._start_inotify()
         for root, kind in kinds.items():
@@ -80,22 +78,22 @@ class FileObservation:
             log.info("watching model repository '%s' (%s) %s", root, kind or "file system unknown", how)
 
     def is_remote(self, root: Path) -> bool:
-        """Return whether other machines may change the root's files."""
+        """Return whether other machines may change the files of the root."""
         return self._is_remote[root]
 
     def is_polled(self, root: Path) -> bool:
-        """Return whether the kernel is not, or cannot be, asked about changes there."""
+        """Return whether the root is polled instead of watched by inotify."""
         return self._is_polled[root]
 
-    def writing(self) -> frozenset[str]:
-        """Return the real paths of files that are open for writing, as far as is known."""
+    def written_files(self) -> frozenset[str]:
+        """Return the real paths of files that are known to be open for writing."""
         with self._lock:
             return self._writers.writing(time.monotonic())
 
     def is_written(self, paths: Iterable[str]) -> bool:
-        """Return whether somebody writes one of these files, as far as can be found out.
+        """Return whether somebody is known to write one of these files.
 
-        The kernel is asked, whatever was heard; what was heard decides of files that it says nothing about.
+        The kernel is asked first. For files that it cannot tell about, the events decide.
         """
         untold: list[str] = []
         for path in paths:
@@ -109,36 +107,36 @@ class FileObservation:
         with self._lock:
             return not self._writers.unsure(time.monotonic()).isdisjoint(untold)
 
-    def take_published(self) -> frozenset[str]:
-        """Return, once, the real paths of directories that were renamed into place."""
+    def take_renamed_folders(self) -> frozenset[str]:
+        """Return and forget the real paths of directories that were renamed into place."""
         with self._lock:
             published, self._published = frozenset(self._published), set()
         return published
 
-    def take_touched(self) -> frozenset[str] | None:
-        """Return, once, the real paths that changed, or whose folders did; None when anything may have changed.
+    def take_changed_paths(self) -> frozenset[str] | None:
+        """Return and forget the real paths that changed; None if anything may have changed.
 
-        None as well where the kernel does not tell of all changes.
+        Also None if one of the roots is polled.
         """
         with self._lock:
-            touched, self._touched = self._touched, set()
+            touched, self._changed_paths = self._changed_paths, set()
         return None if touched is None or any(self._is_polled.values()) else frozenset(touched)
 
-    def doubt(self) -> None:
-        """Wake, and let the next `take_touched` say that anything may have changed."""
+    def mark_all_changed(self) -> None:
+        """Set `wake`, and let the next `take_changed_paths` return None."""
         with self._lock:
-            self._touched = None
+            self._changed_paths = None
         self.wake.set()
 
-    def follow(self, folders: Mapping[WatchedFolder, bool]) -> None:
-        """Hear of these folders and no others; each maps to whether it is to be polled. Those not there are left out.
+    def watch(self, folders: Mapping[WatchedFolder, bool]) -> None:
+        """Watch exactly these folders; each maps to whether it is polled. Absent folders are left out.
 
-        A folder that was replaced by another of the same name since is followed anew. Wakes when it begins to hear of
-        one: what happened there just before was heard by nobody.
+        A folder that was replaced by another of the same name is watched anew. A new watch sets `wake`, because
+        changes just before it had no event.
         """
         self._check_inotify()
         for folder, (observer, watch, identity) in list(self._watches.items()):
-            if folder not in folders or _identity(folder.path) != identity or not _hears(observer, watch):
+            if folder not in folders or _identity(folder.path) != identity or not _is_watching(observer, watch):
                 del self._watches[folder]
                 _unschedule(observer, watch)
         for folder, is_polled in folders.items():
@@ -146,12 +144,12 @@ class FileObservation:
                 self._schedule(folder, is_polled=is_polled)
 
     def close(self) -> None:
-        """Hear of nothing any more. What hangs on a disk that does not answer is left behind."""
+        """Stop watching. A thread that hangs on a disk is left behind."""
         self._watches.clear()
         observers = [item for item in (self._inotify, self._polling) if item is not None and item.is_alive()]
         self._inotify = self._polling = None
         if observers:
-            # Both ways to end one wait for what reads the disk, for as long as that takes.
+            # Stopping an observer waits until its disk access ends.
             ending = threading.Thread(target=_end, args=(observers,), name="edge-unwatch", daemon=True)
             ending.start()
             ending.join(_CLOSE_S)
@@ -163,37 +161,37 @@ class FileObservation:
         observer = self._inotify
         if is_polled or observer is None:
             observer = self._polling = self._polling or _started(PollingObserver(timeout=self._polling_interval_s))
-        hears = _Heard(self, folder, is_inotify=observer is self._inotify)
+        handler = _FolderEventHandler(self, folder, is_inotify=observer is self._inotify)
         try:
-            watch = observer.schedule(hears, folder.path, recursive=folder.names is None)
+            watch = observer.schedule(handler, folder.path, recursive=folder.names is None)
         except OSError as error:
             if observer is self._inotify and error.errno in (errno.ENOSPC, errno.EMFILE):
-                self._give_up_inotify(str(error))
+                self._stop_using_inotify(str(error))
                 self._schedule(folder, is_polled=True)
             else:
                 log.debug("'%s' is not watched: %s", folder.path, error)
             return
         self._watches[folder] = (observer, watch, identity)
-        self.doubt()
+        self.mark_all_changed()
 
     def _start_inotify(self) -> None:
-        """Start the inotify observer, which says also what was renamed into a folder from elsewhere."""
+        """Start the inotify observer, which also reports folders that were renamed into a watched folder."""
         try:
             from watchdog.observers.inotify import InotifyObserver
 
             self._inotify = _started(InotifyObserver(generate_full_events=True))
         except (OSError, ImportError) as error:  # the limit of instances; a C library without inotify
-            self._give_up_inotify(str(error))
+            self._stop_using_inotify(str(error))
 
     def _check_inotify(self) -> None:
-        """Give inotify up when its limit of watches is used up: it is deaf to new folders then, and does not say so."""
+        """Stop using inotify if its limit of watches is reached: it would miss new folders without an error."""
         if self._inotify is None:
             return
         reason = "its thread ended" if not self._inotify.is_alive() else _why_no_room()
         if reason:
-            self._give_up_inotify(reason)
+            self._stop_using_inotify(reason)
 
-    def _give_up_inotify(self, reason: str) -> None:
+    def _stop_using_inotify(self, reason: str) -> None:
         log.warning("inotify cannot be used (%s); looking every %g s instead", reason, self._polling_interval_s)
         observer, self._inotify = self._inotify, None
         self._is_polled = dict.fromkeys(self._is_polled, True)
@@ -204,24 +202,24 @@ class FileObservation:
             observer.stop()
             observer.join()
 
-    def heard(self, event: FileSystemEvent, *, is_inotify: bool) -> None:
-        """Take note of an event. Only inotify's tell who writes."""
+    def on_event(self, event: FileSystemEvent, *, is_inotify: bool) -> None:
+        """Handle one event. Only inotify's events say which files are written."""
         with self._lock:
             if is_inotify:
-                self._note(event, time.monotonic())
+                self._record_event(event, time.monotonic())
             if event.event_type in _SILENT:
                 return
-            if self._touched is not None:
-                self._touched.update(os.fsdecode(path) for path in (event.src_path, event.dest_path) if path)
-                if not is_inotify or len(self._touched) > _MOST_TOUCHED:
-                    self._touched = None
+            if self._changed_paths is not None:
+                self._changed_paths.update(os.fsdecode(path) for path in (event.src_path, event.dest_path) if path)
+                if not is_inotify or len(self._changed_paths) > _MOST_CHANGED_PATHS:
+                    self._changed_paths = None
         self.wake.set()
 
-    def _note(self, event: FileSystemEvent, now_s: float) -> None:
+    def _record_event(self, event: FileSystemEvent, now_s: float) -> None:
         path, target = os.fsdecode(event.src_path), os.fsdecode(event.dest_path)
         match event.event_type:
             case "moved":
-                self._note_move(path, target, is_directory=event.is_directory)
+                self._record_move(path, target, is_directory=event.is_directory)
             case "deleted":
                 self._writers.removed(path)
             case _ if event.is_directory:
@@ -237,7 +235,7 @@ class FileObservation:
             case "closed_no_write":
                 self._writers.closed_by_reader(path)
 
-    def _note_move(self, path: str, target: str, *, is_directory: bool) -> None:
+    def _record_move(self, path: str, target: str, *, is_directory: bool) -> None:
         if not target:
             self._writers.removed(path)
             return
@@ -247,8 +245,8 @@ class FileObservation:
             self._published.add(target)
 
 
-class _Heard(FileSystemEventHandler):
-    """The ear for one folder."""
+class _FolderEventHandler(FileSystemEventHandler):
+    """Event handler for one folder."""
 
     def __init__(self, observation: FileObservation, folder: WatchedFolder, *, is_inotify: bool) -> None:
         self._observation = observation
@@ -258,10 +256,10 @@ class _Heard(FileSystemEventHandler):
     def on_any_event(self, event: FileSystemEvent) -> None:
         names = self._folder.names
         if names is None:
-            self._observation.heard(event, is_inotify=self._is_inotify)
+            self._observation.on_event(event, is_inotify=self._is_inotify)
         elif any(os.path.basename(os.fsdecode(path)) in names for path in (event.src_path, event.dest_path)):
-            # The parent of a root that is a link: it only says that the link leads elsewhere.
-            self._observation.heard(event, is_inotify=False)
+            # The parent of a root that is a link: the event means that the link has another target.
+            self._observation.on_event(event, is_inotify=False)
 
 
 def _started(observer: BaseObserver) -> BaseObserver:
@@ -276,20 +274,20 @@ def _end(observers: Iterable[BaseObserver]) -> None:
             observer.join()
 
 
-def _hears(observer: BaseObserver, watch: ObservedWatch) -> bool:
-    """Return whether a watch is at work. It ends by itself when its folder is deleted."""
+def _is_watching(observer: BaseObserver, watch: ObservedWatch) -> bool:
+    """Return whether a watch is active. It ends by itself when its folder is deleted."""
     return observer.is_alive() and any(item.watch == watch and item.is_alive() for item in observer.emitters)
 
 
 def _unschedule(observer: BaseObserver, watch: ObservedWatch) -> None:
     if observer.is_alive():
-        # watchdog 7.1 stumbles over folders that were moved; its daemon thread is then left with nothing to tell.
+        # watchdog 7.1 raises KeyError for folders that were moved; its daemon thread then stays without events.
         with contextlib.suppress(KeyError):
             observer.unschedule(watch)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells a folder from another of the same name, None when there is none."""
+    """Return the device and inode of a folder, None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -302,11 +300,11 @@ _IN_DELETE_SELF = 0x400
 
 
 def _why_no_room() -> str:
-    """Return why the kernel would set no further inotify watch for this user, "" when it would. inotify(7)."""
+    """Return why the kernel refuses a further inotify watch for this user, "" if it does not. See inotify(7)."""
     library = ctypes.CDLL(None, use_errno=True)
     handle = library.inotify_init1(_IN_CLOEXEC)
     if handle < 0:
-        # All instances are taken, which does not matter to one that is there.
+        # The limit of inotify instances is reached, which does not affect the existing one.
         return ""
     try:
         is_set = library.inotify_add_watch(handle, b"/", _IN_DELETE_SELF) >= 0

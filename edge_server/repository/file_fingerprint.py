@@ -1,6 +1,6 @@
-"""Short texts that change whenever a file below a folder does: name, size, time, inode, right to read.
+"""Fingerprints of folders: short texts that change with the name, size, time, inode or read permission of any file.
 
-Reads no content.
+File contents are not read.
 """
 
 from __future__ import annotations
@@ -14,58 +14,58 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MAX_FILES = 65_536
-"""Files looked at below one folder; more is a mistake, such as a link to the root of the disk."""
+"""Most files below one folder. More is a mistake, such as a link to the root of the disk."""
 
 YOUNG_S = 60.0
-"""How long after its last change somebody may still be writing a file, however long the pauses are."""
+"""How long after its last change a file may still be open for writing."""
 
 _UPLOAD = re.compile(
     r".+\.(tmp|temp|part|partial|crdownload|download|filepart)|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial"
 )
-"""What copying programs call a file that is not all there yet: browsers, curl, WinSCP, rsync (`.model.onnx.AbC123`)."""
+"""Names of incomplete files of copying programs: browsers, curl, WinSCP, rsync (`.model.onnx.AbC123`)."""
 
 _EDITOR = re.compile(r".+~|.+\.sw[a-z]|#.+#|\.#.+")
-"""What editors leave beside a file while it is edited, and often after."""
+"""Names of files that editors keep beside a file, during and often after an edit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What one look at some files found.
+class FolderScan:
+    """Result of one scan of some files.
 
-    `fingerprint` covers what a model is made from; `stir` also what upload tools and editors put beside it, for as
-    long as those change, somebody is at work. `changed_ns` is the youngest change time (ctime, which no tool can set)
-    of the files and folders, 0 when there are none, and `young` are the files whose own lies within YOUNG_S of the
-    look. `upload` names the youngest file of an unfinished upload, ""
-    when there is none, and `upload_ns` is its change time. `stray` is the first link that leads out of the
-    repository, and where to, "" when there is none. `has_links`: changes elsewhere may be changes here.
+    `fingerprint` covers the files of a model. `activity` also covers the files of upload tools and editors beside them;
+    while it changes, somebody is writing. `changed_ns` is the latest change time (ctime, which no tool can set) of the
+    files and folders, 0 if there are none. `young` are the files whose change time lies within YOUNG_S of the scan.
+    `upload` names the newest file of an unfinished upload, "" if there is none; `upload_ns` is its change time.
+    `outside_link` is the first link that leads out of the repository, with its target, "" if there is none.
+    `has_links`: changes elsewhere may be changes here.
     """
 
     fingerprint: str = ""
-    stir: str = ""
+    activity: str = ""
     changed_ns: int = 0
     upload: str = ""
     upload_ns: int = 0
-    stray: str = ""
+    outside_link: str = ""
     young: tuple[str, ...] = field(default=(), compare=False)
     has_links: bool = field(default=False, compare=False)
 
 
 class TooManyFiles(OSError):
-    """A model's folder holds more files than a model can have."""
+    """A model folder holds more than MAX_FILES files."""
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a name never belongs to a model: hidden files, Python's caches, and what is not all there yet."""
+    """Return whether a name never belongs to a model: hidden files, Python caches, incomplete files."""
     return name.startswith(".") or name == "__pycache__" or is_leftover(name)
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a name is that of an unfinished upload or of an editor's copy."""
+    """Return whether a name is an unfinished upload or an editor's copy."""
     return _UPLOAD.fullmatch(name) is not None or _EDITOR.fullmatch(name) is not None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a directory, links followed; False for a link that leads nowhere or in a circle."""
+    """Return whether an entry is a directory, links followed; False for a broken or circular link."""
     try:
         return entry.is_dir()
     except OSError:
@@ -73,7 +73,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 class LinkBoundary:
-    """Says where links may lead: anywhere below the repositories' roots, links followed.
+    """Checks that links stay below the roots of the repositories.
 
     `None` for `roots` allows every link.
     """
@@ -81,7 +81,7 @@ class LinkBoundary:
     def __init__(self, roots: Iterable[Path] | None) -> None:
         self._inside = None if roots is None else tuple(os.path.realpath(root) for root in roots)
 
-    def stray(self, path: str) -> str:
+    def outside_link(self, path: str) -> str:
         """Return "'path' leads to 'target'" when it is outside, else ""."""
         if self._inside is None:
             return ""
@@ -91,37 +91,40 @@ class LinkBoundary:
         return f"'{path}' leads to '{target}'"
 
 
-def trace(folder: Path, entries: Iterable[os.DirEntry[str]], fence: LinkBoundary) -> Fingerprint:
-    """Return what these entries of a folder, and everything below them, are like, links followed.
+def scan_files(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBoundary) -> FolderScan:
+    """Return the scan of these entries of a folder and everything below them, links followed.
 
-    Folders count by what they hold, so that ignored files in them change nothing. A file that vanishes meanwhile
-    counts as absent. Raises OSError for a folder that cannot be read.
+    Folders count only by their entries, so ignored files change nothing. A file that vanishes meanwhile counts as
+    absent. Raises OSError for a folder that cannot be read.
     """
-    return _walk(folder, entries, fence).trace()
+    return _walk(folder, entries, boundary).scan_files()
 
 
-def lines(folder: Path, entries: Iterable[os.DirEntry[str]]) -> tuple[str, ...]:
-    """Return what the fingerprint of the same `trace` is made of: one line a file or folder, which begins with its
-    path below `folder` and ends, from the first NUL on, with what the system says of it. Raises OSError as `trace`."""
+def describe_files(folder: Path, entries: Iterable[os.DirEntry[str]]) -> tuple[str, ...]:
+    """Return the lines behind the fingerprint of the same `scan_files`: one line per file or folder.
+
+    A line begins with the path below `folder`; after the first NUL follow the file's size, times and inode. Raises
+    OSError as `scan_files`.
+    """
     return tuple(_walk(folder, entries, LinkBoundary(None)).lines)
 
 
 def digest(described: Iterable[str]) -> str:
-    """Return the fingerprint that `lines` make."""
+    """Return the fingerprint of the lines of `describe_files`."""
     return hashlib.blake2b("\n".join(described).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], fence: LinkBoundary) -> _Walk:
-    walk = _Walk(fence)
+def _walk(folder: Path, entries: Iterable[os.DirEntry[str]], boundary: LinkBoundary) -> _Walk:
+    walk = _Walk(boundary)
     walk.see(os.stat(folder))
     for entry in sorted(entries, key=lambda item: item.name):
         walk.look(entry, entry.name, frozenset())
     return walk
 
 
-def folder_trace(folder: Path, fence: LinkBoundary) -> Fingerprint:
-    """Return what everything in a folder is like. Raises OSError when it cannot be read."""
-    return trace(folder, children(folder), fence)
+def scan_folder(folder: Path, boundary: LinkBoundary) -> FolderScan:
+    """Return the scan of a whole folder. Raises OSError if it cannot be read."""
+    return scan_files(folder, children(folder), boundary)
 
 
 def children(folder: str | Path) -> list[os.DirEntry[str]]:
@@ -132,27 +135,27 @@ def children(folder: str | Path) -> list[os.DirEntry[str]]:
 
 @dataclass(slots=True)
 class _Walk:
-    """One walk through files, and what it found so far."""
+    """State of one walk through files."""
 
-    fence: LinkBoundary
+    boundary: LinkBoundary
     lines: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     changed_ns: int = 0
     upload: str = ""
     upload_ns: int = 0
-    stray: str = ""
+    outside_link: str = ""
     young: list[str] = field(default_factory=list)
     has_links: bool = False
     now_ns: int = field(default_factory=time.time_ns)
 
-    def trace(self) -> Fingerprint:
-        return Fingerprint(
+    def scan_files(self) -> FolderScan:
+        return FolderScan(
             fingerprint=digest(self.lines),
-            stir=digest([*self.lines, "\0leftovers", *self.leftovers]),
+            activity=digest([*self.lines, "\0leftovers", *self.leftovers]),
             changed_ns=self.changed_ns,
             upload=self.upload,
             upload_ns=self.upload_ns,
-            stray=self.stray,
+            outside_link=self.outside_link,
             young=tuple(self.young),
             has_links=self.has_links,
         )
@@ -170,7 +173,7 @@ class _Walk:
             raise TooManyFiles(f"more than {MAX_FILES} files")
         if entry.is_symlink():
             self.has_links = True
-            self.stray = self.stray or self.fence.stray(entry.path)
+            self.outside_link = self.outside_link or self.boundary.outside_link(entry.path)
         try:
             found = entry.stat()
         except OSError:
@@ -180,11 +183,11 @@ class _Walk:
         if is_folder(entry):
             self._look_into(entry, name, above, (found.st_dev, found.st_ino))
         else:
-            # Once it may be read, by a change of its mode or owner alone, a load that failed is to be tried again.
+            # A change of mode or owner can make a file readable; a failed load is then retried.
             is_open_to_all = found.st_mode & 0o444 == 0o444
             is_readable = is_open_to_all or os.access(entry.path, os.R_OK)
             self.lines.append(_line(name, found) + ("" if is_readable else "\0unreadable"))
-            # The clock may have been set since: a change time to come says nothing of a file's age.
+            # A change time in the future (the clock was set) does not tell the age of a file.
             if abs(self.now_ns - found.st_ctime_ns) < YOUNG_S * 1e9:
                 self.young.append(entry.path)
 
@@ -192,7 +195,7 @@ class _Walk:
         self, entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]], identity: tuple[int, int]
     ) -> None:
         self.lines.append(f"{name}\0folder")
-        if identity in above or (self.stray and entry.is_symlink()):
+        if identity in above or (self.outside_link and entry.is_symlink()):
             return
         try:
             inner = children(entry.path)
@@ -203,7 +206,7 @@ class _Walk:
             self.look(child, f"{name}/{child.name}", above | {identity})
 
     def _note_leftover(self, entry: os.DirEntry[str], name: str) -> None:
-        """Folders count only where rsync makes them: others are places where a version is made ready to be moved in."""
+        """Record an incomplete file. Of folders only those of rsync count: others may be prepared versions."""
         try:
             found = entry.stat(follow_symlinks=False)
             if is_folder(entry) and not entry.name.startswith("."):

@@ -1,4 +1,4 @@
-"""Label files: one class name a line, line number = class index (Triton's label_filename)."""
+"""Reader of label files: one class name per line, line number = class index (Triton's label_filename)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LABEL_BYTES = 16 << 20
 def read_labels(model: str, output: str, model_dir: Path, file_name: str) -> tuple[str, ...]:
     """Return the labels of one output. An empty line is an empty label; the last line may lack its line feed.
 
-    Raises BadModelConfig when the file is absent, lies outside `model_dir`, is larger than MAX_LABEL_BYTES, or is not
+    Raises BadModelConfig if the file is absent, lies outside `model_dir`, is larger than MAX_LABEL_BYTES, or is not
     UTF-8.
     """
     what = f"model '{model}': label_filename of output '{output}'"

@@ -1,4 +1,4 @@
-"""Which file system a path is on, and whether the kernel can tell of all that changes there."""
+"""File system type of a path, and whether inotify reports all changes on it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _REMOTE = frozenset(
         "ocfs2", "orangefs", "prl_fs", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
     }
 )  # fmt: skip
-"""Somebody else may write there, unseen by this kernel, and what it says of sizes and times may be seconds old."""
+"""Other machines may write there without an inotify event, and sizes and times may be seconds old."""
 
 _LAYERED = frozenset({"aufs", "overlay", "overlayfs", "unionfs"})
-"""Files may change in a layer below, which says nothing to watches on the layer above."""
+"""Files may change in a lower layer, without an inotify event on the upper one."""
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def read_mounts() -> str:
-    """Return the kernel's list of mounts, "" where there is none."""
+    """Return the kernel's list of mounts, "" if it cannot be read."""
     try:
         return MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -31,7 +31,7 @@ def read_mounts() -> str:
 
 
 def file_system(path: str, mounts: str) -> str:
-    """Return the type of the file system that an absolute path without links is on, "" when it cannot be told.
+    """Return the file system type of an absolute path without links, "" if it is unknown.
 
     `mounts` is in the form of /proc/self/mountinfo, proc(5). Of several mounts on one point the last one counts.
     """
@@ -49,7 +49,8 @@ def file_system(path: str, mounts: str) -> str:
 
 
 def is_remote(kind: str) -> bool:
-    """Return whether a file system of this type may be written to from elsewhere. A disk behind fuseblk may not."""
+    """Return whether other machines may write to a file system of this type. A local disk behind fuseblk is not
+    remote."""
     return kind in _REMOTE or kind == "fuse" or kind.startswith("fuse.")
 
 
@@ -58,5 +59,5 @@ def is_layered(kind: str) -> bool:
 
 
 def root_file_system(root: Path, mounts: str) -> str:
-    """Return the type of the file system that a folder is on, links followed."""
+    """Return the file system type of a folder, links followed."""
     return file_system(os.path.realpath(root), mounts)

@@ -1,7 +1,7 @@
-"""Is a file open for writing, by anybody? The kernel knows, and says so to whoever asks it for a read lease.
+"""Detection of files that are open for writing: by asking the kernel, and by following inotify events.
 
-fcntl(2), "Leases": F_SETLEASE with F_RDLCK fails with EAGAIN while the file is open for writing. Only the file's owner
-may ask, or a process with CAP_LEASE.
+The kernel is asked with a read lease. fcntl(2), "Leases": F_SETLEASE with F_RDLCK fails with EAGAIN while the file is
+open for writing. Only the file's owner may ask, or a process with CAP_LEASE.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ import functools
 import os
 import signal
 import stat
+from dataclasses import dataclass
 
 _CAP_LEASE = 28
 """Its number in linux/capability.h."""
 
 
 def is_open_for_writing(path: str) -> bool | None:
-    """Return whether somebody has a file open for writing, links followed. None: it cannot be told.
+    """Return whether any process has a file open for writing, links followed. None: unknown.
 
-    It cannot for another user's file, and on file systems without leases (most network ones). The lease is given back
-    at once; whoever opens the file for writing just then waits that long, some microseconds. Of events this causes an
-    opening and a closing without a change, and none where it cannot be told beforehand.
+    It is unknown for files of other users and on file systems without leases (most network ones). The lease is given
+    back at once; a process that opens the file for writing just then waits a few microseconds. The check itself causes
+    the events of an opening and of a closing without a change.
     """
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or not (found.st_uid == os.geteuid() or _may_lease_all()):
             return None
-        # Not to wait for whoever holds a lease himself.
+        # O_NONBLOCK: do not wait for another lease holder.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        # The lease of whoever is waited for is announced by SIGIO, which ends a process; SIGURG does nothing to it.
+        # The kernel signals a waiting opener by SIGIO, which ends a process by default. SIGURG is ignored by default.
         fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
@@ -51,3 +52,91 @@ def _may_lease_all() -> bool:
             if line.startswith("CapEff:"):
                 return bool(int(line.split()[1], 16) >> _CAP_LEASE & 1)
     return False
+
+
+PATIENCE_S = 60.0
+"""How long a file counts as being written without a new event. Its closing event may have been lost."""
+
+_UNSURE_PATIENCE_S = 3.0
+"""The same for a file without an opening event: it was created, or its attributes may have changed."""
+
+
+@dataclass(slots=True)
+class _File:
+    """State of one file since it was last closed. `is_dirty`: changed, or created and opened."""
+
+    last_s: float
+    is_new: bool = False
+    is_opened: bool = False
+    is_dirty: bool = False
+
+
+class OpenWriters:
+    """Files that are open for writing, from the stream of inotify events. No I/O and no clock. Not thread-safe.
+
+    A file is being written from its creation and opening, or its first change, until a writer closes it. An opening
+    alone means nothing: most files are opened to be read. If the watch on a new directory was set too late, changes
+    come without an opening; then it is unknown whether the file is still being written (`unsure`).
+    `tells_attributes`: the observer separates changes of content from changes of attributes. A copying program sets
+    the times of its copy after closing it.
+    """
+
+    def __init__(self, *, tells_attributes: bool) -> None:
+        self._tells_attributes = tells_attributes
+        self._files: dict[str, _File] = {}
+
+    def made(self, path: str, now_s: float) -> None:
+        self._files[path] = _File(now_s, is_new=True)
+
+    def opened(self, path: str, now_s: float) -> None:
+        file = self._touch(path, now_s)
+        file.is_opened = True
+        file.is_dirty |= file.is_new
+
+    def changed(self, path: str, now_s: float) -> None:
+        file = self._touch(path, now_s)
+        file.is_dirty = True
+        file.is_new = False
+
+    def closed(self, path: str) -> None:
+        """Handle the closing by a writer."""
+        self._files.pop(path, None)
+
+    def closed_by_reader(self, path: str) -> None:
+        file = self._files.get(path)
+        if file is not None and (file.is_new or not file.is_dirty):
+            del self._files[path]
+
+    def removed(self, path: str) -> None:
+        """Handle the removal of a file or directory."""
+        for known in [known for known in self._files if known == path or known.startswith(path + "/")]:
+            del self._files[known]
+
+    def moved(self, path: str, target: str) -> None:
+        self.removed(target)
+        for known in [known for known in self._files if known == path or known.startswith(path + "/")]:
+            self._files[target + known.removeprefix(path)] = self._files.pop(known)
+
+    def writing(self, now_s: float) -> frozenset[str]:
+        """Return the paths of files that are being written. Forget files without an event for long."""
+        self._files = {path: file for path, file in self._files.items() if now_s - file.last_s < self._patience_s(file)}
+        return frozenset(path for path, file in self._files.items() if file.is_dirty)
+
+    def unsure(self, now_s: float) -> frozenset[str]:
+        """Return the paths of recently created files without any other event.
+
+        They are links, or files that were opened before the watch on their directory was set.
+        """
+        return frozenset(
+            path
+            for path, file in self._files.items()
+            if file.is_new and not file.is_opened and now_s - file.last_s < _UNSURE_PATIENCE_S
+        )
+
+    def _patience_s(self, file: _File) -> float:
+        return PATIENCE_S if file.is_opened or self._tells_attributes else _UNSURE_PATIENCE_S
+
+    def _touch(self, path: str, now_s: float) -> _File:
+        file = self._files.setdefault(path, _File(now_s))
+        file.last_s = now_s
+        return file

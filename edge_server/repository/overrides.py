@@ -1,6 +1,6 @@
-"""Model files given with a load call: they become a model directory of their own, which resolves like any other.
+"""Overrides of a load call: model files written to a temporary model directory, and the check for code in them.
 
-A folder is locked for as long as its process lives, so that what a killed server left can be told and deleted.
+The folder is locked while its process lives, so that the folder of a killed server can be recognised and deleted.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
-from edge_server.errors import BadModelConfig, ServingFault
+from edge_server.errors import BadModelConfig, Forbidden, ServingFault
+from edge_server.repository.backend_choice import candidates
+from edge_server.repository.pbtxt import ConfigMessage, parse_json
 from edge_server.repository.safe_paths import check_relative
 from edge_server.repository.scan import ModelDirectory, Scanner, is_model_name, parse_version, with_config
 
@@ -23,13 +26,14 @@ _PREFIX = "edge_server-model-"
 
 
 class OverriddenModel:
-    """A model directory made from bytes, readable by this user only. Whoever makes it calls `close`."""
+    """Temporary model directory, readable by this user only. The owner calls `close`."""
 
     def __init__(self, name: str, files: Mapping[str, bytes], config_json: str, folder: Path | None = None) -> None:
-        """Write `files`, "1/model.onnx" -> content, below a new folder in `folder` (None: the system's for such).
+        """Write `files`, "1/model.onnx" -> content, below a new folder in `folder` (None: the system's temporary
+        folder).
 
-        Raises BadModelConfig for a name or path that does not stay inside, a path outside a version directory, and
-        for a bad configuration; ServingFault when the disk refuses.
+        Raises BadModelConfig for a bad configuration, and for a name or path that leaves the folder or lies outside a
+        version directory. Raises ServingFault if the files cannot be written.
         """
         paths = _checked(name, files)
         self._root, self._lock = _new_folder(folder)
@@ -60,7 +64,7 @@ class OverriddenModel:
         return with_config(found, config_json)
 
     def close(self) -> None:
-        """Delete the files. What a runtime has opened of them stays usable to it. May be called again."""
+        """Delete the files. Files that a runtime has open stay usable. May be called again."""
         shutil.rmtree(self._root, ignore_errors=True)
         lock, self._lock = self._lock, -1
         if lock >= 0:
@@ -68,7 +72,7 @@ class OverriddenModel:
 
 
 def delete_abandoned(folder: Path | None = None) -> None:
-    """Delete what servers of this user that were killed left in a folder (None: the system's for such files)."""
+    """Delete the folders of killed servers of this user in a folder (None: the system's temporary folder)."""
     with contextlib.suppress(OSError), os.scandir(folder or tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
@@ -76,7 +80,7 @@ def delete_abandoned(folder: Path | None = None) -> None:
 
 
 def _delete_if_abandoned(path: str) -> None:
-    """Delete a folder that is this user's and that no living process holds the lock of."""
+    """Delete a folder of this user that no living process has locked."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -85,7 +89,7 @@ def _delete_if_abandoned(path: str) -> None:
         if os.fstat(lock).st_uid == os.geteuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-    except OSError:  # its process lives
+    except OSError:  # a living process has the lock
         return
     finally:
         os.close(lock)
@@ -108,7 +112,7 @@ def _new_folder(folder: Path | None) -> tuple[Path, int]:
 
 
 def _lock(path: str) -> int | None:
-    """Lock a folder just made; None when a server that starts now took it for an abandoned one."""
+    """Lock a new folder. Return None if a starting server deleted it as abandoned."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -127,7 +131,7 @@ def _lock(path: str) -> int | None:
 
 
 def _checked(name: str, files: Mapping[str, bytes]) -> dict[str, Path]:
-    """Return where each file goes, relative to the model directory."""
+    """Return the checked path of each file, relative to the model directory."""
     if not is_model_name(name):
         raise BadModelConfig(f"model name: expected one that fits a URL and a directory, given {name[:80]!r}")
     if not 1 <= len(files) <= MAX_FILES:
@@ -141,3 +145,53 @@ def _checked(name: str, files: Mapping[str, bytes]) -> dict[str, Path]:
     if len(set(paths.values())) != len(paths):
         raise BadModelConfig(f"model '{name}': files: expected each path once, given one in two spellings")
     return paths
+
+
+_CODE_BACKENDS = ("python", "c_abi")
+_CODE_SUFFIXES = (".py", ".so")
+
+_NAMES_A_PATH = re.compile(
+    r"(?:^|[_.])(?:\w*paths?|dir|directory|folder|files?|filename|librar(?:y|ies)|plugins?|extensions?)(?:$|[_.])",
+    re.IGNORECASE,
+)
+"""Parameters that name a path, such as CACHE_DIR, CPU_EXTENSION_PATH, trt_extra_plugin_lib_paths,
+session.optimized_model_filepath. Runtimes accept any of their own properties, so there is no complete list."""
+
+_IS_A_PATH = re.compile(r"\s*(?:/|~|file:)|(?:^|.*[\\/])\.\.(?:$|[\\/])")
+
+
+def check_no_code(model: ModelDirectory, config_json: str, files: Collection[str] = ()) -> None:
+    """Raise Forbidden if an override contains code: files or a configuration of a Python or C model, or a path.
+
+    `model` already contains the override; `files` are the names of the files given. Raises BadModelConfig.
+    """
+    config = parse_json(config_json, model.name)
+    for name in files:
+        if PurePosixPath(name).suffix.lower() in _CODE_SUFFIXES:
+            raise _forbidden(model.name, f"the file '{name[:80]}'")
+    for version in model.versions:
+        try:
+            found = candidates(config, model.name, model.path / str(version.number))
+        except BadModelConfig:
+            continue  # the load will fail with the reason
+        for candidate in found:
+            if candidate.backend in _CODE_BACKENDS:
+                raise _forbidden(model.name, f"a configuration for the backend '{candidate.backend}'")
+    for key, value in _parameters(config):
+        if _NAMES_A_PATH.search(key) or _IS_A_PATH.match(value):
+            raise _forbidden(model.name, f"the parameter '{key[:80]}', which names a path")
+
+
+def _parameters(config: ConfigMessage) -> Iterator[tuple[str, str]]:
+    for key, value in config.parameters.items():
+        yield key, value.string_value
+    accelerators = config.optimization.execution_accelerators
+    for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        given: Mapping[str, str] = accelerator.parameters
+        yield from given.items()
+
+
+def _forbidden(model: str, what: str) -> Forbidden:
+    return Forbidden(
+        f"load of model '{model}': {what} is taken from this machine only; --allow-code-upload takes it from others too"
+    )

@@ -1,7 +1,7 @@
-"""config.pbtxt and Triton's JSON form of it, to and from an inference.ModelConfig message.
+"""Parser and writer for config.pbtxt and Triton's JSON form: text to and from an inference.ModelConfig message.
 
-Only the syntax and the schema are judged here; `validate` judges what the values mean. Messages are typed Any
-(`ConfigMessage`): their classes are made at run time.
+Only syntax and schema are checked here; `validate_config` checks the values. Messages are typed Any (`ConfigMessage`):
+their classes are made at run time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ConfigMessage: TypeAlias = Any
 MAX_CONFIG_BYTES = 4 << 20
 
 _MOST_SAID = 1000
-"""How many characters of the parser's words an error quotes: these hold the whole line, or value, that is wrong."""
+"""Most characters of the parser's message in an error, enough for the whole wrong line or value."""
 
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w{1,100})"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w{1,100})')
-"""What protobuf's parsers say of a name that the schema does not have."""
+"""Messages of protobuf's parsers for a name that the schema does not have."""
 
 _WIDE_INTEGERS = frozenset({FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64})
 
@@ -41,7 +41,7 @@ def new_config() -> ConfigMessage:
 
 
 def dtype_name(number: int) -> str:
-    """Return the name that a number of inference.DataType has in config.pbtxt."""
+    """Return the config.pbtxt name of a number of inference.DataType."""
     names = messages.message_class("inference.ModelConfig").DESCRIPTOR.file.enum_types_by_name["DataType"]
     return str(names.values_by_number[number].name)
 
@@ -63,14 +63,14 @@ def parse_text(content: bytes, model: str, source: str = "config.pbtxt") -> Conf
     except text_format.ParseError as error:
         raise BadModelConfig(f"model '{model}': {source} {_with_spelling(_located(error), error, config)}") from error
     except (ValueError, OverflowError, RecursionError) as error:
-        # Of an enum's number that no 32 bits hold the parser tells no place.
+        # The parser gives no position for an enum number above 32 bits.
         raise BadModelConfig(f"model '{model}': {source}{_line_of_number(error, content)}: {error}") from error
     _check_enums(config, model, source)
     return config
 
 
 def read_file(path: Path, model: str) -> ConfigMessage:
-    """Read and parse a configuration file. Raises BadModelConfig, also when it cannot be read."""
+    """Read and parse a configuration file. Raises BadModelConfig, also if the file cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
@@ -84,13 +84,13 @@ def _located(error: text_format.ParseError) -> str:
     text = str(error)
     if line is None:
         return _brief(text)
-    # The whole line in quotes, and what is wrong in it.
+    # The message is the whole line in quotes, and then the error.
     quoted, mark, said = text.removeprefix(f"{line}:{column} : ").rpartition("': ")
     return f"line {line} column {column}: {_brief(quoted)}{mark}{_brief(said)}"
 
 
 def _with_spelling(said: str, error: Exception, config: ConfigMessage) -> str:
-    """Return the parser's words, with the nearest spelling of a field or enum value that it does not know."""
+    """Return the parser's message, with the nearest spelling of an unknown field or enum value."""
     pool = config.DESCRIPTOR.file.pool
     spelling = ""
     if found := _UNKNOWN_FIELD.search(str(error)):
@@ -111,7 +111,7 @@ def _line_of_number(error: Exception, content: bytes) -> str:
 
 
 def _brief(text: str) -> str:
-    """Return the parser's words; of very many the first and the last."""
+    """Return the parser's message; the middle of a very long one is cut out."""
     return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID // 2]} ... {text[-_MOST_SAID // 2 :]}"
 
 
@@ -126,7 +126,7 @@ def parse_json(text: str, model: str, source: str = "the configuration given as 
     config = new_config()
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
-        # Half a surrogate pair, which a JSON escape can write, is no text: the schema's look-up by name breaks on it.
+        # A JSON escape can write half a surrogate pair, which breaks the parser's lookup of names.
         json.dumps(document, ensure_ascii=False).encode()
         if not isinstance(document, dict):
             raise BadModelConfig(f"model '{model}': {source}: expected an object, given {type(document).__name__}")
@@ -149,7 +149,7 @@ def write_json(config: ConfigMessage) -> str:
 
 
 def _check_enums(message: ConfigMessage, model: str, source: str) -> None:
-    """Refuse enum numbers without a name, which proto3 lets through."""
+    """Reject enum numbers without a name, which proto3 accepts."""
     for field, value in message.ListFields():
         entry = _map_value(field)
         values = value.values() if entry is not None else value if _is_sequence(value) else (value,)
@@ -207,7 +207,7 @@ def _fold_value(value: Any, field: Any) -> Any:
     if isinstance(value, str) and field.enum_type is not None:
         return value.upper() if value.upper() in field.enum_type.values_by_name else value
     if field.enum_type is not None and (isinstance(value, bool) or (isinstance(value, float) and value % 1 != 0)):
-        # The parser would round it, and take true for 1.
+        # The parser would round it, and accept true as 1.
         raise ValueError(f"{field.name}: expected a name or a number of {field.enum_type.full_name}, given {value}")
     if not isinstance(value, dict) or field.message_type is None:
         return value

@@ -1,32 +1,35 @@
-"""One version's files -> its complete ModelSpec and the file to open: what `serving` calls when it loads a version."""
+"""Resolver of a version: from its files to the complete ModelSpec and the file to open. Called at each load."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from edge_server.backends import ONNX_ORDER
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import Resolved
-from edge_server.errors import LoadError
+from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.repository.autocomplete import InspectedFile, check_against_file, complete, inspect_model
 from edge_server.repository.backend_choice import ENGINE_BACKENDS, PLATFORM_OF_BACKEND, STAND_IN_PRECISIONS
 from edge_server.repository.config_defaults import Devices, normalise
 from edge_server.repository.config_to_spec import to_spec
+from edge_server.repository.file_fingerprint import children, describe_files, digest
 from edge_server.repository.labels import read_labels
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
-from edge_server.repository.scan import ModelDirectory
-from edge_server.repository.trust.checksum_agent import run_agents
+from edge_server.repository.scan import ModelDirectory, read_entries
+from edge_server.repository.trust.checksum_file import run_agents
 from edge_server.repository.trust.verify import TrustPolicy, verify
-from edge_server.repository.validate import check_complete, check_stated
-from edge_server.repository.validate_ensemble import is_ensemble
+from edge_server.repository.validate_config import check_complete, check_stated, is_ensemble
 
 _NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ResolveOptions:
-    """`auto_complete`: take from the model file what the configuration leaves out. `gpu_count`: GPUs in the box.
+    """Settings of `resolve`.
+
+    `auto_complete`: fill missing fields from the model file. `gpu_count`: GPUs of the machine.
 
     `checks` see each complete specification and raise BadModelConfig: declarations in `parameters` belong to other
     parts of the server, and a wrong one should fail the load rather than the first request. `trust`: what must be
@@ -39,7 +42,7 @@ class ResolveOptions:
     trust: TrustPolicy = field(default_factory=TrustPolicy)
     onnx_order: tuple[str, ...] = ONNX_ORDER
     lost_gpus: Callable[[], Iterable[int]] = tuple
-    """Asked at each load for the GPUs that do not work any more in this process."""
+    """Called at each load; returns the GPUs that this process can no longer use."""
 
 
 def resolve(
@@ -51,9 +54,9 @@ def resolve(
 ) -> Resolved:
     """Read, complete, check and normalise one version's configuration.
 
-    `config_json` stands in for the configuration on disk; `passed_over` names runtimes that failed to open the
-    version, and why. Opens the model file to read its inputs and outputs, with the runtime that will serve it; may
-    take as long as that takes. Before that, the files are verified against their checksums and signature. Raises
+    `config_json` replaces the configuration on disk. `passed_over` maps runtimes that failed to open the version to
+    the reason. The files are first verified against their checksums and signature. Then the runtime that will serve
+    the model opens its file to read inputs and outputs, which may take long. Raises
     LoadError (BadModelConfig, BackendMissing, Untrusted, ChangedWhileLoading).
     """
     if version not in {found.number for found in model.versions}:
@@ -65,17 +68,17 @@ def resolve(
     if is_ensemble(config):
         normalise(config, model.name, Devices())
         file = ModelFile(model.path / str(version), model.path, version)
-        return Resolved(_finish(config, model, options, ()), file, confirm=verified.confirm)
+        return Resolved(_make_spec(config, model, options, ()), file, confirm=verified.confirm)
     inspected = inspect_model(config, model.name, model.path, version, passed_over, options.onnx_order)
-    _let_stand_in(config, inspected, passed_over)
-    notes = _fill(config, model.name, inspected, options)
-    spec = _finish(config, model, options, notes)
+    _remove_engine_settings(config, inspected, passed_over)
+    notes = _complete_config(config, model.name, inspected, options)
+    spec = _make_spec(config, model, options, notes)
     verified.confirm()
     return Resolved(spec, inspected.file, inspected.has_alternatives, verified.confirm)
 
 
-def _let_stand_in(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:
-    """Take out, in place, what is meant for an engine alone when another runtime serves until it is there."""
+def _remove_engine_settings(config: ConfigMessage, inspected: InspectedFile, passed_over: Mapping[str, str]) -> None:
+    """Remove the settings that are meant for the engine, if another runtime serves until the engine is built."""
     word = config.parameters["precision"].string_value if "precision" in config.parameters else ""
     if inspected.backend.name in ENGINE_BACKENDS or not any(name in passed_over for name in ENGINE_BACKENDS):
         return
@@ -85,8 +88,10 @@ def _let_stand_in(config: ConfigMessage, inspected: InspectedFile, passed_over: 
         config.platform = ""
 
 
-def _finish(config: ConfigMessage, model: ModelDirectory, options: ResolveOptions, notes: tuple[str, ...]) -> ModelSpec:
-    """Return the specification that a complete configuration makes, checked."""
+def _make_spec(
+    config: ConfigMessage, model: ModelDirectory, options: ResolveOptions, notes: tuple[str, ...]
+) -> ModelSpec:
+    """Return the checked specification of a complete configuration."""
     check_complete(config, model.name)
     labels = {
         output.name: read_labels(model.name, output.name, model.path, output.label_filename)
@@ -106,7 +111,7 @@ def _read(model: ModelDirectory, config_json: str | None) -> ConfigMessage:
 
 
 def _let_model_complete(config: ConfigMessage, model: str, inspected: InspectedFile) -> None:
-    """Have a model that is a program complete its configuration, in place. Raises LoadError."""
+    """Let a Python model complete its configuration, in place. Raises LoadError."""
     config.name = model
     completed = inspected.backend.auto_complete(inspected.file, write_json(config))
     if completed is None:
@@ -116,8 +121,10 @@ def _let_model_complete(config: ConfigMessage, model: str, inspected: InspectedF
     check_stated(config, model)
 
 
-def _fill(config: ConfigMessage, model: str, inspected: InspectedFile, options: ResolveOptions) -> tuple[str, ...]:
-    """Complete the configuration in place and return the notes about it."""
+def _complete_config(
+    config: ConfigMessage, model: str, inspected: InspectedFile, options: ResolveOptions
+) -> tuple[str, ...]:
+    """Complete the configuration in place. Return the notes about it."""
     backend, file, signature = inspected.backend, inspected.file, inspected.signature
     notes = list(inspected.notes)
     if options.auto_complete:
@@ -132,3 +139,77 @@ def _fill(config: ConfigMessage, model: str, inspected: InspectedFile, options: 
     lost = frozenset(options.lost_gpus())
     normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, backend.default_instance_count, lost))
     return tuple(notes)
+
+
+def resolve_as_seen(
+    model: ModelDirectory,
+    version: int,
+    options: ResolveOptions,
+    config_json: str | None = None,
+    passed_over: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Resolve a version as `resolve` does, and only from the files that the scan saw.
+
+    A load may start long after the scan that asked for it, because loads wait for each other. In between somebody may
+    correct the configuration or overwrite a file. Raises ChangedWhileLoading if the files differ from the scan; the
+    result's `confirm` raises it if they change until the version is open. New files that a model adds while it is
+    opened are allowed.
+    """
+    files = _Files.as_seen(model, version)
+    try:
+        resolved = resolve(model, version, options, config_json, passed_over or {})
+    except EdgeServerError:
+        # If a file is half written, report the change and not the parser's error.
+        files.confirm()
+        raise
+    files.confirm()
+
+    def confirm() -> None:
+        resolved.confirm()
+        files.confirm()
+
+    return replace(resolved, confirm=confirm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of a version, per folder, as `file_fingerprint.describe_files` lists them."""
+
+    model: ModelDirectory
+    version: int
+    outside: tuple[str, ...]
+    inside: tuple[str, ...]
+
+    @classmethod
+    def as_seen(cls, model: ModelDirectory, version: int) -> _Files:
+        """Return the files if they are those of the scan. Raises ChangedWhileLoading."""
+        outside, inside = _describe_version(model, version)
+        if f"{digest(outside)}.{digest(inside)}" != model.fingerprint_of(version):
+            raise ChangedWhileLoading(
+                f"model '{model.name}' version {version}: its files in '{model.path}' changed before it was loaded"
+            )
+        return cls(model, version, outside, inside)
+
+    def confirm(self) -> None:
+        """Raise ChangedWhileLoading if one of the files changed or was removed."""
+        outside, inside = _describe_version(self.model, self.version)
+        folder = self.model.path / str(self.version)
+        for place, before, now in ((self.model.path, self.outside, outside), (folder, self.inside, inside)):
+            lost = set(before).difference(now)
+            if lost:
+                raise _changed(place, min(lost))
+
+
+def _describe_version(model: ModelDirectory, version: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    folder = model.path / str(version)
+    try:
+        return describe_files(model.path, read_entries(model.path).others), describe_files(folder, children(folder))
+    except OSError as error:
+        raise ChangedWhileLoading(
+            f"model '{model.name}' version {version}: '{error.filename or folder}' changed before it was loaded: "
+            f"{error.strerror}"
+        ) from error
+
+
+def _changed(place: Path, line: str) -> ChangedWhileLoading:
+    return ChangedWhileLoading(f"'{place / line.partition(chr(0))[0]}' changed while it was loaded")

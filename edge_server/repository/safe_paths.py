@@ -1,4 +1,4 @@
-"""The rule for every file name that a configuration or a client may give: it stays inside the model's folder."""
+"""Path checks: a file name from a configuration or a client must stay inside the model's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_PATH_CHARS = 1024
 
 
 def check_relative(name: str, what: str) -> PurePosixPath:
-    """Return `name` as a relative path that cannot leave the folder it is joined to. Looks at the text only.
+    """Return `name` as a relative path that cannot leave the folder it is joined to. Checks the text only.
 
     `what` begins the error's sentence: "model 'm': default_model_filename". Raises BadModelConfig for an absolute
     path, "..", an empty one, control characters or backslashes.
@@ -23,7 +23,7 @@ def check_relative(name: str, what: str) -> PurePosixPath:
 
 
 def find_inside(folder: Path, name: str, what: str) -> Path:
-    """Return the file `name` inside `folder`, links followed. Raises BadModelConfig when it is absent or outside."""
+    """Return the file `name` inside `folder`, links followed. Raises BadModelConfig if it is absent or outside."""
     relative = check_relative(name, what)
     root = folder.resolve()
     try:

@@ -1,6 +1,7 @@
-"""What the repositories hold now, as one complete Snapshot: to leave a model out of it means that it is gone.
+"""Scanner of model repositories: lists every model directory and its versions, as one complete snapshot.
 
-Looking costs one directory walk; a config.pbtxt is opened only when it changed, for its version_policy.
+A model that is not in the snapshot is gone. A scan costs one directory walk; a config.pbtxt is opened only if it
+changed, to read its version_policy.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from pathlib import Path
 from edge_server.core.model_spec import VersionPolicy
 from edge_server.core.version_lifecycle import Member
 from edge_server.errors import BadModelConfig, ServingFault
-from edge_server.repository.composition_parts import members
-from edge_server.repository.config_to_spec import version_policy
+from edge_server.repository.config_to_spec import members, version_policy
 from edge_server.repository.file_fingerprint import (
-    Fingerprint,
+    FolderScan,
     LinkBoundary,
     children,
-    folder_trace,
     is_folder,
     is_ignored,
-    trace,
+    scan_files,
+    scan_folder,
 )
 from edge_server.repository.pbtxt import ConfigMessage, new_config, parse_json, read_file
 
@@ -35,51 +35,51 @@ log = logging.getLogger(__name__)
 MAX_VERSION = 2**63 - 1
 
 _MODEL_ENDINGS = (".onnx", ".plan", ".engine", ".pt", ".pt2", ".tflite", ".xml")
-"""Of files that belong into a version's folder, and that somebody forgot to make one for."""
+"""Suffixes of model files that users often put beside the model folders by mistake."""
 
 _NAME = re.compile(r"[^\x00-\x20\x7f/\\?#%\ud800-\udfff]{1,255}")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionOnDisk:
-    """One version directory. `fingerprint` covers the files in it; `trace` is all that the look found."""
+    """One version directory. `fingerprint` covers the files in it; `files` is the full result of the scan."""
 
     number: int
     fingerprint: str
-    trace: Fingerprint = field(default=Fingerprint(), compare=False)
+    files: FolderScan = field(default=FolderScan(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
     """One model directory.
 
-    `config_path` is the configuration in force, None when there is none. `versions` are all that are there, in
-    ascending order; `wished` are those that the version policy asks for. `fingerprint` covers the files outside the
-    version directories. `problem`, when not empty, says why nothing of the model can be served; `wished` is then
-    empty. `is_policy_unmet`: the problem is just that the policy names no version that is there. `policy` is that of
-    the configuration, None when it could not be read; `members` are the models that an ensemble is made of; `trace` is
-    all that was found outside the version directories.
+    `config_path` is the configuration file, None if there is none. `versions` are all version directories in
+    ascending order; `desired_versions` are those that the version policy selects. `fingerprint` covers the files
+    outside the version directories, and `files` is the full scan of them. A `problem` that is not empty says why the
+    model cannot be served; `desired_versions` is then empty. `is_policy_unmet`: the problem is only that the policy
+    selects no existing version. `policy` is None if the configuration could not be read. `members` are the models of
+    an ensemble.
     """
 
     name: str
     path: Path
     config_path: Path | None = None
     versions: tuple[VersionOnDisk, ...] = ()
-    wished: tuple[int, ...] = ()
+    desired_versions: tuple[int, ...] = ()
     fingerprint: str = ""
     problem: str = ""
     is_policy_unmet: bool = False
     policy: VersionPolicy | None = field(default=None, compare=False)
     members: tuple[Member, ...] = field(default=(), compare=False)
-    trace: Fingerprint = field(default=Fingerprint(), compare=False)
+    files: FolderScan = field(default=FolderScan(), compare=False)
 
     @property
     def has_links(self) -> bool:
-        """Whether it may change by what happens outside its directory."""
-        return self.trace.has_links or any(version.trace.has_links for version in self.versions)
+        """Whether a change outside the directory may change the model."""
+        return self.files.has_links or any(version.files.has_links for version in self.versions)
 
     def fingerprint_of(self, version: int) -> str:
-        """Return a text that changes when anything does that this version is made from. KeyError when not there."""
+        """Return a text that changes with any file of this version. Raises KeyError for an unknown version."""
         for found in self.versions:
             if found.number == version:
                 return f"{self.fingerprint}.{found.fingerprint}"
@@ -88,16 +88,16 @@ class ModelDirectory:
 
 @dataclass(frozen=True, slots=True)
 class RepositorySnapshot:
-    """All models of all repositories, by name. `warnings` are sentences about directories passed over.
+    """All models of all repositories, by name. `warnings` are sentences about ignored directories.
 
-    `absent` are the roots that cannot be read now, and why: of their models the snapshot says nothing.
+    `absent` maps each root that cannot be read to the reason; its models are not in the snapshot.
     """
 
     models: dict[str, ModelDirectory] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     absent: Mapping[Path, str] = field(default_factory=dict)
     warnings_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Those of `warnings` that are about one model, by its name."""
+    """The warnings about one model, by its name."""
 
 
 def is_model_name(name: str) -> bool:
@@ -106,15 +106,15 @@ def is_model_name(name: str) -> bool:
 
 
 def parse_version(name: str) -> int | None:
-    """Return the version that a directory's name stands for; None for "01", "-1", "warmup" and the like."""
+    """Return the version number of a directory name; None for "01", "-1", "warmup" and the like."""
     if not name.isascii() or not name.isdigit() or (len(name) > 1 and name[0] == "0") or len(name) > 19:
         return None
     number = int(name)
     return number if number <= MAX_VERSION else None
 
 
-def wished_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int, ...]:
-    """Return which of the versions that are there a policy asks for, in ascending order."""
+def select_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int, ...]:
+    """Return the present versions that a policy selects, in ascending order."""
     versions = sorted(present)
     if policy.latest is not None:
         return tuple(versions[-policy.latest :]) if policy.latest > 0 else ()
@@ -124,18 +124,15 @@ def wished_versions(policy: VersionPolicy, present: Iterable[int]) -> tuple[int,
 
 
 def with_config(model: ModelDirectory, config_json: str) -> ModelDirectory:
-    """Return the model as a configuration given in place of its own would have it served.
-
-    Raises BadModelConfig.
-    """
-    stated = _stated(parse_json(config_json, model.name))
+    """Return the model with the versions and members of another configuration. Raises BadModelConfig."""
+    stated = _policy_of(parse_json(config_json, model.name))
     return _with_policy(replace(model, problem="", members=stated.members), stated.policy) if model.versions else model
 
 
 def with_versions(model: ModelDirectory, versions: Iterable[VersionOnDisk]) -> ModelDirectory:
-    """Return the model as if just these versions were there."""
+    """Return the model as if it had only these versions."""
     ordered = tuple(sorted(versions, key=lambda version: version.number))
-    chosen = replace(model, versions=ordered, wished=(), is_policy_unmet=False)
+    chosen = replace(model, versions=ordered, desired_versions=(), is_policy_unmet=False)
     if not ordered:
         return replace(chosen, problem=_no_versions(model))
     if model.policy is None:
@@ -151,44 +148,45 @@ def _no_versions(model: ModelDirectory) -> str:
 
 
 def _with_policy(model: ModelDirectory, policy: VersionPolicy) -> ModelDirectory:
-    wished = wished_versions(policy, [version.number for version in model.versions])
-    if wished:
-        return replace(model, wished=wished)
+    selected = select_versions(policy, [version.number for version in model.versions])
+    if selected:
+        return replace(model, desired_versions=selected)
     problem = f"model '{model.name}': none of the versions {list(policy.specific)} of version_policy is there"
-    return replace(model, wished=(), problem=problem, is_policy_unmet=True)
+    return replace(model, desired_versions=(), problem=problem, is_policy_unmet=True)
 
 
 class Scanner:
-    """Looks at repository roots, again and again. `config_name` N prefers `configs/N.pbtxt` to config.pbtxt.
+    """Scans repository roots repeatedly. `config_name` N prefers `configs/N.pbtxt` to config.pbtxt.
 
-    A model in which a link leads out of the repositories is refused, unless `allows_external_links`. May be used from
-    several threads.
+    A model with a link that leads out of the repositories is not served, unless `allows_external_links`. Thread-safe.
     """
 
     def __init__(self, roots: Sequence[Path], config_name: str = "", *, allows_external_links: bool = False) -> None:
         self.roots = tuple({os.path.realpath(root): Path(root) for root in roots}.values())
         self._allows_external_links = allows_external_links
         self._config_names = (f"configs/{config_name}.pbtxt", "config.pbtxt") if config_name else ("config.pbtxt",)
-        self._policies: dict[Path, tuple[tuple[int, ...], _Stated | BadModelConfig]] = {}
+        self._policies: dict[Path, tuple[tuple[int, ...], _StatedPolicy | BadModelConfig]] = {}
 
     def scan(self) -> RepositorySnapshot:
-        """Return what is there now. Raises ServingFault when a root cannot be read: half a wish would unload models."""
-        snapshot = self.look()
+        """Return all models. Raises ServingFault if a root cannot be read: a partial snapshot would unload models."""
+        snapshot = self.scan_changed()
         for reason in snapshot.absent.values():
             raise ServingFault(reason)
         return snapshot
 
-    def look(self, before: RepositorySnapshot | None = None, unchanged: Container[str] = ()) -> RepositorySnapshot:
-        """Return the models that are there now, and the roots that cannot be read.
+    def scan_changed(
+        self, before: RepositorySnapshot | None = None, unchanged: Container[str] = ()
+    ) -> RepositorySnapshot:
+        """Return all models, and the roots that cannot be read.
 
-        Models named in `unchanged` are taken from `before`, an earlier look, if they are there still: listing them
-        costs little beside looking into each.
+        Models named in `unchanged` are taken from `before`, an earlier snapshot, if they still exist. This saves the
+        walk through their files.
         """
         models: dict[str, ModelDirectory] = {}
         warnings: list[str] = []
         warnings_of: dict[str, tuple[str, ...]] = {}
         absent: dict[Path, str] = {}
-        fence = self._fence()
+        boundary = self._boundary()
         for root in self.roots:
             try:
                 paths, passed_over = _read_root(root)
@@ -202,7 +200,7 @@ class Scanner:
                     models[name], warnings_of[name] = before.models[name], before.warnings_of.get(name, ())
                     continue
                 own: list[str] = []
-                found = self._look(path, fence, own)
+                found = self._scan_model(path, boundary, own)
                 warnings_of[name] = (*warnings_of.get(name, ()), *own)
                 if found is None:
                     continue
@@ -214,12 +212,12 @@ class Scanner:
         return RepositorySnapshot(models, tuple(warnings), absent, warnings_of)
 
     def check_roots(self) -> None:
-        """Raise ServingFault when a root cannot be read."""
+        """Raise ServingFault if a root cannot be read."""
         for root in self.roots:
             _read_root(root)
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all model directories, without a look into them; none of a root that is away."""
+        """Return the names of all model directories, without reading them. Absent roots are skipped."""
         found: set[str] = set()
         for root in self.roots:
             with contextlib.suppress(ServingFault):
@@ -227,7 +225,7 @@ class Scanner:
         return tuple(sorted(found))
 
     def passed_over(self) -> dict[str, str]:
-        """Return the files and folders in the repositories that cannot be a model: printable name -> reason."""
+        """Return the files and folders of the repositories that cannot be a model: printable name -> reason."""
         found: dict[str, str] = {}
         for root in self.roots:
             with contextlib.suppress(ServingFault):
@@ -235,52 +233,54 @@ class Scanner:
         return found
 
     def find(self, name: str) -> ModelDirectory | None:
-        """Return one model as `scan` would, looking at nothing else; None when no repository holds it."""
+        """Scan one model alone. Return None if no repository has it."""
         if not is_model_name(name):
             return None
         found: ModelDirectory | None = None
-        fence = self._fence()
+        boundary = self._boundary()
         for root in self.roots:
             path = root / name
-            looked = self._look(path, fence, []) if path.is_dir() else None
-            if looked is not None:
-                found = looked if found is None else _duplicate(found, path)
+            scanned = self._scan_model(path, boundary, []) if path.is_dir() else None
+            if scanned is not None:
+                found = scanned if found is None else _duplicate(found, path)
         return found
 
-    def _fence(self) -> LinkBoundary:
-        # Made for each look: a root may be a link, and lead elsewhere by now.
+    def _boundary(self) -> LinkBoundary:
+        # Made for each scan: a root may be a link whose target changed.
         return LinkBoundary(None if self._allows_external_links else self.roots)
 
-    def _look(self, path: Path, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
-        """Return one model, None when it is gone. A failure of any kind is this model's problem alone."""
+    def _scan_model(self, path: Path, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
+        """Return one model, None if it is gone. Any failure becomes the problem of this model only."""
         try:
-            return self._look_into(path, fence, warnings)
+            return self._read_model(path, boundary, warnings)
         except Exception as error:
             log.debug("model '%s' cannot be read", path.name, exc_info=True)
             return ModelDirectory(
                 path.name, path, problem=f"model '{path.name}' cannot be read: {type(error).__name__}: {error}"
             )
 
-    def _look_into(self, path: Path, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
+    def _read_model(self, path: Path, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory | None:
         model = ModelDirectory(path.name, path)
-        stray = fence.stray(str(path)) if path.is_symlink() else ""
-        if stray:
-            return replace(model, problem=_stray_problem(path.name, stray), trace=Fingerprint(stir=stray))
+        outside_link = boundary.outside_link(str(path)) if path.is_symlink() else ""
+        if outside_link:
+            return replace(
+                model, problem=_outside_link_problem(path.name, outside_link), files=FolderScan(activity=outside_link)
+            )
         try:
-            # Read before the files are looked at: a configuration that changes in between is too young to have settled.
-            stated, model = self._stated(model)
-            model = _read_dir(model, fence, warnings)
+            # Read before the files are scanned: a configuration that changes in between is too young to have settled.
+            stated, model = self._read_policy(model)
+            model = _read_dir(model, boundary, warnings)
         except FileNotFoundError:
             return None
         except OSError as error:
             reason = error.strerror or str(error)
             return replace(model, problem=f"model '{path.name}': '{error.filename or path}' cannot be read: {reason}")
         if path.is_symlink():
-            model = replace(model, trace=replace(model.trace, has_links=True))
-        traces = (model.trace, *(version.trace for version in model.versions))
-        stray = next((found.stray for found in traces if found.stray), "")
-        if stray:
-            return replace(model, problem=_stray_problem(path.name, stray))
+            model = replace(model, files=replace(model.files, has_links=True))
+        traces = (model.files, *(version.files for version in model.versions))
+        outside_link = next((found.outside_link for found in traces if found.outside_link), "")
+        if outside_link:
+            return replace(model, problem=_outside_link_problem(path.name, outside_link))
         if not model.versions:
             return replace(model, problem=_no_versions(model))
         if isinstance(stated, BadModelConfig):
@@ -289,29 +289,31 @@ class Scanner:
         _warn_of_absent(model, policy, warnings)
         return _with_policy(replace(model, policy=policy, members=stated.members), policy)
 
-    def _stated(self, model: ModelDirectory) -> tuple[_Stated | BadModelConfig, ModelDirectory]:
-        """Return what the model's configuration says of its versions and members, read again only when it changed,
-        and the model with the path of that configuration."""
+    def _read_policy(self, model: ModelDirectory) -> tuple[_StatedPolicy | BadModelConfig, ModelDirectory]:
+        """Return the policy and members from the model's configuration, and the model with the configuration's path.
+
+        The file is read again only if it changed.
+        """
         path = next((path for path in map(model.path.joinpath, self._config_names) if path.is_file()), None)
         if path is None:
-            return _stated(new_config()), model
+            return _policy_of(new_config()), model
         model = replace(model, config_path=path)
         try:
             found = path.stat()
         except OSError as error:
             return BadModelConfig(f"model '{model.name}': '{path}' cannot be read: {error.strerror}"), model
-        # With the change time (ctime): a file may become readable by a change of its mode or owner alone.
+        # Includes the change time (ctime): a change of mode or owner can make a file readable.
         stamp = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino)
         known = self._policies.get(path)
         if known is None or known[0] != stamp:
-            known = (stamp, _read_stated(path, model.name))
+            known = (stamp, _read_policy_file(path, model.name))
             self._policies[path] = known
         return known[1], model
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What is in a model's directory: the folders of versions, those that only look like it, and everything else."""
+    """Entries of a model directory: version folders, folders with a bad version name, and everything else."""
 
     versions: tuple[tuple[int, os.DirEntry[str]], ...]
     misnamed: tuple[os.DirEntry[str], ...]
@@ -319,7 +321,7 @@ class Entries:
 
 
 def read_entries(path: Path) -> Entries:
-    """Look into a model's directory. Raises OSError."""
+    """Read a model directory. Raises OSError."""
     versions: list[tuple[int, os.DirEntry[str]]] = []
     misnamed: list[os.DirEntry[str]] = []
     others: list[os.DirEntry[str]] = []
@@ -332,54 +334,54 @@ def read_entries(path: Path) -> Entries:
     return Entries(tuple(sorted(versions, key=lambda item: item[0])), tuple(misnamed), tuple(others))
 
 
-def _read_dir(model: ModelDirectory, fence: LinkBoundary, warnings: list[str]) -> ModelDirectory:
+def _read_dir(model: ModelDirectory, boundary: LinkBoundary, warnings: list[str]) -> ModelDirectory:
     entries = read_entries(model.path)
     warnings += [f"'{it.path}' was passed over: a version is a number without leading zeros" for it in entries.misnamed]
-    versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, fence))
-    files = trace(model.path, entries.others, fence)
-    return replace(model, versions=versions, fingerprint=files.fingerprint, trace=files)
+    versions = tuple(found for number, entry in entries.versions for found in _version(number, entry, boundary))
+    files = scan_files(model.path, entries.others, boundary)
+    return replace(model, versions=versions, fingerprint=files.fingerprint, files=files)
 
 
-def _version(number: int, entry: os.DirEntry[str], fence: LinkBoundary) -> list[VersionOnDisk]:
-    stray = fence.stray(entry.path) if entry.is_symlink() else ""
-    if stray:
-        return [VersionOnDisk(number, "", Fingerprint(stir=stray, stray=stray))]
+def _version(number: int, entry: os.DirEntry[str], boundary: LinkBoundary) -> list[VersionOnDisk]:
+    outside_link = boundary.outside_link(entry.path) if entry.is_symlink() else ""
+    if outside_link:
+        return [VersionOnDisk(number, "", FolderScan(activity=outside_link, outside_link=outside_link))]
     try:
-        found = folder_trace(Path(entry.path), fence)
-    except FileNotFoundError:  # deleted since it was listed
+        found = scan_folder(Path(entry.path), boundary)
+    except FileNotFoundError:  # deleted after it was listed
         return []
     if entry.is_symlink():
         found = replace(found, has_links=True)
     return [VersionOnDisk(number, found.fingerprint, found)]
 
 
-def _stray_problem(name: str, stray: str) -> str:
-    return f"model '{name}': a link leads out of the repository: {stray}; --allow-external-links permits it"
+def _outside_link_problem(name: str, outside_link: str) -> str:
+    return f"model '{name}': a link leads out of the repository: {outside_link}; --allow-external-links permits it"
 
 
 @dataclass(frozen=True, slots=True)
-class _Stated:
-    """What a configuration tells before anything is loaded."""
+class _StatedPolicy:
+    """Settings that are read from a configuration before a load."""
 
     policy: VersionPolicy
     members: tuple[Member, ...]
 
 
-def _stated(config: ConfigMessage) -> _Stated:
-    return _Stated(version_policy(config), members(config))
+def _policy_of(config: ConfigMessage) -> _StatedPolicy:
+    return _StatedPolicy(version_policy(config), members(config))
 
 
-def _read_stated(path: Path, model: str) -> _Stated | BadModelConfig:
+def _read_policy_file(path: Path, model: str) -> _StatedPolicy | BadModelConfig:
     try:
-        return _stated(read_file(path, model))
+        return _policy_of(read_file(path, model))
     except BadModelConfig as error:
         return BadModelConfig(error.message)
 
 
 def _read_root(root: Path) -> tuple[list[Path], dict[str, str]]:
-    """Return the directories of a root that can be models, by name, and what was passed over, with the reason.
+    """Return the model directories of a root by name, and the ignored entries (printable name -> reason).
 
-    Names that were passed over are made printable. Raises ServingFault when the root cannot be read.
+    Raises ServingFault if the root cannot be read.
     """
     try:
         with os.scandir(root) as entries:

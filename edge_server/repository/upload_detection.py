@@ -1,17 +1,17 @@
-"""When what a look at the repositories found counts: the rule, as one pure function from look to look.
+"""Upload detection: a pure function that decides, scan by scan, which files of a model are complete.
 
-A model is made of parts: each version directory, and everything outside them (the configuration, labels). A part has
-**settled** when nobody is at work on it:
+A model has parts: each version directory, and everything outside them (configuration, labels). A part has **settled**
+when nobody writes it any more:
 
-- it was the same, in names, sizes, times and inodes, for `RepositoryRoot.settle_s`: in two looks that far apart. On a
-  local disk one look can be enough: the change times (ctime) of its files and folders cannot be set by any tool. A
+- its names, sizes, times and inodes stayed the same for `RepositoryRoot.settle_s`, in two scans that far apart. On a
+  local disk one scan can be enough: the change times (ctime) of its files and folders cannot be set by any tool. A
   clock that was set meanwhile is allowed for;
-- no file of it is open for writing, as far as the kernel told of itself (`FolderState.written`), or tells when it is
+- no file of it is open for writing, as far as inotify reported (`FolderState.written`), or answers when it is
   asked (`FolderState.busy`);
 - no upload tool's unfinished file (`.part`, rsync's dot-files ...) beside it changed in the last UPLOAD_PATIENCE_S.
 
-A directory that was renamed into its place (`FolderState.published`) needs no second look: its upload is
-finished. A renamed file does: the next one of its version may be on its way.
+A directory that was renamed into its place (`FolderState.published`) needs no second scan: its upload is finished. A
+renamed file does: more files of the version may follow.
 
 A settled version counts, whatever happens to other versions; one that is gone counts as gone by the same rule. Changes
 outside the version directories wait for all parts to settle, for they are likely to be made for a version that is
@@ -27,14 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_server.repository.file_fingerprint import Fingerprint
+from edge_server.repository.file_fingerprint import FolderScan
 from edge_server.repository.scan import ModelDirectory, with_versions
 
 UPLOAD_PATIENCE_S = 30.0
-"""How long an unfinished upload that does not change holds its part back. Then it is taken for one given up."""
+"""How long an unfinished upload without changes delays its part. After that it counts as abandoned."""
 
-_BUSY_LOOK_S = 1.0
-"""How soon to look again at what somebody is at work on."""
+_BUSY_SCAN_S = 1.0
+"""Time until the next scan of a part that somebody is writing."""
 
 PartKey: TypeAlias = int | None
 """A version's number; None: everything outside the version directories."""
@@ -42,10 +42,10 @@ PartKey: TypeAlias = int | None
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRoot:
-    """How one repository root is judged.
+    """Rules for one repository root.
 
-    `tells_ages`: change times there are of this machine's clock. `is_away`: it cannot be read now, so nothing is known
-    of its models. `is_held`: somebody is at work on all of it (git checkout holds its index.lock).
+    `tells_ages`: change times come from this machine's clock. `is_away`: the root cannot be read, so its models are
+    unknown. `is_held`: somebody is writing all of it (git checkout holds its index.lock).
     """
 
     settle_s: float
@@ -56,12 +56,12 @@ class RepositoryRoot:
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """What is there at one moment.
+    """Everything known about the repositories at one moment.
 
-    `at_s` is monotonic, `wall_ns` the clock of change times, which has run without a jump for `steady_s`. `written`
-    are real paths of files that are open for writing, `published` those of directories that were renamed into place.
-    `busy` are parts, each with its model, that somebody was found to be writing. `real_paths` maps the paths of models
-    and of versions that are links to where they lead. `unchanged` are models that had settled, and are as they were.
+    `at_s` is monotonic; `wall_ns` is the clock of change times, which ran without a jump for `steady_s`. `written` are
+    the real paths of files that are open for writing; `published` those of directories that were renamed into place.
+    `busy` are parts, each with its model, that somebody is writing. `real_paths` maps models and versions that are
+    links to their targets. `unchanged` are settled models without a change.
     """
 
     at_s: float
@@ -78,15 +78,15 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True)
 class FolderPart:
-    """`stir` None: it is not there. It has been so since `since_s`."""
+    """State of one part: `activity` (None: absent), unchanged since `since_s`."""
 
-    stir: str | None
+    activity: str | None
     since_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """What is remembered of one model: as it counts (None: not at all), and its parts as last seen."""
+    """State of one model: `counts` is the last complete state (None: none yet), `parts` the last scan of each part."""
 
     root: Path
     counts: ModelDirectory | None = None
@@ -95,25 +95,25 @@ class KnownModel:
 
 @dataclass(frozen=True, slots=True)
 class UploadState:
-    """The outcome of a look. `next_look_s` is when a further one is due (monotonic), None when everything settled.
+    """The outcome of a state. `next_scan_s` is when a further one is due (monotonic), None when everything settled.
 
     `unsettled` are the models that it is due for.
     """
 
     known: Mapping[str, KnownModel]
-    next_look_s: float | None
+    next_scan_s: float | None
     unsettled: frozenset[str] = frozenset()
 
     def models(self) -> dict[str, ModelDirectory]:
-        """Return the models as they count, by name."""
+        """Return the complete state of each model, by name."""
         return {name: known.counts for name, known in sorted(self.known.items()) if known.counts is not None}
 
 
 NOTHING = UploadState({}, None)
 
 
-def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, PartKey, Fingerprint]]:
-    """Return the parts, each with its model, that count otherwise in `after`, or for the first time; none that went."""
+def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, PartKey, FolderScan]]:
+    """Return the parts, each with its model, that are new or different in `after`. Removed parts are left out."""
     for name, known in sorted(after.known.items()):
         model, earlier_known = known.counts, before.known.get(name)
         last = None if earlier_known is None else earlier_known.counts
@@ -125,109 +125,109 @@ def changes(before: UploadState, after: UploadState) -> Iterator[tuple[str, Part
                 yield name, key, trace
 
 
-def settle(before: Mapping[str, KnownModel], look: FolderState) -> UploadState:
-    """Return what counts after a look, given what was known before it."""
+def update_uploads(before: Mapping[str, KnownModel], state: FolderState) -> UploadState:
+    """Return the new upload state, from the state before and a new scan."""
     after: dict[str, KnownModel] = {}
     due: list[float] = []
     unsettled: set[str] = set()
-    for name in sorted({*before, *look.models}):
-        model = look.models.get(name)
+    for name in sorted({*before, *state.models}):
+        model = state.models.get(name)
         known = before.get(name)
         root_path = model.path.parent if model is not None else before[name].root
-        root = look.roots[root_path]
-        if root.is_away or (name in look.unchanged and known is not None and model is not None):
+        root = state.roots[root_path]
+        if root.is_away or (name in state.unchanged and known is not None and model is not None):
             if known is not None:
                 after[name] = known
             continue
-        parts = _parts(known, model, look, root)
-        waits = {key: wait for key, part in parts.items() if (wait := _wait_s(key, part, model, look, root)) > 0}
-        due += [look.at_s + wait for wait in waits.values()]
+        parts = _parts(known, model, state, root)
+        waits = {key: wait for key, part in parts.items() if (wait := _wait_s(key, part, model, state, root)) > 0}
+        due += [state.at_s + wait for wait in waits.values()]
         if waits:
             unsettled.add(name)
-        counts = _what_counts(known.counts if known is not None else None, model, parts, waits)
-        there = {key: part for key, part in parts.items() if part.stir is not None or key in waits}
+        counts = _counted_model(known.counts if known is not None else None, model, parts, waits)
+        there = {key: part for key, part in parts.items() if part.activity is not None or key in waits}
         if there or counts is not None:
             after[name] = KnownModel(root_path, counts, there)
     return UploadState(after, min(due, default=None), frozenset(unsettled))
 
 
 def _parts(
-    known: KnownModel | None, model: ModelDirectory | None, look: FolderState, root: RepositoryRoot
+    known: KnownModel | None, model: ModelDirectory | None, state: FolderState, root: RepositoryRoot
 ) -> dict[PartKey, FolderPart]:
     earlier = known.parts if known is not None else {}
     traces = _traces(model)
     parts: dict[PartKey, FolderPart] = {}
     for key in sorted({*earlier, *traces}, key=lambda item: -1 if item is None else item):
-        stir = _stir(key, model, traces)
+        activity = _activity(key, model, traces)
         last = earlier.get(key)
-        since_s = last.since_s if last is not None and last.stir == stir else look.at_s
+        since_s = last.since_s if last is not None and last.activity == activity else state.at_s
         if key in traces:
             assert model is not None
-            if _is_below(_place(key, model, look), look.published):
+            if _is_below(_real_path(key, model, state), state.published):
                 since_s = -math.inf
             elif root.tells_ages:
-                since_s = min(since_s, look.at_s - _age_s(traces[key], look))
-        parts[key] = FolderPart(stir, since_s)
+                since_s = min(since_s, state.at_s - _age_s(traces[key], state))
+        parts[key] = FolderPart(activity, since_s)
     return parts
 
 
-def _traces(model: ModelDirectory | None) -> dict[PartKey, Fingerprint]:
+def _traces(model: ModelDirectory | None) -> dict[PartKey, FolderScan]:
     if model is None:
         return {}
-    return {None: model.trace, **{version.number: version.trace for version in model.versions}}
+    return {None: model.files, **{version.number: version.files for version in model.versions}}
 
 
-def _stir(key: PartKey, model: ModelDirectory | None, traces: Mapping[PartKey, Fingerprint]) -> str | None:
+def _activity(key: PartKey, model: ModelDirectory | None, traces: Mapping[PartKey, FolderScan]) -> str | None:
     if model is None or key not in traces:
         return None
-    # A problem that is of no part (the model is in two repositories) counts with what is outside the versions.
-    return f"{traces[key].stir} {model.problem}" if key is None and not model.versions else traces[key].stir
+    # A problem of the whole model (it is in two repositories) belongs to the part outside the versions.
+    return f"{traces[key].activity} {model.problem}" if key is None and not model.versions else traces[key].activity
 
 
-def _age_s(trace: Fingerprint, look: FolderState) -> float:
-    """Return how long nothing has changed, as the change times say; 0 when they cannot be believed."""
+def _age_s(trace: FolderScan, state: FolderState) -> float:
+    """Return the time since the last change by the change times; 0 if they are not reliable."""
     if not trace.changed_ns:
         return 0.0
-    return max(0.0, min((look.wall_ns - trace.changed_ns) / 1e9, look.steady_s))
+    return max(0.0, min((state.wall_ns - trace.changed_ns) / 1e9, state.steady_s))
 
 
 def _wait_s(
-    key: PartKey, part: FolderPart, model: ModelDirectory | None, look: FolderState, root: RepositoryRoot
+    key: PartKey, part: FolderPart, model: ModelDirectory | None, state: FolderState, root: RepositoryRoot
 ) -> float:
-    """Return how long until the part can have settled; 0 when it has."""
-    if root.is_held or (model is not None and part.stir is not None and _is_worked_on(key, model, look)):
-        return _BUSY_LOOK_S
-    return max(0.0, part.since_s + root.settle_s - look.at_s)
+    """Return the time until the part can be settled; 0 if it is."""
+    if root.is_held or (model is not None and part.activity is not None and _is_being_written(key, model, state)):
+        return _BUSY_SCAN_S
+    return max(0.0, part.since_s + root.settle_s - state.at_s)
 
 
-def _is_worked_on(key: PartKey, model: ModelDirectory, look: FolderState) -> bool:
+def _is_being_written(key: PartKey, model: ModelDirectory, state: FolderState) -> bool:
     trace = _traces(model)[key]
-    upload_age_s = (look.wall_ns - trace.upload_ns) / 1e9
-    if (model.name, key) in look.busy or (trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
+    upload_age_s = (state.wall_ns - trace.upload_ns) / 1e9
+    if (model.name, key) in state.busy or (trace.upload and 0 <= upload_age_s < UPLOAD_PATIENCE_S):
         return True
-    if not look.written:
+    if not state.written:
         return False
-    place = _place(key, model, look)
+    place = _real_path(key, model, state)
     if key is not None:
-        return any(_is_below(path, (place,)) for path in look.written)
-    versions = [_place(version.number, model, look) for version in model.versions]
-    return any(_is_below(path, (place,)) and not _is_below(path, versions) for path in look.written)
+        return any(_is_below(path, (place,)) for path in state.written)
+    versions = [_real_path(version.number, model, state) for version in model.versions]
+    return any(_is_below(path, (place,)) and not _is_below(path, versions) for path in state.written)
 
 
-def _place(key: PartKey, model: ModelDirectory, look: FolderState) -> str:
+def _real_path(key: PartKey, model: ModelDirectory, state: FolderState) -> str:
     """Return the real path of a part's directory."""
-    path = look.real_paths.get(str(model.path), str(model.path))
+    path = state.real_paths.get(str(model.path), str(model.path))
     if key is None:
         return path
     version = str(model.path / str(key))
-    return look.real_paths.get(version, f"{path}/{key}")
+    return state.real_paths.get(version, f"{path}/{key}")
 
 
 def _is_below(path: str, folders: Collection[str]) -> bool:
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
 
 
-def _what_counts(
+def _counted_model(
     counted: ModelDirectory | None,
     model: ModelDirectory | None,
     parts: Mapping[PartKey, FolderPart],

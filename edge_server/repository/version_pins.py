@@ -1,4 +1,4 @@
-"""Which models an operator pinned to which version; kept in a file when there is a folder for what must last."""
+"""Version pins that an operator set, stored in a file of the state directory if there is one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 class VersionPins:
-    """Model -> version. Thread-safe. `folder` None keeps them for the life of the process only."""
+    """Pinned version of each model. Thread-safe. `folder` None keeps them in memory only."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Read what was kept. A file that cannot be understood is passed over with a warning, and replaced by the
-        next pin. Raises ServingFault when the folder cannot be made."""
+        """Read the stored pins. A damaged file is ignored with a warning, and replaced by the next pin.
+
+        Raises ServingFault if the folder cannot be created.
+        """
         self._path = None if folder is None else folder / FILE_NAME
         self._lock = threading.Lock()
         self._versions: dict[str, int] = {}
@@ -36,7 +38,7 @@ class VersionPins:
         except OSError as error:
             raise ServingFault(f"the state directory '{folder}' cannot be made: {error.strerror}") from None
         for scratch in folder.glob(f".{FILE_NAME}.*"):
-            # A server that was killed while it wrote left it behind.
+            # Left behind by a server that was killed during a write.
             with contextlib.suppress(OSError):
                 scratch.unlink()
         self._versions = _read(self._path)
@@ -52,9 +54,9 @@ class VersionPins:
         return dict(self._versions)
 
     def put(self, name: str, version: int | None) -> int | None:
-        """Pin a model, with None unpin it; return what it was pinned to before.
+        """Pin a model, or unpin it with None. Return the version it was pinned to before.
 
-        The file is written first: raises ServingFault, and changes nothing, when the disk refuses.
+        The file is written first. If that fails, nothing changes. Raises ServingFault.
         """
         with self._lock:
             versions = dict(self._versions)
@@ -109,7 +111,7 @@ def _write(path: Path, versions: Mapping[str, int]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last. A file system that syncs no folders keeps it in its own time."""
+    """Flush the rename to disk, if the file system supports it for folders."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""Mode `poll`: follow the repositories. Hearing of a change shortens the wait; what a full look finds is the truth.
+"""Watcher of the model repositories (mode `poll`): publishes a new desired state after each change.
 
-`observe` hears of changes, `scan` looks, `settle` says which files are complete, and a new desired state is published
-when it differs from the last one. A full look is made every `fallback_s`. Between two of them, only models are looked
-at that had an event, that have not settled, or that hold links. So a change without an event is found too, at most
+`file_events` reports changes, `scan` reads the folders, `upload_detection` decides which files are complete. A full
+scan is made every `fallback_s`; an event only shortens the wait. Between two full scans, only models are scanned that
+had an event, that have not settled, or that hold links. A change without an event is therefore found at most
 `fallback_s` later.
 """
 
@@ -28,28 +28,28 @@ from edge_server.repository.upload_detection import (
     RepositoryRoot,
     UploadState,
     changes,
-    settle,
+    update_uploads,
 )
 
 log = logging.getLogger(__name__)
 
 _JUMP_S = 0.2
-"""How far the two clocks may drift apart between two looks before one of them was set."""
+"""How far the two clocks may drift apart between two scans. More means that one of them was set."""
 
 _CLOSE_S = 3.0
-"""How long the end of a look is waited for."""
+"""How long `close` waits for a running scan."""
 
 _GIT_PATIENCE_S = 600.0
-"""How old an index.lock of git may be before it is taken for one left behind by a crash."""
+"""How old an index.lock of git may be. An older one was left behind by a crash."""
 
 
 @dataclass(frozen=True, slots=True)
 class PollIntervals:
-    """How far apart looks are, in seconds.
+    """Times between scans, in seconds.
 
-    `settle_s`: how long files must have been the same, on this machine's disks; `remote_settle_s` the same on network
-    file systems, whose sizes and times may be seconds old (NFS keeps them for 3 s, acregmin). `gap_s` lies between two
-    looks at least.
+    `settle_s`: how long files on local disks must stay unchanged. `remote_settle_s`: the same for network file systems,
+    whose sizes and times may be seconds old (NFS keeps them for 3 s, acregmin). `gap_s`: the shortest time between two
+    scans.
     """
 
     settle_s: float = 0.5
@@ -58,7 +58,7 @@ class PollIntervals:
 
 
 class Watcher:
-    """Looks at the repositories, from `start` on by a thread of its own, and states the wish when it changes."""
+    """Scans the repositories, after `start` on its own thread, and publishes the desired state when it changes."""
 
     def __init__(
         self,
@@ -71,109 +71,108 @@ class Watcher:
     ) -> None:
         self._source = source
         self._scanner = source.scanner
-        self._wish_for_all = wish_for_all
+        self._publish = wish_for_all
         self._fallback_s = fallback_s
         self._pace = pace
         self._observation = observation or FileObservation(source.scanner.roots)
         self._settled = NOTHING
         self._snapshot = RepositorySnapshot()
         self._has_failed = True
-        """Whether the last look came to no end: what was heard before it is lost, and the next one must be full."""
-        self._looked_at_all_s = -float("inf")
-        """When the last full look began, monotonic."""
-        self._places: dict[str, tuple[ModelDirectory, dict[str, str]]] = {}
-        """Of each model, as it was looked at, the real paths that its own do not tell; see `_real_paths`."""
-        self._stated: Mapping[str, DesiredModel] = {}
+        """Whether the last scan failed. Its events are lost, so the next scan must be full."""
+        self._full_scan_s = -float("inf")
+        """Start of the last full scan, monotonic."""
+        self._real_paths_of: dict[str, tuple[ModelDirectory, dict[str, str]]] = {}
+        """Each model as scanned, with the real paths that differ from its own paths; see `_real_paths`."""
+        self._published: Mapping[str, DesiredModel] = {}
         self._devices: dict[Path, int] = {}
-        self._away: frozenset[Path] = frozenset()
-        self._warned: frozenset[str] = frozenset()
-        self._told: frozenset[str] = frozenset()
+        self._absent: frozenset[Path] = frozenset()
+        self._logged_warnings: frozenset[str] = frozenset()
+        self._logged_problems: frozenset[str] = frozenset()
         self._problem = ""
-        """What kept the last look from being made, "" when nothing did: told once, not at every look."""
+        """Error of the last scan, "" if there was none. It is logged once, not at every scan."""
         self._clock = _Clock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def first(self) -> dict[str, DesiredModel]:
-        """Return what is to be served at the start. What somebody is at work on just now is left for later.
+    def scan_first(self) -> dict[str, DesiredModel]:
+        """Return the desired state at the start. Models that somebody is writing are left for later.
 
-        Takes no longer than files need to settle. Raises ServingFault when a repository cannot be read.
+        Takes no longer than the settle time. Raises ServingFault if a repository cannot be read.
         """
         self._scanner.check_roots()
-        wishes = self.look()
-        if self._settled.next_look_s is not None:
+        desired = self.scan()
+        if self._settled.next_scan_s is not None:
             longest_s = max((self._root(root).settle_s for root in self._scanner.roots), default=0.0)
             self._closing.wait(longest_s)
-            wishes = self.look()
-        self._stated = wishes
-        return wishes
+            desired = self.scan()
+        self._published = desired
+        return desired
 
     def start(self) -> None:
-        """Begin to look by a thread of its own."""
+        """Start the scanning thread."""
         self._thread = threading.Thread(target=self._loop, name="edge-watch", daemon=True)
         self._thread.start()
 
-    def look_soon(self) -> None:
-        """Have the thread look at everything now, as if something had told of a change."""
-        self._observation.doubt()
+    def scan_soon(self) -> None:
+        """Let the thread scan everything now."""
+        self._observation.mark_all_changed()
 
     def close(self) -> None:
-        """Stop looking. May be called without `start`, and again.
+        """Stop scanning. May be called without `start`, and again.
 
-        A look that hangs on a disk which does not answer is left behind, and ends with the process.
+        A scan that hangs on a disk is left behind and ends with the process.
         """
         self._closing.set()
         self._observation.wake.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
             if self._thread.is_alive():
-                log.warning("a look at the repository hangs, and is left behind")
+                log.warning("a scan of the repository hangs, and is left behind")
                 return
         self._observation.close()
 
-    def look(self, *, is_full: bool = True) -> dict[str, DesiredModel]:
-        """Look once; return the wish for everything that counts now. `is_full` False: look into those models alone of
-        which there is reason to think that they changed."""
+    def scan(self, *, is_full: bool = True) -> dict[str, DesiredModel]:
+        """Scan once and return the desired state. `is_full` False: scan only the models that may have changed."""
         is_full, self._has_failed = is_full or self._has_failed, True
         self._follow_roots()
-        # Taken before the look: what changes, or is renamed into place, while it lasts counts for the next one.
-        published = self._observation.take_published()
-        touched = self._observation.take_touched()
+        # Taken before the scan: a change during the scan belongs to the next one.
+        published = self._observation.take_renamed_folders()
+        touched = self._observation.take_changed_paths()
         unchanged = frozenset() if is_full or touched is None else self._unchanged(touched)
         if not unchanged:
-            self._looked_at_all_s = time.monotonic()
-        snapshot = self._snapshot = self._scanner.look(self._snapshot, unchanged)
-        roots = self._judge_roots(snapshot)
+            self._full_scan_s = time.monotonic()
+        snapshot = self._snapshot = self._scanner.scan_changed(self._snapshot, unchanged)
+        roots = self._check_roots(snapshot)
         real_paths = self._real_paths(snapshot)
-        self._observation.follow(self._folders(snapshot, real_paths))
+        self._observation.watch(self._folders(snapshot, real_paths))
         at_s, wall_ns, steady_s = self._clock.read()
-        look = FolderState(
+        state = FolderState(
             at_s=at_s,
             wall_ns=wall_ns,
             models=snapshot.models,
             roots=roots,
             steady_s=steady_s,
-            written=self._observation.writing(),
+            written=self._observation.written_files(),
             published=published,
             real_paths=real_paths,
             unchanged=unchanged,
         )
-        settled = settle(self._settled.known, look)
+        settled = update_uploads(self._settled.known, state)
         busy = self._written_parts(settled)
-        self._settled = settle(self._settled.known, replace(look, busy=busy)) if busy else settled
+        self._settled = update_uploads(self._settled.known, replace(state, busy=busy)) if busy else settled
         self._warn(snapshot.warnings)
         models = self._settled.models()
-        self._tell_problems(models)
-        wishes = self._source.wishes_for(models)
+        self._log_problems(models)
+        desired = self._source.wishes_for(models)
         self._has_failed = False
-        return wishes
+        return desired
 
     def _unchanged(self, touched: Collection[str]) -> frozenset[str]:
-        """Return the models that are as they were, if those paths are all that changed; none where that is not sure."""
+        """Return the models that have not changed, if only these paths changed; empty if that is not certain."""
         roots = [os.path.realpath(root) + os.sep for root in self._scanner.roots]
         changed = set(self._settled.unsettled)
         for path in touched:
-            # A root itself is listed by every look.
+            # Every scan lists the roots themselves.
             if path + os.sep in roots:
                 continue
             root = next((root for root in roots if path.startswith(root)), None)
@@ -187,18 +186,18 @@ class Watcher:
         )
 
     def _real_paths(self, snapshot: RepositorySnapshot) -> dict[str, str]:
-        """Return where models, and versions that are links, really are, for those whose paths do not say so."""
-        known, self._places = self._places, {}
+        """Return the real paths of models and versions that are links."""
+        known, self._real_paths_of = self._real_paths_of, {}
         for name, model in snapshot.models.items():
             place = known.get(name)
-            self._places[name] = (model, _real_paths(model)) if place is None or place[0] is not model else place
-        return {path: target for _, places in self._places.values() for path, target in places.items()}
+            self._real_paths_of[name] = (model, _real_paths(model)) if place is None or place[0] is not model else place
+        return {path: target for _, places in self._real_paths_of.values() for path, target in places.items()}
 
     def _written_parts(self, settled: UploadState) -> list[tuple[str, PartKey]]:
-        """Return which parts that came to count must not yet: events alone do not tell of all who write.
+        """Return the newly complete parts that somebody still writes. Events alone do not report all writers.
 
-        That of an opening is missed when it comes before the watch on a new directory is set, and late when the
-        machine is busy.
+        The event of an opening is missed if it comes before the watch on a new directory is set, and it is late on a
+        busy machine.
         """
         return [
             (name, key)
@@ -209,36 +208,36 @@ class Watcher:
     def _loop(self) -> None:
         while not self._closing.is_set():
             began_s = time.monotonic()
-            self._state()
+            self._scan_and_publish()
             took_s = time.monotonic() - began_s
-            # A disk on which a look takes long is not looked at all the time.
+            # A slow disk is not scanned all the time.
             self._closing.wait(max(self._pace.gap_s, took_s * 4))
             self._observation.wake.wait(self._wait_s())
             self._observation.wake.clear()
 
     def _wait_s(self) -> float:
-        due_s = self._looked_at_all_s + self._fallback_s
-        if self._settled.next_look_s is not None:
-            due_s = min(due_s, self._settled.next_look_s)
+        due_s = self._full_scan_s + self._fallback_s
+        if self._settled.next_scan_s is not None:
+            due_s = min(due_s, self._settled.next_scan_s)
         return max(due_s - time.monotonic(), 0.0)
 
-    def _state(self) -> None:
+    def _scan_and_publish(self) -> None:
         before, self._problem = self._problem, ""
         try:
-            wishes = self.look(is_full=time.monotonic() - self._looked_at_all_s >= self._fallback_s)
-            if wishes != self._stated:
-                self._wish_for_all(wishes)
-                self._stated = wishes
+            desired = self.scan(is_full=time.monotonic() - self._full_scan_s >= self._fallback_s)
+            if desired != self._published:
+                self._publish(desired)
+                self._published = desired
         except (EdgeServerError, OSError) as error:
-            # What serves goes on serving: a look that failed says nothing about what is wished for.
+            # A failed scan does not change the desired state: what serves goes on serving.
             self._problem = str(error)
             if self._problem != before:
                 log.warning("the repository cannot be read; trying again: %s", error)
         except Exception as error:
-            # What nobody foresaw must not end the thread: changes would never be seen again.
+            # An unforeseen error must not end the thread: later changes would never be found.
             self._problem = repr(error)
             if self._problem != before:
-                log.exception("the repository could not be looked at; trying again")
+                log.exception("the repository could not be scanned; trying again")
 
     # -- roots ------------------------------------------------------------------------------------------------------
 
@@ -251,21 +250,21 @@ class Watcher:
             is_held=not is_away and _is_held_by_git(path),
         )
 
-    def _judge_roots(self, snapshot: RepositorySnapshot) -> dict[Path, RepositoryRoot]:
-        """Say of each root how it is judged, and log, once, which went away and came back."""
+    def _check_roots(self, snapshot: RepositorySnapshot) -> dict[Path, RepositoryRoot]:
+        """Return the rules for each root. Log once which roots disappeared and came back."""
         reasons = dict(snapshot.absent)
         for root in self._scanner.roots:
             if root not in reasons and self._is_unmounted(root, snapshot):
                 reasons[root] = f"model repository '{root}' is empty, and on another file system than before"
-        for root in sorted(reasons.keys() - self._away):
+        for root in sorted(reasons.keys() - self._absent):
             log.warning("%s; what serves of it goes on serving until it is back", reasons[root])
-        for root in sorted(self._away - reasons.keys()):
+        for root in sorted(self._absent - reasons.keys()):
             log.info("model repository '%s' is back", root)
-        self._away = frozenset(reasons)
+        self._absent = frozenset(reasons)
         return {root: self._root(root, is_away=root in reasons) for root in self._scanner.roots}
 
     def _is_unmounted(self, root: Path, snapshot: RepositorySnapshot) -> bool:
-        """Return whether a root is the bare place where a file system with models was mounted."""
+        """Return whether a root is the empty mount point of a file system with models."""
         try:
             device = os.stat(root).st_dev
         except OSError:
@@ -276,18 +275,18 @@ class Watcher:
         self._devices[root] = device
         return False
 
-    # -- what to hear of ----------------------------------------------------------------------------------------------
+    # -- folders to watch ----------------------------------------------------------------------------------------------
 
     def _follow_roots(self) -> None:
-        """Hear of the roots before the first look at them, so that nothing happens between the two unheard."""
+        """Watch the roots before the first scan, so that no change between the two is missed."""
         if self._settled is NOTHING:
-            self._observation.follow(self._folders(RepositorySnapshot(), {}))
+            self._observation.watch(self._folders(RepositorySnapshot(), {}))
 
     def _folders(self, snapshot: RepositorySnapshot, real_paths: Mapping[str, str]) -> dict[WatchedFolder, bool]:
-        """Return the folders to hear of, each with: is it to be polled?
+        """Return the folders to watch, each with whether it must be polled.
 
-        They are the roots, what links to models and versions lead to outside of them, and of roots that are links, or
-        not there, the folder in which they would change.
+        They are the roots, the targets of links outside the roots, and the parent folder of roots that are links or
+        absent.
         """
         folders: dict[WatchedFolder, bool] = {}
         above: dict[str, set[str]] = {}
@@ -305,29 +304,29 @@ class Watcher:
         return folders
 
     def _warn(self, warnings: tuple[str, ...]) -> None:
-        """Log each warning when it first appears, not with every look."""
+        """Log each warning when it first appears, not at every scan."""
         for warning in warnings:
-            if warning not in self._warned:
+            if warning not in self._logged_warnings:
                 log.warning("%s", warning)
-        self._warned = frozenset(warnings)
+        self._logged_warnings = frozenset(warnings)
 
-    def _tell_problems(self, models: Mapping[str, ModelDirectory]) -> None:
-        """Log what keeps a model as a whole from being served, when it first appears: no load will tell of it."""
+    def _log_problems(self, models: Mapping[str, ModelDirectory]) -> None:
+        """Log each problem of a whole model when it first appears: no load will report it."""
         problems = frozenset(model.problem for model in models.values() if model.problem)
-        for problem in sorted(problems - self._told):
+        for problem in sorted(problems - self._logged_problems):
             log.error("%s", problem)
-        self._told = problems
+        self._logged_problems = problems
 
 
 class _Clock:
-    """The two clocks, and since when they have run side by side."""
+    """The wall clock and the monotonic clock, and the time since one of them was set."""
 
     def __init__(self) -> None:
         self._offset_s = time.time() - time.monotonic()
         self._jumped_s = -float("inf")
 
     def read(self) -> tuple[float, int, float]:
-        """Return monotonic seconds, nanoseconds since the epoch, and for how long neither was set."""
+        """Return monotonic seconds, nanoseconds since the epoch, and the time since a clock was set."""
         wall_ns, at_s = time.time_ns(), time.monotonic()
         offset_s = wall_ns / 1e9 - at_s
         if abs(offset_s - self._offset_s) > _JUMP_S:
@@ -347,7 +346,7 @@ def _real_paths(model: ModelDirectory) -> dict[str, str]:
 
 
 def _is_held_by_git(root: Path) -> bool:
-    """Return whether git is writing the work tree that the root is in: it holds index.lock until it is done."""
+    """Return whether git is writing the work tree of the root: it holds index.lock until it is done."""
     for folder in (root, *root.absolute().parents):
         git = folder / ".git"
         if git.is_dir():
@@ -355,6 +354,6 @@ def _is_held_by_git(root: Path) -> bool:
                 age_s = time.time() - (git / "index.lock").stat().st_mtime
             except OSError:
                 return False
-            # One from a time to come was left before the clock was set back, as on boxes without a battery.
+            # A lock from the future was left before the clock was set back, as on machines without a clock battery.
             return abs(age_s) < _GIT_PATIENCE_S
     return False

@@ -1,4 +1,4 @@
-"""Living models: instances and their threads, schedulers, versions, and the manager that makes the wish come true.
+"""Model serving: loads model versions, routes requests to them, and runs batches on their instances.
 
 A request enters at `Router.submit`, goes to a version's `submit` and leaves through its ticket's sink; a version
 enters as a wish given to `Manager` and leaves when its last request is answered. Used by `service` and `server`. Knows

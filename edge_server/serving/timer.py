@@ -1,4 +1,4 @@
-"""One thread that calls functions at stated times: queue delays, request timeouts, retries."""
+"""Timer thread: calls functions at given times (queue delays, request timeouts, retries)."""
 
 from __future__ import annotations
 

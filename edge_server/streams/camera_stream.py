@@ -1,4 +1,4 @@
-"""One camera's stream while it is connected: its frames from the wire to the worker, its results back in order."""
+"""One camera stream: its frames from the mailbox to the worker, and its results back in order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FrameInFlight:
     result: FrameResult | None = None
 
     def times(self, finished_ns: int) -> FrameTimes:
-        """Return what the client is told; a station that was passed by counts as the one before it."""
+        """Return the times for the client; a skipped stage has the time of the stage before it."""
         taken_ns = self.taken_ns or self.received_ns
         queued_ns = self.queued_ns or taken_ns
         started_ns = self.started_ns or queued_ns

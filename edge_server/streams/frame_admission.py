@@ -1,4 +1,4 @@
-"""What the frame streams ask the governor."""
+"""Frame admission: what the frame streams ask the governor before a frame runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class FrameAdmission(Protocol):
     """Says how much the box may do. Both are called by many threads, for each frame, and must return at once."""
 
     def state(self) -> GovernorState:
-        """Return what every result tells its client of heat, power and memory."""
+        """Return the governor state that every result carries: heat, power and memory."""
 
     def refuse_frame(self, priority: int) -> str | None:
         """Return in plain words why a frame of that priority (1 goes first) is not to be run now; None: run it."""

@@ -1,4 +1,4 @@
-"""Counts of a model's frames over all streams there ever were, for the metrics page."""
+"""Frame counters of each model over all streams, for the metrics page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One frame, or one of each of several cameras, through a model: fit, run, read. The worker's part of the trip."""
+"""Frame pipeline of one model: resize frames into the input, run the model, read the results."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class FramePipeline:
         return flight.stream.terms.delivery.priority or self.priority or _NORMAL
 
     def answer_side(self) -> OutputPlan:
-        """Return what the model as it serves now gives back, and on what it runs. Raises as `input_side`."""
+        """Return the output plan of the serving model and its device. Raises as `input_side`."""
         spec = self.input_side().spec
         return self._answers.of(spec, self.serving_version())
 
@@ -324,7 +324,7 @@ def _tensors(returns: Returns, row: int | None, response: Response, buffer: Arra
 
 
 def _known(error: Exception) -> EdgeServerError:
-    """Return what the client is told, free of the traceback, whose frames would keep the pixels alive."""
+    """Return the error for the client without its traceback, whose frames would keep the pixels alive."""
     if isinstance(error, EdgeServerError):
         return error.detached()
     _LOG.error("a frame failed in a way that nobody foresaw", exc_info=error)

@@ -1,4 +1,4 @@
-"""What a lane knows of its model as it serves now: how frames go in, where rows are written, what comes out."""
+"""Input and output plans of a model: how frames become its input tensor and how its outputs are read."""
 
 from __future__ import annotations
 

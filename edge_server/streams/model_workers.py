@@ -1,4 +1,4 @@
-"""The streams of one model, and the threads that work for them: who is next, and what runs together."""
+"""Worker threads of one model's streams: they choose the next frames and which of them run together."""
 
 from __future__ import annotations
 

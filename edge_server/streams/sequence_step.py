@@ -1,4 +1,4 @@
-"""One camera, one state: a stream to a model that knows sequences is one sequence of it.
+"""Sequence step of a frame: a stream to a sequence model is one sequence.
 
 It begins with the first frame that is run and ends with the stream; frames that were dropped are no part of it. Where
 the server no longer knows it (the camera paused for longer than max_sequence_idle_microseconds, or the model was
@@ -20,7 +20,7 @@ _LARGEST = 0x7FFFFFFF
 
 
 def step(spec: ModelSpec, stream_id: str, *, has_begun: bool) -> SequenceStep | None:
-    """Return what the stream's next frame says of its sequence; None for a model that knows none, or for
+    """Return the sequence step of the stream's next frame; None for a model without sequences, or for
     which each request is one."""
     if spec.sequence is None or spec.sequence.is_iterative:
         return None

@@ -1,4 +1,4 @@
-"""All frame streams of the server: opened here, counted by id, listed, and ended when the server stops."""
+"""Registry of all frame streams: opens, counts, lists and ends them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class StreamRegistry:
         return [stream.report() for stream in streams]
 
     def families(self) -> Iterable[Family]:
-        """Return what the metrics page tells of all streams, the ended ones too."""
+        """Return the metric families of all streams, ended ones included."""
         with self._lock:
             return families(self._totals)
 

@@ -1,4 +1,4 @@
-"""The opening message of a stream, checked before anything is built on it."""
+"""Stream terms: the checked opening message of a stream."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _check_returns(spec: ModelSpec, returns: Returns) -> None:
 
 
 def settled(plan: PerceptionPlan | None, returns: Returns, model: str) -> Returns:
-    """Return what to give back where a stream left it open: what the model declares, else its tensors.
+    """Return the results for a stream that did not choose: the declared ones of the model, else its tensors.
 
     Raises InvalidRequest for what it does not declare.
     """

@@ -1,3 +1,2 @@
-"""Measure models and choose their configuration: `load` measures a running server, `trial` tries runtimes and
-precisions
-in processes of their own. Used by the commands `perf`, `analyze` and `optimize`."""
+"""Measurement and tuning of models: `load` measures a running server, `trial` tries runtimes and precisions in child
+processes. Used by the commands `perf`, `analyze` and `optimize`."""

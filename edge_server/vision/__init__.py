@@ -1,4 +1,4 @@
-"""Frames <-> tensors: decoding, resizing, colour and normalisation, as a model's configuration declares them.
+"""Images to tensors and tensors to results, as the model configuration declares them.
 
 Front ends import from here; this folder imports only `core` and `errors` (and OpenCV, once an image arrives). An image
 enters at `plan.ImagePlan.tensor`, as the bytes of a file, at `plan.ImagePlan.fit`, as an array, or, from a camera, at

@@ -1,4 +1,4 @@
-"""Camera frames that come as files: sensor_msgs/CompressedImage with its `format`.
+"""Compressed camera frames: sensor_msgs/CompressedImage with its `format`.
 
 `format` is a codec ("jpeg", "png"), or what image_transport writes: "bgr8; jpeg compressed bgr8", "16UC1; png
 compressed". Of the encoding before the semicolon only this is used: whether it is depth. Colours are those of the file

@@ -1,4 +1,4 @@
-"""Encoded images to pixel arrays. OpenCV does the work; it is imported when the first image arrives."""
+"""Decoder of encoded images to pixel arrays. OpenCV is imported with the first image."""
 
 from __future__ import annotations
 

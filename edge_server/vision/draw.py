@@ -1,4 +1,4 @@
-"""Results drawn into the frame: what an annotated JPEG shows. Lines and letters grow with the picture."""
+"""Drawing of results into a frame, for annotated JPEGs. Lines and letters scale with the picture."""
 
 from __future__ import annotations
 

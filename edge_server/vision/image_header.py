@@ -1,4 +1,4 @@
-"""What an image file says about itself, read before a decoder allocates anything for it.
+"""Image file header: size and type, read before a decoder allocates memory.
 
 A file of a few hundred bytes may claim a billion pixels, so format, size and completeness are checked here, on the raw
 bytes, for the four formats that are let through to the decoder at all. Layouts: ITU-T T.81 annex B (JPEG), the PNG

@@ -1,4 +1,4 @@
-"""What a model's configuration says about images: the `parameters` of config.pbtxt that begin with `image_`, and more.
+"""Image parameters of a configuration: keys that begin with `image_`, and more.
 
 Names follow the image encoder of Isaac ROS where it has one. All values are strings there; lists are comma-separated.
 
@@ -117,7 +117,7 @@ def is_declared(parameters: Mapping[str, str]) -> bool:
 
 
 def read_declaration(model: str, parameters: Mapping[str, str]) -> Declaration:
-    """Return what `parameters` of that model say about images. Raises BadModelConfig: model, key, expected, given."""
+    """Return the image declaration from a model's `parameters`. Raises BadModelConfig: model, key, expected, given."""
     reader = _Reader(model, parameters)
     reader.check_keys()
     mode = reader.fit_mode()

@@ -1,4 +1,4 @@
-"""How images become the input of one model, settled once from its configuration.
+"""Image plan: how images become the input of one model, computed once from its configuration.
 
 `declaration` documents the keys; here they meet the model's input: its layout, size and data type.
 """

@@ -1,4 +1,4 @@
-"""Output tensors to perception: classes, detections and a mask in the coordinates of the frame as it was taken.
+"""Perception: output tensors to classes, detections and a mask in the coordinates of the original frame.
 
 `heads.declaration` documents the keys; here they meet the model's outputs, once a model version.
 """
@@ -67,7 +67,7 @@ class PerceptionPlan:
         return next((labels for labels in declared if labels), ())
 
     def settle(self, returns: Returns, *, model: str) -> Returns:
-        """Return what to answer to a stream's wish: see `Returns`.
+        """Return the settled results of a stream's `Returns`.
 
         A wish for an annotated picture alone draws what is declared. Raises InvalidRequest, with what the
         configuration lacks, for classes, detections or a mask that the model does not declare.
@@ -107,7 +107,8 @@ class PerceptionPlan:
         *,
         model: str,
     ) -> Perception:
-        """Return what a settled wish asks for, out of one row of a batch. `fit` is where the frame lay in the input.
+        """Return the results that `Returns` asks for, from one row of a batch. `fit` is the place of the frame in the
+        input.
 
         `row` None: the model does not batch, and the outputs are of this frame alone. Raises BackendError for outputs
         of other shapes than declared. Reads the outputs only; nothing of the answer refers to them.

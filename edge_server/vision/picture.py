@@ -1,4 +1,4 @@
-"""A picture on its way from a camera to a network: pixels, and what their numbers mean."""
+"""Picture: pixels with the meaning of their values, between camera and network."""
 
 from __future__ import annotations
 

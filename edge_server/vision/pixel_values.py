@@ -1,4 +1,4 @@
-"""What the numbers of a picture become in a network's input, written in place."""
+"""Pixel value conversion: numeric range, mean, scale and type of a network's input, written in place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ByteValues:
         object.__setattr__(self, "_is_unchanged", bits.dtype == np.uint8 and bool((bits == np.arange(256)).all()))
 
     def border(self, pad: tuple[int, ...]) -> npt.NDArray[np.generic]:
-        """Return what each channel gets where a border has the colour `pad`."""
+        """Return the value of each channel in a border of the colour `pad`."""
         return self.table[np.arange(len(pad)), list(pad)]
 
     def write_planar(
@@ -94,7 +94,7 @@ class MeasuredValues:
     unit: DepthUnit | None = None
 
     def border(self, pad: tuple[int, ...]) -> npt.NDArray[np.generic]:
-        """Return what the border gets, whose `pad` is in the network's unit."""
+        """Return the border values; `pad` is in the network's unit."""
         values = (np.array(pad, np.float64) * self.scale - self.mean) / self.stddev
         return saturated(values.astype(np.float32), self.dtype)
 

@@ -1,4 +1,4 @@
-"""Raw camera frames to pictures: the encodings of sensor_msgs/Image, named and laid out as there.
+"""Raw camera frames to pictures: the encodings of sensor_msgs/Image.
 
 | encoding | picture |
 |---|---|

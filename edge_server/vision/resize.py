@@ -1,4 +1,4 @@
-"""The geometry and the arithmetic that bring a picture to a network's input.
+"""Resizing of a picture to a network's input: geometry and interpolation.
 
 Coordinates are continuous, in pixels, from the upper left corner of the upper left pixel: the centre of that pixel is
 (0.5, 0.5), and a picture of width w reaches from 0 to w. Resizing maps them linearly, without half-pixel terms.

@@ -306,14 +306,14 @@ ENDS_ITSELF = """
 import sys, threading
 from edge_server.config.load import parse_serve
 from edge_server.core.exit_code import ExitCode
-from edge_server import server as module
+from edge_server.process import server as module
 from edge_server.cli.main import main
 
-inner = module.Server.__init__
+inner = module.ServerProcess.__init__
 def made(self, *arguments):
     inner(self, *arguments)
     threading.Timer(0.2, self.end.give, (ExitCode.GPU_LOST, "GPU 0 fell off the bus")).start()
-module.Server.__init__ = made
+module.ServerProcess.__init__ = made
 sys.exit(main(sys.argv[1:]))
 """
 

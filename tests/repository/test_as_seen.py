@@ -32,7 +32,7 @@ def source(root: Path, described: Any) -> RepositorySource:
 @pytest.fixture
 def followed(source: RepositorySource) -> Callable[[], DesiredModel]:
     """The wish for `m` as whoever follows the disk states it."""
-    return lambda: source.wishes_for(source.scanner.look().models)["m"]
+    return lambda: source.wishes_for(source.scanner.scan_changed().models)["m"]
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_look_has_no_policy_that_is_newer_than_its_fingerprint(
 ) -> None:
     """Else the versions that an unsettled configuration leaves out would go at once: its file seems to be the old."""
     scanner = Scanner([root])
-    before = scanner.look().models["m"]
+    before = scanner.scan_changed().models["m"]
     plain = scan.read_entries
 
     def written_meanwhile(folder: Path) -> Any:
@@ -123,8 +123,8 @@ def test_a_look_has_no_policy_that_is_newer_than_its_fingerprint(
 
     with monkeypatch.context() as patched:
         patched.setattr(scan, "read_entries", written_meanwhile)
-        during = scanner.look().models["m"]
-    after = scanner.look().models["m"]
-    assert (before.wished, after.wished) == ((1, 2), (2,))
+        during = scanner.scan_changed().models["m"]
+    after = scanner.scan_changed().models["m"]
+    assert (before.desired_versions, after.desired_versions) == ((1, 2), (2,))
     assert during.fingerprint == after.fingerprint != before.fingerprint
-    assert during.wished == before.wished
+    assert during.desired_versions == before.desired_versions

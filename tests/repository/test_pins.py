@@ -1,4 +1,4 @@
-"""Pins: what they do to wishes, and the file that keeps them."""
+"""Pins: what they do to desired, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def test_pins_are_kept_and_read_again(tmp_path: Path) -> None:
 def test_what_a_killed_server_left_of_a_pin_is_deleted_at_the_next_start(tmp_path: Path) -> None:
     killed = (
         "import os, pathlib, signal, sys\n"
-        "from edge_server.repository.version_pins import Pins\n"
-        "pins = Pins(pathlib.Path(sys.argv[1]))\n"
+        "from edge_server.repository.version_pins import VersionPins\n"
+        "pins = VersionPins(pathlib.Path(sys.argv[1]))\n"
         "pins.put('m', 1)\n"
         "os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)\n"
         "pins.put('m', 2)\n"

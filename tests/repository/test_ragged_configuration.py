@@ -19,7 +19,7 @@ from edge_server.repository.autocomplete import check_against_file, complete
 from edge_server.repository.pbtxt import new_config, parse_text
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
-from edge_server.repository.validate_ragged import check_ragged
+from edge_server.repository.validate_batching import check_ragged
 
 RAGGED = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }\n'

@@ -18,10 +18,10 @@ from edge_server.errors import ServingFault
 from edge_server.repository.remote import local_copy as cache_module
 from edge_server.repository.remote import sync as mirror_module
 from edge_server.repository.remote.address import parse_address
-from edge_server.repository.remote.local_copy import Cache, LocalDiskFault, exchange
+from edge_server.repository.remote.local_copy import LocalCopy, LocalDiskFault, exchange
 from edge_server.repository.remote.object_store import ObjectStore, RemoteUnavailable
-from edge_server.repository.remote.repository_list import Mirrors
-from edge_server.repository.remote.sync import Mirror
+from edge_server.repository.remote.repository_list import RepositoryList
+from edge_server.repository.remote.sync import RemoteSync
 from edge_server.repository.scan import Scanner
 
 pytestmark = pytest.mark.full
@@ -35,14 +35,14 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mirror_of(tmp_path: Path) -> Iterator[Callable[..., Mirror]]:
+def mirror_of(tmp_path: Path) -> Iterator[Callable[..., RemoteSync]]:
     """Make a mirror of an address, on the same folder each time: as a restart would."""
-    made: list[Mirror] = []
+    made: list[RemoteSync] = []
 
-    def make(url: str) -> Mirror:
+    def make(url: str) -> RemoteSync:
         for earlier in made:
             earlier.close()
-        made.append(Mirror(ObjectStore(parse_address(url)), Cache(tmp_path / "cache"), url, interval_s=0.05))
+        made.append(RemoteSync(ObjectStore(parse_address(url)), LocalCopy(tmp_path / "cache"), url, interval_s=0.05))
         return made[-1]
 
     yield make
@@ -258,15 +258,15 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
         import resource
         from pathlib import Path
         from edge_server.repository.remote.address import parse_address
-        from edge_server.repository.remote.local_copy import Cache, CacheFault
-        from edge_server.repository.remote.sync import Mirror
-        from edge_server.repository.remote.object_store import Store
+        from edge_server.repository.remote.local_copy import LocalCopy, LocalDiskFault
+        from edge_server.repository.remote.sync import RemoteSync
+        from edge_server.repository.remote.object_store import ObjectStore
         url = "file://{tmp_path}/store"
-        mirror = Mirror(Store(parse_address(url)), Cache(Path("{tmp_path}/cache")), url, 0.05)
+        mirror = RemoteSync(ObjectStore(parse_address(url)), LocalCopy(Path("{tmp_path}/cache")), url, 0.05)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         try:
             mirror.sync()
-        except CacheFault as error:
+        except LocalDiskFault as error:
             print("refused", error)
         print(list(Path("{tmp_path}/cache/staging").iterdir()), list(mirror.root.iterdir()))
     """
@@ -279,7 +279,7 @@ def test_two_processes_do_not_write_one_copy(bucket: Any, mirror_of: Any, tmp_pa
     fill(bucket)
     first = mirror_of(bucket.url)
     first.sync()
-    second = Mirror(ObjectStore(parse_address(bucket.url)), Cache(tmp_path / "cache"), bucket.url, 0.05)
+    second = RemoteSync(ObjectStore(parse_address(bucket.url)), LocalCopy(tmp_path / "cache"), bucket.url, 0.05)
     bucket.put("m/5/model.onnx", b"five")
     assert second.sync()
     assert not (second.root / "m/5").exists()
@@ -305,7 +305,7 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
 
 def test_without_the_store_the_start_waits_so_long_and_no_longer(bucket: Any, tmp_path: Path) -> None:
     bucket.wire.is_down = True
-    mirrors = Mirrors([bucket.url], str(tmp_path / "cache"), 0.05, follows=False)
+    mirrors = RepositoryList([bucket.url], str(tmp_path / "cache"), 0.05, follows=False)
     with pytest.raises(ServingFault, match="could not be copied within"):
         mirrors.start(0.5, is_polled=False)
     mirrors.close()

@@ -162,9 +162,9 @@ class FolderMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_wish_is_what_the_folders_ask_for(self) -> None:
-        wishes, _ = self.source.wishes()
-        assert set(wishes) == {model for _, model in self.folders}
-        for model, wish in wishes.items():
+        desired, _ = self.source.wishes()
+        assert set(desired) == {model for _, model in self.folders}
+        for model, wish in desired.items():
             found = [folder for (_, name), folder in self.folders.items() if name == model]
             wished = POLICIES[found[0].policy](sorted(found[0].versions))
             if len(found) > 1 or not found[0].is_readable or not wished:
@@ -191,9 +191,9 @@ class FolderMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_look_at_one_model_states_the_same_wish(self) -> None:
-        wishes, _ = self.source.wishes()
+        desired, _ = self.source.wishes()
         for model in MODELS:
-            assert self.source.wish(model, None, {}) == wishes.get(model)
+            assert self.source.wish(model, None, {}) == desired.get(model)
 
     # -- how it is written --------------------------------------------------------------------------------------------
 

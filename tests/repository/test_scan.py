@@ -1,4 +1,4 @@
-"""What a look at the repositories finds: models, versions, wishes, fingerprints, and what it passes over."""
+"""What a look at the repositories finds: models, versions, desired, fingerprints, and what it passes over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge_server.repository.scan import (
     Scanner,
     is_model_name,
     parse_version,
-    wished_versions,
+    select_versions,
     with_config,
 )
 
@@ -39,7 +39,7 @@ def test_numeric_directories_are_versions_and_all_else_is_not(root: Path, add_mo
     snapshot = Scanner([root]).scan()
     model = snapshot.models["m"]
     assert [version.number for version in model.versions] == [0, 1, 2, 10]
-    assert model.wished == (10,)
+    assert model.desired_versions == (10,)
     assert sum("leading zeros" in warning for warning in snapshot.warnings) == 4
 
 
@@ -57,7 +57,7 @@ def test_numeric_directories_are_versions_and_all_else_is_not(root: Path, add_mo
 )
 def test_the_version_policy_says_what_is_wished_for(root: Path, add_model: Any, policy: str, wished: Any) -> None:
     add_model("m", policy, versions=(1, 2, 3))
-    assert _only(root).wished == wished
+    assert _only(root).desired_versions == wished
 
 
 def test_specific_versions_that_are_absent_are_a_warning_and_none_at_all_is_a_problem(
@@ -67,17 +67,17 @@ def test_specific_versions_that_are_absent_are_a_warning_and_none_at_all_is_a_pr
     add_model("none", "version_policy { specific { versions: [ 8 ] } }")
     snapshot = Scanner([root]).scan()
     assert any("'some'" in warning and "[9]" in warning for warning in snapshot.warnings)
-    assert snapshot.models["none"].wished == ()
+    assert snapshot.models["none"].desired_versions == ()
     assert "[8]" in snapshot.models["none"].problem
 
 
 @given(st.sets(st.integers(0, 2**63 - 1), max_size=6), st.integers(1, 8), st.sets(st.integers(0, 9), max_size=4))
 def test_a_wish_is_always_a_sorted_choice_of_what_is_there(present: set[int], latest: int, specific: set[int]) -> None:
     for policy in (VersionPolicy(latest), VersionPolicy(None), VersionPolicy(None, tuple(specific))):
-        wished = wished_versions(policy, present)
+        wished = select_versions(policy, present)
         assert set(wished) <= present
         assert list(wished) == sorted(wished)
-    assert len(wished_versions(VersionPolicy(latest), present)) == min(latest, len(present))
+    assert len(select_versions(VersionPolicy(latest), present)) == min(latest, len(present))
 
 
 def test_a_version_is_a_plain_decimal_number_of_63_bits() -> None:
@@ -100,7 +100,7 @@ def test_a_named_configuration_is_preferred_where_it_is_there(root: Path, add_mo
     path = add_model("m", "", {"configs/orin.pbtxt": b"version_policy { all { } }"}, versions=(1, 2))
     assert _only(root).config_path == path / "config.pbtxt"
     assert _only(root, "orin").config_path == path / "configs" / "orin.pbtxt"
-    assert _only(root, "orin").wished == (1, 2)
+    assert _only(root, "orin").desired_versions == (1, 2)
     assert _only(root, "nuc").config_path == path / "config.pbtxt"
 
 
@@ -110,10 +110,10 @@ def test_a_model_in_two_repositories_cannot_be_served(tmp_path: Path, root: Path
     add_model("m", at=second)
     add_model("fine", at=second)
     snapshot = Scanner([root, second]).scan()
-    assert snapshot.models["m"].wished == ()
+    assert snapshot.models["m"].desired_versions == ()
     for folder in (root, second):
         assert str(folder / "m") in snapshot.models["m"].problem
-    assert snapshot.models["fine"].wished == (1,)
+    assert snapshot.models["fine"].desired_versions == (1,)
     assert Scanner([root, second]).find("m") == snapshot.models["m"]
 
 
@@ -121,7 +121,7 @@ def test_one_repository_given_twice_is_one_repository(tmp_path: Path, root: Path
     add_model("m")
     (tmp_path / "link").symlink_to(root)
     model = Scanner([root, root, tmp_path / "link"]).scan().models["m"]
-    assert (model.problem, model.wished) == ("", (1,))
+    assert (model.problem, model.desired_versions) == ("", (1,))
 
 
 @pytest.mark.parametrize("kind", ["absent", "file"])
@@ -162,7 +162,7 @@ def test_a_directory_without_versions_is_a_model_with_a_problem(root: Path) -> N
     (root / "empty").mkdir()
     model = _only(root)
     assert "no version directories" in model.problem
-    assert model.wished == ()
+    assert model.desired_versions == ()
 
 
 def test_a_broken_configuration_is_the_models_problem_and_an_override_may_cure_it(root: Path, add_model: Any) -> None:
@@ -170,9 +170,9 @@ def test_a_broken_configuration_is_the_models_problem_and_an_override_may_cure_i
     add_model("fine")
     model = Scanner([root]).scan().models["m"]
     assert "line 1" in model.problem
-    assert Scanner([root]).scan().models["fine"].wished == (1,)
+    assert Scanner([root]).scan().models["fine"].desired_versions == (1,)
     cured = with_config(model, '{"version_policy": {"all": {}}}')
-    assert (cured.wished, cured.problem) == ((1, 2), "")
+    assert (cured.desired_versions, cured.problem) == ((1, 2), "")
     with pytest.raises(BadModelConfig):
         with_config(model, "{")
 
@@ -241,7 +241,7 @@ def test_links_in_a_circle_and_links_to_nowhere_do_not_stop_the_look(root: Path,
     (path / "1" / "up").symlink_to(path)
     (path / "1" / "self").symlink_to("self")
     (path / "1" / "gone").symlink_to("nowhere")
-    assert _only(root).wished == (1,)
+    assert _only(root).desired_versions == (1,)
 
 
 def test_a_link_to_a_vast_directory_is_the_models_problem(
@@ -269,7 +269,7 @@ def test_what_goes_wrong_at_one_model_is_the_problem_of_that_model_alone(
     monkeypatch.setattr(scan, "read_file", read_file)
     scanner = Scanner([root])
     models = scanner.scan().models
-    assert models["good"].wished == (1,)
+    assert models["good"].desired_versions == (1,)
     assert "99999999999" in models["huge"].problem
     assert "KeyError: 'nobody foresaw this'" in models["strange"].problem
     assert scanner.find("strange") == models["strange"]
@@ -285,7 +285,7 @@ def test_a_model_that_may_not_be_read_is_its_own_problem(root: Path, add_model: 
     finally:
         path.chmod(0o700)
     assert "cannot be read" in snapshot.models["m"].problem
-    assert snapshot.models["fine"].wished == (1,)
+    assert snapshot.models["fine"].desired_versions == (1,)
 
 
 def test_a_configuration_is_read_again_only_when_it_changed(
@@ -299,10 +299,10 @@ def test_a_configuration_is_read_again_only_when_it_changed(
     )
     scanner = Scanner([root])
     for _ in range(5):
-        assert scanner.scan().models["m"].wished == (1, 2)
+        assert scanner.scan().models["m"].desired_versions == (1, 2)
     assert len(read) == 1
     (path / "config.pbtxt").write_text("version_policy { latest { } }  # changed")
-    assert scanner.scan().models["m"].wished == (2,)
+    assert scanner.scan().models["m"].desired_versions == (2,)
     assert len(read) == 2
 
 

@@ -1,4 +1,4 @@
-"""The rule that says what counts after each look, against an oracle that remembers every look there was."""
+"""The rule that says what counts after each state, against an oracle that remembers every look there was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.model_spec import VersionPolicy
-from edge_server.repository.file_fingerprint import Fingerprint
+from edge_server.repository.file_fingerprint import FolderScan
 from edge_server.repository.scan import ModelDirectory, VersionOnDisk, with_versions
 from edge_server.repository.upload_detection import (
     NOTHING,
@@ -20,7 +20,7 @@ from edge_server.repository.upload_detection import (
     RepositoryRoot,
     UploadState,
     changes,
-    settle,
+    update_uploads,
 )
 
 ROOT = Path("/models")
@@ -31,14 +31,12 @@ ALL = VersionPolicy(latest=None)
 
 def model(name: str, config: str, versions: dict[int, str], **trace: Any) -> ModelDirectory:
     """A model whose parts are told by words; each version's trace says the same of it."""
-    found = ModelDirectory(
-        name, ROOT / name, fingerprint=config, policy=ALL, trace=Fingerprint(config, config, **trace)
-    )
+    found = ModelDirectory(name, ROOT / name, fingerprint=config, policy=ALL, files=FolderScan(config, config, **trace))
     return with_versions(found, [version(number, word) for number, word in versions.items()])
 
 
 def version(number: int, word: str, **trace: Any) -> VersionOnDisk:
-    return VersionOnDisk(number, word, Fingerprint(word, word, **trace))
+    return VersionOnDisk(number, word, FolderScan(word, word, **trace))
 
 
 PLAIN = RepositoryRoot(SETTLE_S, tells_ages=False)
@@ -52,7 +50,7 @@ def look(at_s: float, *models: ModelDirectory, root: RepositoryRoot = PLAIN, **m
 def looks(*several: FolderState) -> UploadState:
     settled = NOTHING
     for one in several:
-        settled = settle(settled.known, one)
+        settled = update_uploads(settled.known, one)
     return settled
 
 
@@ -85,7 +83,7 @@ class World:
     def look(self, at_s: float) -> FolderState:
         now = self.on_disk()
         self.seen.append((at_s, now))
-        self.counts = self._what_counts(at_s, now)
+        self.counts = self._counted_model(at_s, now)
         written = {f"{ROOT}/m/{key}/weights" if key else f"{ROOT}/m/config.pbtxt" for key in self.written & now.keys()}
         if CONFIG not in now:
             return look(at_s, written=written)
@@ -102,7 +100,7 @@ class World:
             since_s = time_s
         return at_s - since_s >= SETTLE_S
 
-    def _what_counts(self, at_s: float, now: dict[int, str]) -> dict[int, str] | None:
+    def _counted_model(self, at_s: float, now: dict[int, str]) -> dict[int, str] | None:
         ever = {key for _, parts in self.seen for key in parts}
         restless = {key for key in ever if not self._has_settled(key, at_s, now)}
         if not restless:
@@ -153,7 +151,7 @@ def test_after_any_file_operations_just_what_has_settled_counts(
     for operations, pause_s in steps:
         for operation in operations:
             act(world, operation)
-        settled = settle(settled.known, world.look(now_s))
+        settled = update_uploads(settled.known, world.look(now_s))
         found = contents(settled).get("m")
         assert found == (
             None
@@ -164,10 +162,10 @@ def test_after_any_file_operations_just_what_has_settled_counts(
     world.written.clear()
     for pause_s in (0.0, SETTLE_S):
         now_s += pause_s
-        settled = settle(settled.known, world.look(now_s))
+        settled = update_uploads(settled.known, world.look(now_s))
     at_rest = world.on_disk()
     assert contents(settled) == ({"m": (at_rest.pop(CONFIG), at_rest)} if at_rest else {})
-    assert settled.next_look_s is None
+    assert settled.next_scan_s is None
 
 
 @given(STEPS)
@@ -175,13 +173,13 @@ def test_a_version_that_nobody_touches_counts_all_the_time(
     steps: Iterable[tuple[list[tuple[str, int, str]], float]],
 ) -> None:
     world, now_s = World({CONFIG: "a", 7: "kept"}), 100.0
-    settled = settle(settle({}, world.look(now_s)).known, world.look(now_s + SETTLE_S))
+    settled = update_uploads(update_uploads({}, world.look(now_s)).known, world.look(now_s + SETTLE_S))
     for operations, pause_s in steps:
         for operation in operations:
             if operation[0] not in ("remove", "remove all") or operation[1] != CONFIG:
                 act(world, operation)
         now_s += pause_s + SETTLE_S
-        settled = settle(settled.known, world.look(now_s))
+        settled = update_uploads(settled.known, world.look(now_s))
         assert contents(settled)["m"][1][7] == "kept"
 
 
@@ -191,7 +189,7 @@ def test_a_version_that_nobody_touches_counts_all_the_time(
 def test_two_looks_that_find_the_same_settle_a_model_and_the_second_is_asked_for() -> None:
     found = model("m", "c", {1: "a"})
     first = looks(look(10, found))
-    assert (contents(first), first.next_look_s) == ({}, 10 + SETTLE_S)
+    assert (contents(first), first.next_scan_s) == ({}, 10 + SETTLE_S)
     assert contents(looks(look(10, found), look(10.4, found))) == {}
     assert contents(looks(look(10, found), look(10.4, found), look(10.5, found))) == {"m": ("c", {1: "a"})}
 
@@ -206,7 +204,7 @@ def test_files_whose_change_times_are_old_need_no_second_look() -> None:
     local = RepositoryRoot(SETTLE_S, tells_ages=True)
     assert contents(looks(look(10, _aged(0.6), root=local))) == {"m": ("c", {1: "a"})}
     young = looks(look(10, _aged(0.25), root=local))
-    assert (contents(young), young.next_look_s) == ({}, 10.25)
+    assert (contents(young), young.next_scan_s) == ({}, 10.25)
 
 
 def test_change_times_are_not_believed_after_the_clock_was_set_nor_from_another_machine_nor_from_the_future() -> None:
@@ -220,9 +218,9 @@ def test_a_directory_renamed_into_place_counts_at_once_unless_it_is_still_writte
     before, after = model("m", "c", {1: "a"}), model("m", "c", {1: "a", 2: "b"})
     settled = looks(look(10, before), look(11, before))
     moved = look(12, after, published={"/models/m/2"})
-    assert contents(settle(settled.known, moved)) == {"m": ("c", {1: "a", 2: "b"})}
+    assert contents(update_uploads(settled.known, moved)) == {"m": ("c", {1: "a", 2: "b"})}
     busy = replace(moved, written={"/models/m/2/weights"})
-    assert contents(settle(settled.known, busy)) == {"m": ("c", {1: "a"})}
+    assert contents(update_uploads(settled.known, busy)) == {"m": ("c", {1: "a"})}
     assert contents(looks(look(10, after, published={"/models/m"}))) == {"m": ("c", {1: "a", 2: "b"})}
 
 
@@ -249,7 +247,7 @@ def test_nothing_is_known_of_a_root_that_is_away_and_nothing_is_lost() -> None:
     away = RepositoryRoot(SETTLE_S, is_away=True)
     settled = looks(look(10, found), look(11, found), look(12, root=away), look(100, root=away))
     assert contents(settled) == {"m": ("c", {1: "a"})}
-    assert contents(settle(settle(settled.known, look(101)).known, look(102))) == {}
+    assert contents(update_uploads(update_uploads(settled.known, look(101)).known, look(102))) == {}
 
 
 def test_a_root_that_is_held_waits_as_a_whole() -> None:
@@ -259,34 +257,36 @@ def test_a_root_that_is_held_waits_as_a_whole() -> None:
         look(10, before), look(11, before), look(12, after, root=held), look(20, after, root=held), look(21, root=held)
     )
     assert contents(settled) == {"m": ("c", {1: "a"})}
-    assert settled.next_look_s is not None
-    assert contents(settle(settled.known, look(22, after))) == {"m": ("c", {1: "a"})}
+    assert settled.next_scan_s is not None
+    assert contents(update_uploads(settled.known, look(22, after))) == {"m": ("c", {1: "a"})}
 
 
 def test_a_change_of_the_configuration_waits_for_a_version_that_is_on_its_way() -> None:
     old, new = model("m", "old", {1: "a"}), model("m", "new", {1: "a", 2: "half"})
     settled = looks(look(10, old), look(11, old), look(12, new), look(13, new, written={"/models/m/2/weights"}))
     assert contents(settled) == {"m": ("old", {1: "a"})}
-    assert contents(settle(settled.known, look(14, new))) == {"m": ("new", {1: "a", 2: "half"})}
+    assert contents(update_uploads(settled.known, look(14, new))) == {"m": ("new", {1: "a", 2: "half"})}
 
 
 def test_a_part_that_was_found_to_be_written_does_not_count_while_the_others_do() -> None:
     first = looks(look(0, model("m", "c", {1: "a"})), look(1, model("m", "c", {1: "a"})))
     both = model("m", "c", {1: "b", 2: "a"})
-    seen = settle(first.known, look(2, both))
-    settled = settle(seen.known, look(3, both))
-    held = settle(seen.known, look(3, both, busy=[("m", 2)]))
+    seen = update_uploads(first.known, look(2, both))
+    settled = update_uploads(seen.known, look(3, both))
+    held = update_uploads(seen.known, look(3, both, busy=[("m", 2)]))
     assert [(name, key) for name, key, _ in changes(seen, settled)] == [("m", 1), ("m", 2)]
     assert [(name, key) for name, key, _ in changes(seen, held)] == [("m", 1)]
     assert contents(held) == {"m": ("c", {1: "b"})}
-    assert held.next_look_s == 4
-    assert contents(settle(held.known, look(4, both))) == {"m": ("c", {1: "b", 2: "a"})}
+    assert held.next_scan_s == 4
+    assert contents(update_uploads(held.known, look(4, both))) == {"m": ("c", {1: "b", 2: "a"})}
     assert list(changes(settled, looks(look(5)))) == []
 
 
 def test_a_configuration_that_was_found_to_be_written_holds_the_model_back() -> None:
     first = looks(look(0, model("m", "c", {1: "a"})), look(1, model("m", "c", {1: "a"})))
     changed = model("m", "d", {1: "a"})
-    seen = settle(first.known, look(2, changed))
-    assert [(name, key) for name, key, _ in changes(seen, settle(seen.known, look(3, changed)))] == [("m", None)]
-    assert contents(settle(seen.known, look(3, changed, busy=[("m", None)]))) == {"m": ("c", {1: "a"})}
+    seen = update_uploads(first.known, look(2, changed))
+    assert [(name, key) for name, key, _ in changes(seen, update_uploads(seen.known, look(3, changed)))] == [
+        ("m", None)
+    ]
+    assert contents(update_uploads(seen.known, look(3, changed, busy=[("m", None)]))) == {"m": ("c", {1: "a"})}

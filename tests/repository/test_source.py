@@ -43,15 +43,15 @@ def test_the_wish_for_a_repository_covers_every_model_and_its_versions(source: A
     add_model("a", CONFIG, versions=(1, 2))
     add_model("b")
     add_model("broken", "nonsense")
-    wishes, warnings = source.wishes()
+    desired, warnings = source.wishes()
     assert warnings == ()
-    assert sorted(wishes) == ["a", "b", "broken"] == list(source.names())
-    assert sorted(wishes["a"].versions) == [1, 2]
-    assert wishes["a"].versions[2].resolve().spec.name == "a"
-    assert wishes["broken"].versions == {}
-    assert "line 1" in wishes["broken"].reason
+    assert sorted(desired) == ["a", "b", "broken"] == list(source.names())
+    assert sorted(desired["a"].versions) == [1, 2]
+    assert desired["a"].versions[2].resolve().spec.name == "a"
+    assert desired["broken"].versions == {}
+    assert "line 1" in desired["broken"].reason
     with pytest.raises(BadModelConfig, match="no backend"):
-        wishes["b"].versions[1].resolve()
+        desired["b"].versions[1].resolve()
 
 
 def test_an_unchanged_model_is_wished_for_with_the_same_fingerprint(source: Any, add_model: Any) -> None:
@@ -147,8 +147,8 @@ def test_no_path_ever_writes_outside_the_new_folder(tmp_path_factory: pytest.Tem
 
 def test_loads_of_one_model_from_many_threads_leave_one_set_of_files(source: Any, tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        wishes = list(pool.map(lambda n: source.wish("m", CONFIG_JSON, {f"{n}/a": b"x"}), range(1, 25)))
-    assert all(len(wish.versions) == 1 for wish in wishes)
+        desired = list(pool.map(lambda n: source.wish("m", CONFIG_JSON, {f"{n}/a": b"x"}), range(1, 25)))
+    assert all(len(wish.versions) == 1 for wish in desired)
     assert len(list((tmp_path / "scratch").iterdir())) == 1
 
 

@@ -26,7 +26,7 @@ from edge_server.repository.autocomplete import check_against_file, complete
 from edge_server.repository.pbtxt import parse_text
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
-from edge_server.repository.validate_sequences import _check_names
+from edge_server.repository.validate_batching import _check_names
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }\noutput { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
 GOOD = 'backend: "identity"\nmax_batch_size: 4\n' + IO

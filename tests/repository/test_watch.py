@@ -41,16 +41,16 @@ class Followed:
         source = RepositorySource(Scanner(roots, allows_external_links=links), ResolveOptions())
         observation = FileObservation(roots, wants_inotify=wants_inotify)
         self.watcher = Watcher(source, self._take, fallback_s, pace=pace, observation=observation)
-        self._take(self.watcher.first())
+        self._take(self.watcher.scan_first())
         self.watcher.start()
 
-    def _take(self, wishes: Mapping[str, DesiredModel]) -> None:
+    def _take(self, desired: Mapping[str, DesiredModel]) -> None:
         with self.changed:
-            self.stated.append({name: tuple(sorted(wish.versions)) for name, wish in wishes.items()})
-            self.reasons = {name: wish.reason for name, wish in wishes.items()}
+            self.stated.append({name: tuple(sorted(wish.versions)) for name, wish in desired.items()})
+            self.reasons = {name: wish.reason for name, wish in desired.items()}
             self.prints = {
                 (name, number): version.fingerprint
-                for name, wish in wishes.items()
+                for name, wish in desired.items()
                 for number, version in wish.versions.items()
             }
             self.changed.notify_all()
@@ -128,7 +128,7 @@ def test_a_file_changed_in_place_is_a_new_generation(
 def test_a_change_that_nobody_told_of_is_found_by_the_fallback_scan(
     add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FileObservation, "heard", lambda *_, **__: None)
+    monkeypatch.setattr(FileObservation, "on_event", lambda *_, **__: None)
     followed = follow(fallback_s=0.05)
     add_model("m", files={"1/weights": b"1"})
     assert followed.becomes({"m": (1,)})
@@ -164,16 +164,16 @@ def test_an_upload_that_pauses_for_long_is_not_wished_for_until_its_file_is_clos
     assert followed.stated == [{"m": (1,)}, {"m": (2,)}]
 
 
-@pytest.mark.parametrize("hears", ["nothing", "by polling"])
+@pytest.mark.parametrize("handler", ["nothing", "by polling"])
 def test_an_upload_that_pauses_is_waited_for_though_no_event_told_of_its_opening(
-    root: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, hears: str
+    root: Path, add_model: Any, follow: Any, monkeypatch: pytest.MonkeyPatch, handler: str
 ) -> None:
     path = add_model("m", files={"1/weights": b"1"})
     if is_open_for_writing(str(path / "1" / "weights")) is None:
         pytest.skip("the file system of the temporary folder knows no leases")
-    if hears == "nothing":
-        monkeypatch.setattr(FileObservation, "heard", lambda *_, **__: None)
-    followed = follow(fallback_s=0.05, wants_inotify=hears == "nothing")
+    if handler == "nothing":
+        monkeypatch.setattr(FileObservation, "on_event", lambda *_, **__: None)
+    followed = follow(fallback_s=0.05, wants_inotify=handler == "nothing")
     (path / "2").mkdir()
     with open(path / "2" / "weights", "wb", buffering=0) as upload:
         for _ in range(3):
@@ -208,14 +208,14 @@ def test_a_directory_renamed_into_place_is_told_from_one_that_is_filled_there(
     (ready / "weights").write_bytes(b"2")
     observation = FileObservation([root])
     try:
-        observation.follow({file_events.WatchedFolder(os.path.realpath(root)): False})
+        observation.watch({file_events.WatchedFolder(os.path.realpath(root)): False})
         shutil.copytree(ready, root / "m" / "3")
         ready.rename(root / "m" / "2")
         published: set[str] = set()
         end = time.monotonic() + 20
         while str(root / "m" / "2") not in published and time.monotonic() < end:
             observation.wake.wait(0.05)
-            published |= observation.take_published()
+            published |= observation.take_renamed_folders()
         assert published == {str(root / "m" / "2")}
     finally:
         observation.close()
@@ -328,21 +328,21 @@ def test_an_empty_mount_point_is_a_root_that_went_away(
     followed.watcher.close()
     followed.watcher._devices = {root: root.stat().st_dev + 1}  # as if it had been another file system until now
     (root / "m").rename(tmp_path / "away")
-    assert list(followed.watcher.look()) == ["m"]
+    assert list(followed.watcher.scan()) == ["m"]
     (tmp_path / "away").rename(root / "m")
-    assert list(followed.watcher.look()) == ["m"]
+    assert list(followed.watcher.scan()) == ["m"]
     shutil.rmtree(root / "m")
-    followed.watcher.look()
+    followed.watcher.scan()
     assert _looks_until_settled(followed.watcher) == {}
 
 
 def _looks_until_settled(watcher: Watcher) -> dict[str, DesiredModel]:
-    wishes = watcher.look()
+    desired = watcher.scan()
     end = time.monotonic() + 20
-    while watcher._settled.next_look_s is not None and time.monotonic() < end:
+    while watcher._settled.next_scan_s is not None and time.monotonic() < end:
         time.sleep(0.02)
-        wishes = watcher.look()
-    return wishes
+        desired = watcher.scan()
+    return desired
 
 
 def test_a_root_that_is_not_there_at_the_start_is_an_error(tmp_path: Path, follow: Any) -> None:
@@ -409,7 +409,7 @@ def test_a_model_being_read_wakes_nobody(root: Path, add_model: Any) -> None:
     path = add_model("m", files={"1/weights": b"1" * 1000})
     observation = FileObservation([root])
     try:
-        observation.follow({file_events.WatchedFolder(os.path.realpath(root)): observation.is_polled(root)})
+        observation.watch({file_events.WatchedFolder(os.path.realpath(root)): observation.is_polled(root)})
         observation.wake.clear()
         for _ in range(20):
             (path / "1" / "weights").read_bytes()
@@ -453,23 +453,23 @@ def test_a_look_that_fails_as_nobody_foresaw_is_followed_by_others(root: Path, a
     told = threading.Condition()
     stated: list[list[str]] = []
 
-    def take(wishes: Mapping[str, DesiredModel]) -> None:
+    def take(desired: Mapping[str, DesiredModel]) -> None:
         with told:
-            stated.append(sorted(wishes))
+            stated.append(sorted(desired))
             told.notify_all()
             if len(stated) < 4:
                 raise RuntimeError("can't start new thread")
 
     source = RepositorySource(Scanner([root]), ResolveOptions())
     watcher = Watcher(source, take, 0.05, pace=PACE)
-    assert watcher.first() == {}
+    assert watcher.scan_first() == {}
     watcher.start()
     try:
         add_model("m", files={"1/weights": b"1"})
         with told:
             assert told.wait_for(lambda: len(stated) >= 4, 30)
         assert stated[:4] == [["m"]] * 4
-        assert caplog.text.count("the repository could not be looked at") == 1, "told once, not at every look"
+        assert caplog.text.count("the repository could not be scanned") == 1, "told once, not at every look"
     finally:
         watcher.close()
 
@@ -479,8 +479,8 @@ def test_a_look_that_hangs_does_not_keep_the_server_from_ending(
 ) -> None:
     monkeypatch.setattr("edge_server.repository.watch._CLOSE_S", 0.01, raising=False)
     source = RepositorySource(Scanner([root]), ResolveOptions())
-    watcher = Watcher(source, lambda wishes: None, 0.05, pace=PACE)
-    watcher.first()
+    watcher = Watcher(source, lambda desired: None, 0.05, pace=PACE)
+    watcher.scan_first()
     hangs, is_over = threading.Event(), threading.Event()
 
     def hang() -> frozenset[str]:
@@ -489,7 +489,7 @@ def test_a_look_that_hangs_does_not_keep_the_server_from_ending(
         return frozenset()
 
     with monkeypatch.context() as patched:
-        patched.setattr(watcher._observation, "take_published", hang)
+        patched.setattr(watcher._observation, "take_renamed_folders", hang)
         watcher.start()
         assert hangs.wait(60)
         watcher.close()
@@ -519,7 +519,7 @@ def test_an_observer_that_hangs_does_not_keep_the_server_from_ending(
 
     monkeypatch.setattr(PollingObserver, "stop", stop)
     observation = FileObservation([root], wants_inotify=False)
-    observation.follow({file_events.WatchedFolder(str(root)): True})
+    observation.watch({file_events.WatchedFolder(str(root)): True})
     observation.close()
     assert hangs.wait(60)
     is_over.set()
@@ -559,9 +559,9 @@ def test_a_change_to_one_model_has_no_other_looked_into(
     for number in range(5):
         add_model(f"other{number}", files={"1/weights": b"1"})
     looked: list[str] = []
-    look = Scanner._look
+    look = Scanner._scan_model
     monkeypatch.setattr(
-        Scanner, "_look", lambda self, where, *rest: looked.append(where.name) or look(self, where, *rest)
+        Scanner, "_scan_model", lambda self, where, *rest: looked.append(where.name) or look(self, where, *rest)
     )
     followed = follow()
     assert set(looked) == {"m", *(f"other{number}" for number in range(5))}
@@ -581,7 +581,7 @@ def test_what_was_heard_before_a_look_that_failed_is_not_lost(
     followed = follow()
     before = followed.prints["m", 1]
     has_failed = threading.Event()
-    take = FileObservation.take_touched
+    take = FileObservation.take_changed_paths
 
     def fail_once(self: FileObservation) -> frozenset[str] | None:
         touched = take(self)
@@ -590,9 +590,9 @@ def test_what_was_heard_before_a_look_that_failed_is_not_lost(
             raise ServingFault("the disk does not answer")
         return touched
 
-    monkeypatch.setattr(FileObservation, "take_touched", fail_once)
+    monkeypatch.setattr(FileObservation, "take_changed_paths", fail_once)
     (path / "1" / "weights").write_bytes(b"three")
     assert has_failed.wait(20)
-    # Something else is heard of, and nothing more of the model.
+    # Something else is on_event of, and nothing more of the model.
     add_model("other", files={"1/weights": b"1"})
     assert followed.wait(lambda: followed.prints["m", 1] != before)

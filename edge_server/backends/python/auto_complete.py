@@ -1,4 +1,4 @@
-"""Asking a model's `auto_complete_config` for what its configuration leaves out."""
+"""Call of a Python model's `auto_complete_config`."""
 
 from __future__ import annotations
 

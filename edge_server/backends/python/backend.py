@@ -1,4 +1,4 @@
-"""The backend `python`: a version is a model.py with a class TritonPythonModel.
+"""Backend `python`: a version is a model.py with a class TritonPythonModel.
 
 Parameters of a model's configuration, beside those that it reads itself:
 

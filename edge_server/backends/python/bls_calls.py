@@ -1,4 +1,4 @@
-"""Models that call models: through the server's one door, so that queues, batches, statistics and limits apply.
+"""BLS calls: a Python model calls other models through the server, with queues, batches and limits.
 
 What a model asks within `execute` belongs to the requests that it works on: it is taken back when all of these are
 cancelled, and has the latest of their deadlines, if all have one. Threads that a model starts have no such context;

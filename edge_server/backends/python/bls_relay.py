@@ -1,4 +1,4 @@
-"""What a model in a process of its own asks of the server: calls of other models, and orders to load and unload."""
+"""BLS relay: calls, loads and unloads of a model in its own process, carried to the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models a call needs an answer of: the model that is called, or those that an ensemble is made of."""
+"""Call graph: the models that a BLS call waits for, including the members of an ensemble."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a call of the module comes from: found by context, or by the code that calls."""
+"""Calling model of a pb_utils function: found by context variable, or by the calling code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process started for a model: its start, the connection to it, and how it ended."""
+"""Child process of an isolated model: start, connection, and exit reason."""
 
 from __future__ import annotations
 

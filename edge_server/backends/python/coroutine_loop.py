@@ -1,4 +1,4 @@
-"""The event loop of a model whose `execute` is a coroutine: one thread for each instance, from first use to close."""
+"""Event loop of a model with a coroutine `execute`: one thread per instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pb_utils.MetricFamily and Metric: numbers that models show on the metrics page.
+"""pb_utils.MetricFamily and Metric: metrics that models add to the metrics page.
 
 A name is one family, whoever makes it; the same labels are one series. Both live as long as somebody holds them: what
 only an unloaded model held leaves the page.

@@ -1,4 +1,4 @@
-"""Which models wait for which, to find those that would wait for themselves for ever.
+"""Deadlock check: finds models that would wait for each other for ever.
 
 A model calls another and waits: its instance is taken meanwhile. When every instance of the model that is called
 waits, directly or through others, for a model of which the same is true, nobody is left who could answer. Only models

@@ -1,4 +1,4 @@
-"""DLPack, both ways, for arrays in the machine's own memory.
+"""DLPack import and export of arrays in host memory.
 
 numpy's own exporter refuses read-only arrays and knows no bfloat16, so the few structures of dlpack.h (version 0.8,
 unversioned) are written here: DLTensor {data, device {type, id}, ndim, dtype {code, bits, lanes}, shape, strides,

@@ -1,4 +1,4 @@
-"""What models raise and answer as errors, and how that becomes an error of ours."""
+"""Translation of a model's exceptions and error responses to the server's errors."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def answer_of(error: EdgeServerError) -> TritonError:
 
 
 def told(error: BaseException, folder: Path) -> str:
-    """Return what an exception of a model says and where in the model's own folder it was raised, as one line."""
+    """Return the message of a model's exception and its place in the model's folder, as one line."""
     said = words(error)
     if isinstance(error, TritonModelException) and said:
         text = said

@@ -1,4 +1,4 @@
-"""What an isolated model's `auto_complete_config` says: asked in a process that lives as long as that takes."""
+"""Call of `auto_complete_config` in a temporary process, for isolated models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python model in a process of its own: a crash costs the batch that it was working on, and is healed."""
+"""Session of a Python model in its own process. A crash fails only the current batch, and the process is restarted."""
 
 from __future__ import annotations
 

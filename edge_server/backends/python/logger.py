@@ -1,4 +1,4 @@
-"""pb_utils.Logger: lines of models in the server's log, each with the model's name."""
+"""pb_utils.Logger: log lines of models in the server's log, each with the model's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pb_utils.ModelConfig: the configuration in the hands of `auto_complete_config`."""
+"""pb_utils.ModelConfig: the configuration object for `auto_complete_config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One living process with one open model: opened, given batches, asked for its health and closed, by messages."""
+"""Running process of one isolated model: open, run batches, check health and close, by messages."""
 
 from __future__ import annotations
 

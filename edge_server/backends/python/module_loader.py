@@ -1,4 +1,4 @@
-"""A model's own modules, under private names, so that models, versions and instances never see each other's.
+"""Module loader: imports a model's modules under private names, separate for each model, version and instance.
 
 Triton gives each instance a process and appends the version's and the model's folder to `sys.path`. Here each opened
 model gets a package of its own, `_edge_model_<number>`, which holds `model` and whatever that imports from these two

@@ -1,4 +1,4 @@
-"""Whether anybody else still refers to an array: then its memory may change under a response on its way."""
+"""Ownership test: whether anything else still refers to an array, so that its memory may change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Holder:
 
 
 def _count_of_argument() -> int:
-    """Return what the function above counts for an array that only `_Holder` refers to, less that one reference."""
+    """Return the count of the function above for an array that only `_Holder` refers to, less that reference."""
     holder = _Holder()
     holder.array = np.zeros(1)
 

@@ -1,4 +1,4 @@
-"""Text and numbers of models, freed of what models make of them."""
+"""Conversion of a model's strings and numbers to plain Python values."""
 
 from __future__ import annotations
 

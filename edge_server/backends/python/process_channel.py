@@ -1,4 +1,4 @@
-"""Messages between the server and the process of a model: pickled, large arrays through shared memory.
+"""Message channel between the server and a model's process: pickles, with large arrays in shared memory.
 
 A message is any picklable tuple. On the socket: a header, the sizes of the arrays, the pickle, then the arrays
 themselves when they are small. Both ends are this package's, of one version; isolation is there for models that crash,

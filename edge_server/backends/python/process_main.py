@@ -1,5 +1,6 @@
-"""The process of an isolated model: `python -m edge_server.backends.python.process_main LINE OWN OTHER LEVEL`:
-file descriptors of the connection, of this process's shared memory and of the server's, and the least level to log.
+"""Main program of an isolated model's process: `python -m edge_server.backends.python.process_main LINE OWN OTHER
+LEVEL`. The arguments are the file descriptors of the connection, of this process's shared memory and of the
+server's, and the log level.
 
 Runs the same PythonSession as the server would, over executions and server calls that are messages. Three threads: the
 main one opens, executes and closes; one receives; one reports metrics. The process ends when the server says so, or is

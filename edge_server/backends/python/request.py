@@ -1,4 +1,4 @@
-"""pb_utils.InferenceRequest: what a model is asked, and what it asks of other models."""
+"""pb_utils.InferenceRequest: a request to a model, or from a model to another one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class InferenceRequest:
         host: Host,
         reply: ResponseTarget,
     ) -> InferenceRequest:
-        """Return what a model is asked with `request`."""
+        """Return the pb_utils request for `request`."""
         mine = cls.__new__(cls)
         mine._request_id, mine._inputs, mine._outputs = request.id, inputs, outputs
         mine._model_name, mine._model_version = host.model, version

@@ -1,4 +1,4 @@
-"""The requests that a model's process has in its hands, and the shared memory that their inputs lie in."""
+"""Requests that a model's process is working on, and the shared memory of their inputs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RequestsInProcess:
             self._arena.free(offset)
 
     def find(self, number: int, is_final: bool) -> Execution | None:
-        """Return what an answer is for, which the final one ends; None when it was ended before."""
+        """Return the request of a response; the final response ends it. None if it has already ended."""
         with self._lock:
             found = self._open.pop(number, None) if is_final else self._open.get(number)
             if found is None:

@@ -1,4 +1,4 @@
-"""One instance of a Python model in this process: requests in the shape that models expect, answers checked."""
+"""Session of a Python model in the server's process: converts requests, checks responses."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class PythonSession(RequestSession):
         )
 
     def _load_error(self, job: OpenJob, error: BaseException) -> LoadError:
-        """Return what to tell; the traceback is for the log, and is not kept: its frames hold the model."""
+        """Return the error message. The traceback is logged and not kept, because its frames hold the model."""
         if isinstance(error, LoadError):
             return error.detached()
         log.error("%s failed to open: %s", file_title(job.file), full_text(error))
@@ -360,7 +360,7 @@ class _Asked(threading.Thread):
 
 
 def initialize_arguments(job: OpenJob) -> dict[str, str]:
-    """Return what Triton hands to `initialize`: all of it text."""
+    """Return the arguments of `initialize` as in Triton: all of them strings."""
     return {
         "model_config": job.spec.config_json,
         "model_instance_kind": "CPU" if job.device_id is None else "GPU",

@@ -1,4 +1,4 @@
-"""Memory that two processes share, in one direction: the owner lays out messages in it, the other one reads them.
+"""Shared memory arena between two processes, in one direction: the owner writes messages, the other reads.
 
 The memory has no name in any file system (memfd), so nothing is left behind however the processes end.
 """

@@ -1,4 +1,4 @@
-"""On whose thread a model executes: a thread of its instance's own, or whichever brings the request.
+"""Thread safety of a Python model: whether it may run on the request thread or needs its own.
 
 A thread of its own costs each request two switches of threads, which is most of what a small model costs. But code may
 count on it: a connection of sqlite3, torch's grad mode, the current CUDA device or an event loop belong to the thread
@@ -70,7 +70,7 @@ class ExecutionThread(enum.Enum):
 
 
 def execution_thread(model: str, parameters: Mapping[str, str]) -> ExecutionThread:
-    """Return what the model's configuration asks for. Raises BadModelConfig for an unknown word."""
+    """Return the `execution_thread` of the model's configuration. Raises BadModelConfig for an unknown value."""
     word = parameters.get(PARAMETER, ExecutionThread.AUTO.value).strip().lower()
     try:
         return ExecutionThread(word)
@@ -104,7 +104,7 @@ def needs_own_thread(spec: ModelSpec, execute: Callable[..., Any], path: Path, i
 
 
 def _doubt(path: Path, is_own: Callable[[str], bool]) -> str:
-    """Return what in the model's file may need a thread of its own; "" when nothing does."""
+    """Return the code in the model's file that may need its own thread; "" if there is none."""
     try:
         tree = ast.parse(path.read_bytes(), path.name)
     except (SyntaxError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What models import as `triton_python_backend_utils`, customarily `as pb_utils`; names and meanings are Triton's."""
+"""Module `triton_python_backend_utils` (`pb_utils`) for models; names and meanings are Triton's."""
 
 from __future__ import annotations
 

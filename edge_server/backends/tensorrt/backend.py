@@ -1,4 +1,4 @@
-"""TensorRT engines, `model.plan`, and ONNX files that have one: the backends `tensorrt` and `tensorrt_rtx`.
+"""Backends `tensorrt` and `tensorrt_rtx`: engine files (model.plan), and ONNX files with a built engine.
 
 A plan is made for one version of the library and one kind of GPU; `cc_model_filenames` names one for each compute
 capability. An ONNX file is served through an engine that was built for it on this box, see `order` for the parameters.
@@ -154,7 +154,7 @@ class TensorRTBackend(Backend):
         return self._library.deserialise(path.read_bytes())
 
     def _of_plan(self, file: ModelFile, path: Path) -> ModelSignature:
-        """Return what a plan says of itself. Within the context."""
+        """Return the signature of a plan. Call within the CUDA context."""
         failure: LoadError
         try:
             engine = self._deserialise(path)

@@ -1,4 +1,4 @@
-"""The bindings of one instance: where an engine's inputs and outputs lie, and an execution context that is told so."""
+"""Bindings of one instance: the addresses of an engine's inputs and outputs in an execution context."""
 
 from __future__ import annotations
 

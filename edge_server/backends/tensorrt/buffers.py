@@ -1,4 +1,4 @@
-"""Where tensors lie on their way to the GPU and back: page-locked memory of the host, and the device's.
+"""Buffers for tensors on their way to the GPU and back: page-locked host memory and device memory.
 
 On a board whose GPU shares the CPU's memory the host's is mapped instead, and nothing is copied. Buffers grow and are
 kept: such boards fail big allocations once their memory is in pieces.

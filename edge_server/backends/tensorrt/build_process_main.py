@@ -1,4 +1,4 @@
-"""The process that builds and verifies engines: `python -m edge_server.backends.tensorrt.build_process_main`.
+"""Main program of the engine build process: `python -m edge_server.backends.tensorrt.build_process_main`.
 
 It reads one job as JSON from standard input and tells what it does in lines of JSON on standard output: any number of
 {"phase", "percent"}, then one {"end"}: "built", "verified", "cancelled" or "failed". SIGTERM takes the job back. It
@@ -97,7 +97,7 @@ def _own_output() -> TextIO:
 
 
 def _listen() -> threading.Event:
-    """Return what is set by SIGTERM. A thread waits for it: the main one may be inside TensorRT for minutes."""
+    """Return the event that SIGTERM sets. A thread waits for it: the main thread may be inside TensorRT for minutes."""
     cancelled = threading.Event()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

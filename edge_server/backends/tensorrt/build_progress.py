@@ -1,4 +1,4 @@
-"""How far a build has come, from the phases that TensorRT tells of: each has steps, and phases nest in steps. Pure."""
+"""Build progress in percent, from the nested phases that TensorRT reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA driver by cuda-python's bindings, which NVIDIA's own samples use since TensorRT 10.14."""
+"""CUDA driver through cuda-python's bindings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CudaPythonCalls:
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: object) -> Any:
-        """Return what the function yields: nothing, a value, or a tuple. Raises CudaFault."""
+        """Return the result of the function: None, a value, or a tuple. Raises CudaFault."""
         code, *values = getattr(self.driver, name)(*arguments)
         if int(code) != 0:
             raise CudaFault(int(code), f"{name}: {code.name}")

@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes alone: nothing to install, on a Jetson too. Names and numbers are cuda.h's."""
+"""CUDA driver through ctypes: nothing to install, also on a Jetson. Names and numbers are those of cuda.h."""
 
 from __future__ import annotations
 

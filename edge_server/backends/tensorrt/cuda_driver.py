@@ -1,4 +1,4 @@
-"""How the CUDA driver is reached: by pycuda where it imports, else cuda-python, else ctypes. Decided here alone.
+"""Choice of the CUDA driver access: pycuda if it imports, else cuda-python, else ctypes.
 
 All three work in the device's primary context, so that memory and streams can be shared with other libraries in the
 process. The driver is looked for first, by ctypes: a TensorRT runtime made without one ends the process.
@@ -115,7 +115,7 @@ class Context(Protocol):
     def begin_capture(self, stream: int) -> None: ...
 
     def end_capture(self, stream: int) -> int:
-        """Return what was captured, ready to be launched; 0 when nothing was, or it cannot be."""
+        """Return the captured graph, ready for launch; 0 if nothing could be captured."""
 
     def launch(self, graph: int, stream: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: for which batch sizes an execution is recorded, and which recording takes a batch.
+"""Batch sizes for which a CUDA graph is recorded, and the graph for a batch.
 
 Asked for as in Triton's configuration, `optimization { cuda { graphs: true } }`, with `graph_spec { batch_size: 4 }`
 for each size wished for; or by onnxruntime's parameter `trt_cuda_graph_enable`. Without sizes: 1, the preferred batch

@@ -1,5 +1,4 @@
-"""CUDA graphs of one instance: an execution recorded for each batch size, replayed at once instead of launched kernel
-by kernel. See `graphs` for which sizes."""
+"""CUDA graphs of one instance: one recorded run per batch size, replayed in one launch. See `cuda_graph_sizes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA driver by pycuda: context, memory, streams and copies are pycuda's; graphs, which it lacks, go by ctypes."""
+"""CUDA driver through pycuda: context, memory, streams and copies. Graphs, which pycuda lacks, use ctypes."""
 
 from __future__ import annotations
 

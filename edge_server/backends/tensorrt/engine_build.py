@@ -1,4 +1,4 @@
-"""An ONNX file becomes an engine: network, profiles, precision, timing cache. Runs in a process of its own."""
+"""Engine build from an ONNX file: network, profiles, precision, timing cache. Runs in a child process."""
 
 from __future__ import annotations
 

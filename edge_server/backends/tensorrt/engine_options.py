@@ -1,4 +1,4 @@
-"""What an engine is to be like: everything that decides it but the model's bytes and the box. Pure.
+"""Engine options of a model: everything that decides an engine, except the model's bytes and the machine.
 
 Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=tensorrt,key=value`), named as in
 onnxruntime's TensorRT provider where it has them:
@@ -122,7 +122,7 @@ def order_to_json(order: EngineOrder) -> dict[str, object]:
 
 
 def order_from_json(data: Mapping[str, object]) -> EngineOrder:
-    """Return what `order_to_json` made."""
+    """Return the order from the JSON of `order_to_json`."""
     known: dict[str, object] = dict(data)
     profiles = known.pop("profiles")
     assert isinstance(profiles, list)

@@ -1,4 +1,4 @@
-"""The profiles of an open engine: which of them an instance may use, and which one takes a request."""
+"""Optimization profiles of an open engine: which ones an instance may use, and which one fits a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT 8.5 to 11 and TensorRT for RTX, as one: the only file that knows how they differ.
+"""Adapter for TensorRT 8.5 to 11 and TensorRT for RTX: hides the differences between their versions.
 
 The API of named tensors, which 8.5 brought, is the same in all of them. What differs stands in one method each.
 """
@@ -108,7 +108,7 @@ class TensorRTLibrary:
         return tuple(self._tensor(engine, engine.get_tensor_name(i)) for i in range(engine.num_io_tensors))
 
     def profiles(self, engine: Any, inputs: tuple[TensorInfo, ...]) -> tuple[Profile, ...]:
-        """Return what shapes the engine's profiles take. Inputs whose values are shapes are left out."""
+        """Return the shapes of the engine's profiles. Inputs whose values are shapes are left out."""
         found = []
         for number in range(max(engine.num_optimization_profiles, 1)):
             profile: dict[str, Range] = {}
@@ -125,7 +125,7 @@ class TensorRTLibrary:
         return tuple(found)
 
     def value_profiles(self, engine: Any, inputs: tuple[TensorInfo, ...]) -> tuple[Profile, ...]:
-        """Return what values the engine's profiles take in inputs whose values are shapes; others are left out, and
+        """Return the values of the engine's profiles for inputs whose values are shapes; others are left out, and
         those of which the engine tells nothing."""
         names = [item.name for item in inputs if item.is_on_host]
         found = []

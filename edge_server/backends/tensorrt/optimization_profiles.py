@@ -1,4 +1,4 @@
-"""Optimisation profiles: which shapes an engine is made for, from a configuration, and which one takes a request's.
+"""Optimization profiles of a configuration: the shapes an engine is built for.
 
 Parameters in config.pbtxt, named as in onnxruntime's TensorRT provider; a name given several times makes several
 profiles, the first of each being profile 0:

@@ -1,4 +1,4 @@
-"""One instance: a stream and an execution context of its own on an engine that instances of a device share."""
+"""TensorRT session: one instance with its own stream and execution context on a shared engine."""
 
 from __future__ import annotations
 

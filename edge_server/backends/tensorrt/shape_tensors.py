@@ -1,4 +1,4 @@
-"""Tensors whose values are shapes, TensorRT's shape tensors: what the configuration says of them, and their values."""
+"""Shape tensors of TensorRT (tensors whose values are shapes): their configuration and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is an engine's answer the serving runtime's? Run in a process of its own: an engine that crashes takes only that.
+"""Engine verification: compares an engine's answers with the serving runtime's, in a child process.
 
 Two answers agree when no element of a floating-point output differs by more than the tolerance times the largest
 magnitude in it, and no more than that part of the elements of any other output differs at all.

@@ -1,4 +1,4 @@
-"""A portrait that a face detector finds, shown as a moving camera would show it. Its origin: demo.md."""
+"""Demo source: a portrait that moves as in front of a camera. Its origin: demo.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of pictures, sent as the files they are: the server decodes them."""
+"""Folder source: picture files, sent unchanged; the server decodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a picture to the frame that is sent."""
+"""Encoding of a picture as the frame that is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the next picture is due: an absolute schedule, without drift and without catching up in bursts."""
+"""Frame schedule: when the next picture is due, without drift and without bursts."""
 
 from __future__ import annotations
 

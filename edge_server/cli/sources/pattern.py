@@ -1,4 +1,4 @@
-"""A moving test picture that needs no file, no camera and no OpenCV."""
+"""Test pattern source: a moving picture without file, camera or OpenCV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kind of source an argument names."""
+"""Choice of the picture source that an argument names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of sources, and what they share."""
+"""Interface of picture sources, and their shared code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Video files and cameras, both read by OpenCV."""
+"""Video source: video files and cameras, read by OpenCV."""
 
 from __future__ import annotations
 

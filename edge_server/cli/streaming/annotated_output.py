@@ -1,4 +1,4 @@
-"""Annotated pictures to disk, drawn by the server: a video, or one JPEG file for each answered frame."""
+"""Annotated output: a video, or one JPEG per answered frame, drawn by the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of every frame of one stream: offered = answered + dropped + lost + waiting, at every moment. Pure."""
+"""Frame counts of one stream: offered = answered + dropped + lost + waiting, at every moment."""
 
 from __future__ import annotations
 

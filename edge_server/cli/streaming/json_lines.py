@@ -1,4 +1,4 @@
-"""JSON objects on the standard output, one a line, from several threads."""
+"""JSON lines on standard output, written by several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live table: figures of streams as lines that fit a terminal. Pure."""
+"""Live table: the figures of all streams as lines that fit the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates and percentiles of what happens again and again: of the last seconds, and of all of it. Pure."""
+"""Rates and percentiles of repeated values: of the last seconds, and of the whole run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Percentiles:
         self.largest = value if math.isnan(self.largest) else max(self.largest, value)
 
     def percentile(self, share: float) -> float:
-        """Return what at least `share` (0..1) of the values do not exceed, NaN of no values."""
+        """Return the value that at least `share` (0..1) of the values do not exceed, NaN without values."""
         wanted, seen = max(math.ceil(share * self.count), 1), 0
         for box in sorted(self._counts):
             seen += self._counts[box]

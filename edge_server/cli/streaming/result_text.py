@@ -1,4 +1,4 @@
-"""Results in words for people, and as JSON objects for programs. Pure."""
+"""Results as text for people, and as JSON objects for programs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def drops_in_words(here: int, there: Mapping[DropReason, int]) -> str:
 
 
 def result_as_json(stream: str, result: FrameResult, age_s: float) -> dict[str, Any]:
-    """Return what a result says, field by field as in core/frame.py; pictures and masks as their sizes alone."""
+    """Return a result as JSON fields as in core/frame.py; pictures and masks as their sizes only."""
     header, times = result.header, result.times
     told: dict[str, Any] = {
         "kind": "result",
@@ -149,7 +149,7 @@ def _tensor_as_json(item: Tensor) -> dict[str, Any]:
 
 
 def drop_as_json(stream: str, notice: FrameDropped) -> dict[str, Any]:
-    """Return what the server told of a frame that it dropped."""
+    """Return the server's message about a dropped frame."""
     return {
         "kind": "dropped",
         "stream": stream,

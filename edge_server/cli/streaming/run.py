@@ -1,4 +1,4 @@
-"""A whole run: one source, its streams, what is shown meanwhile, and what is said at the end."""
+"""One run of `edge-server stream`: a source, its streams, the display, and the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that reads the source and hands each picture to every stream, when it is due."""
+"""Source thread: reads the source and gives each picture to every stream when it is due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream to the server: frames go in from the thread that reads the source, results come out on one of its own."""
+"""Stream sender: one frame stream to the server, with a thread for the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal: a table redrawn in place, or lines one after the other where there is none."""
+"""Terminal output: a table redrawn in place, or plain lines if it is not a terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Screen:
             self._drawn = []
 
     def _back(self) -> str:
-        """Return what moves the cursor to where the last drawing began, also when the terminal has become narrower."""
+        """Return the escape codes to the start of the last drawing, also for a terminal that became narrower."""
         if not self._drawn:
             return ""
         width = self.size()[0] + 1

@@ -1,4 +1,5 @@
-"""The frame stream: camera frames in, perception out, the newest first.
+"""gRPC wire of the camera frame streams (`edge.frames.v1.FrameService`). The streams themselves are in
+`edge_server/streams`.
 
 Imports core, config, telemetry, vision, the service and protocol.frame_codec; of
 frontends/grpc the interface of a call alone.

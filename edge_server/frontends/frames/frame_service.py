@@ -1,5 +1,5 @@
-"""The way in to the frame streams. What they need (vision, workers, counters) costs memory: it is made when the first
-camera comes, so that a server without cameras does without."""
+"""FrameService: creates the frame streams with the first camera, so that a server without cameras saves their
+memory."""
 
 from __future__ import annotations
 

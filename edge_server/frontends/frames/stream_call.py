@@ -1,4 +1,4 @@
-"""FrameService/Stream as the side of a stream call: no thread reads or sends for a stream of its own."""
+"""FrameService/Stream call: connects one gRPC stream to one camera stream, without a thread of its own."""
 
 from __future__ import annotations
 

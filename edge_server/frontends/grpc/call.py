@@ -1,4 +1,4 @@
-"""The interface between a transport and the RPCs that it carries, and the mapping of errors to gRPC statuses.
+"""Interface between a gRPC transport and its RPCs, and the mapping of errors to gRPC statuses.
 
 A transport (over_http2.py, over_grpcio.py) makes a `RpcCall` for each RPC and opens the method's `CallHandler` with
 it. The side

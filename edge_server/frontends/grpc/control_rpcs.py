@@ -1,4 +1,4 @@
-"""Every RPC of GRPCInferenceService that is not inference: message in, message out."""
+"""Control RPCs of GRPCInferenceService: everything except inference."""
 
 from __future__ import annotations
 

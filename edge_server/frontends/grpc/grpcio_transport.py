@@ -1,4 +1,4 @@
-"""gRPC calls over grpcio's own server, by its public interface: `--grpc-transport=grpcio`.
+"""gRPC transport over grpcio's own server: `--grpc-transport=grpcio`.
 
 Each call holds a thread, a stream two. The reference that the contract tests compare with, and the way out should a
 client be met that over_http2.py does not understand.

@@ -1,4 +1,4 @@
-"""What tools of the gRPC world ask any server: health checking and reflection.
+"""gRPC health checking and server reflection, for standard gRPC tools.
 
 Protocols: grpc.health.v1 (github.com/grpc/grpc/blob/master/doc/health-checking.md) and grpc.reflection v1, v1alpha.
 """

@@ -1,4 +1,4 @@
-"""gRPC calls over this server's own HTTP/2 transport, the default.
+"""gRPC transport over this server's own HTTP/2 implementation; the default.
 
 Rules: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md (below: protocol) and doc/compression.md. One thread reads
 for all connections: the events of all calls come on it. Calls may be answered on any thread.

@@ -1,4 +1,4 @@
-"""ModelInferRequest from received bytes: the small fields through the message class, tensors as views."""
+"""Parser of ModelInferRequest bytes: small fields by the protobuf class, tensors as views."""
 
 from __future__ import annotations
 

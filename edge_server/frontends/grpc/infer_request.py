@@ -1,4 +1,4 @@
-"""From a received ModelInferRequest to a core Request, and to what its answer must look like."""
+"""Conversion of a ModelInferRequest to a core Request, and the plan for its response."""
 
 from __future__ import annotations
 

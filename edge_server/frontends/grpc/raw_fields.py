@@ -1,4 +1,4 @@
-"""Large payloads are cut out of a serialized message as views, never copied.
+"""Raw fields of a serialized message: large payloads as views, without a copy.
 
 Generated classes copy every tensor twice. A message is therefore split in two: its large payloads, found by walking
 over the fields, and the few bytes that remain, which the message class reads with all of protobuf's rules (defaults,

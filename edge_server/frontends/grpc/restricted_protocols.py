@@ -1,4 +1,4 @@
-"""Restricted protocols: categories of RPCs that want a secret in the call's metadata, Triton's or a bearer token."""
+"""Restricted protocols: groups of RPCs that need a secret in the metadata (Triton's, or a bearer token)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The RPCs of this server by their HTTP/2 paths."""
+"""Table of the RPCs by their HTTP/2 paths."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class ControlCall(UnaryHandler):
 
 
 def _load_opener(rpcs: ControlRpcs, method: Described, guard: Restriction | None, allows_code_upload: bool) -> Opener:
-    """Return what opens loads: code is taken from this machine, and from others where that is allowed."""
+    """Return the check for code in load calls: allowed from this machine, and from others if configured."""
 
     def open_load(call: RpcCall) -> CallHandler:
         may_carry_code = allows_code_upload or is_this_machine(_address(call.peer))

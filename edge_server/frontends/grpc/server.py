@@ -1,4 +1,4 @@
-"""The gRPC listener: this package's methods over one of two transports; bound, started, drained and stopped."""
+"""gRPC front end: binds, starts, drains and stops the RPCs over one of two transports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses to requests that ask for classes or for outputs in shared memory."""
+"""Responses with classification outputs or with outputs in shared memory."""
 
 from __future__ import annotations
 

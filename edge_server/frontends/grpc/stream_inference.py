@@ -1,4 +1,4 @@
-"""ModelStreamInfer: the requests of one stream and the responses to them. No thread is the stream's own.
+"""ModelStreamInfer: the requests of one stream and their responses, without a thread per stream.
 
 Requests are submitted on the thread that brings them, responses encoded and sent on the thread that computed them, or
 on the transport's when the one before has left. Responses of models with one response a request leave in the order of

@@ -1,4 +1,4 @@
-"""TLS for gRPC: certificate, key and client root certificates become a TLS context for a listener."""
+"""TLS of the gRPC front end: builds the TLS context from certificate, key and client root certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typed tensor contents (InferTensorContents): from packed protobuf fields to arrays, without a Python loop.
+"""Typed tensor contents (InferTensorContents): packed protobuf fields to arrays, without a Python loop.
 
 protobuf writes numbers of a repeated field as one packed payload: IEEE values side by side, whole numbers as varints.
 The payload of floating-point contents therefore is the tensor, and only varints need decoding.

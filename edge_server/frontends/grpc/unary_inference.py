@@ -1,4 +1,4 @@
-"""ModelInfer: requests out of received messages, messages out of responses, and the unary call between them.
+"""ModelInfer: parses requests, encodes responses, and handles the unary call between them.
 
 Clients repeat themselves: a client's requests to a model differ in their id and in their tensors' bytes. The rest of a
 message, its head, is therefore read by the message class once, and found again by its bytes. What the answers to

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection: what comes is taken apart on the reading thread, what goes may be sent from any thread.
+"""One HTTP/2 connection: the reading thread parses frames; any thread may send.
 
 RFC 9113; sections stand beside the rules. One lock guards windows, queues and output. It is never held while the
 owner's receivers are called. Everything received is parsed in a buffer that the server's connections share, since one

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as bytes, RFC 9113 sections 4.1, 6 and 7."""
+"""HTTP/2 frame encoding, RFC 9113 sections 4.1, 6 and 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Header blocks: decoded, checked, remembered by their bytes; and encoded without state. RFC 7541, RFC 9113 section 8.
+"""HTTP/2 header blocks: decoded, checked and cached by their bytes; encoded without state. RFC 7541, RFC 9113 section
+8.
 
 A client whose HPACK table has settled sends the same bytes with each request of a kind. Such a block is decoded once.
 """

@@ -1,4 +1,4 @@
-"""The server: a listening socket, and one thread that reads all connections by epoll."""
+"""HTTP/2 server: a listening socket, and one thread that reads all connections by epoll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HTTP/2 stream: a request and its answer, as the layer above sees it. RFC 9113 section 5.1.
+"""HTTP/2 stream as the layer above sees it: a request and its response. RFC 9113 section 5.1.
 
 States of a stream that a client opened, and the event that leaves each:
 

@@ -1,10 +1,10 @@
-"""Repositories in object stores and other places that fsspec reads, kept as a copy on the local disk.
+"""Remote model repositories (object stores and others that fsspec reads), kept as a copy on the local disk.
 
-`address` reads s3://, gs://, as:// and file://, `store` lists and reads there (the only file that knows fsspec),
-`plan` says which models and versions a listing holds, `cache` owns the copy, `mirror` keeps it in step on a thread of
-its own. The copy is a repository like any other: the scanner looks at it, and nothing that serves knows of the rest.
+`address` parses s3://, gs://, as:// and file://. `object_store` lists and reads (the only file that uses fsspec).
+`fetch_plan` finds the models and versions of a listing. `local_copy` owns the copy, and `sync` updates it on its own
+thread. The copy is an ordinary repository for the scanner.
 
-What a version is made from appears in the copy whole and at once, or not at all; so does what replaces it. Nothing is
-deleted unless two listings in a row, neither of them empty, lack it and everything new has arrived. While the store is
-out of reach the copy is what is served.
+A version appears in the copy completely and in one step, and is replaced in the same way. A file is deleted only if two
+listings in a row lack it, both are not empty, and everything new has arrived. While the store cannot be reached, the
+copy is served.
 """

@@ -1,4 +1,4 @@
-"""The addresses of remote repositories, in Triton's spelling, and what fsspec calls the same."""
+"""Parser of remote repository addresses: Triton's spelling to fsspec's protocol, path and options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ENDPOINT = re.compile(r"(?:(https?)://)?([A-Za-z0-9.-]+:[0-9]{1,5})/(.*)", re.D
 SCHEMES = ("s3", "gs", "as", "file")
 
 PACKAGES: Mapping[str, str] = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
-"""fsspec's protocol -> the package that speaks it."""
+"""fsspec protocol -> Python package that implements it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
-    """`url` as the operator wrote it. `protocol`, `path` and `options` are fsspec's."""
+    """Address of a remote repository. `url` as the operator wrote it. `protocol`, `path` and `options` are fsspec's."""
 
     url: str
     protocol: str
@@ -29,13 +29,13 @@ class RemoteAddress:
 
     @property
     def folder_name(self) -> str:
-        """A name for the copy: readable, and different for every address."""
+        """Readable folder name for the copy, different for every address."""
         readable = re.sub(r"[^A-Za-z0-9]+", "-", self.url).strip("-")[:60]
         return f"{readable}-{hashlib.blake2b(self.url.encode(), digest_size=6).hexdigest()}"
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a repository is named by an address rather than by a path."""
+    """Return whether a repository is given by an address and not by a path."""
     return _URL.fullmatch(path) is not None
 
 

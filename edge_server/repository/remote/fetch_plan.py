@@ -1,4 +1,4 @@
-"""From a listing to units: what is fetched, and appears, as one. No input or output."""
+"""Fetch plan: groups the files of a remote listing into units (a version, or a model's other files). No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PATH_CHARS = 1024
 
 
 class UnitKey(NamedTuple):
-    """One version of a model, or with `version` None the files that the model has outside of its versions."""
+    """One version of a model, or with `version` None the model's files outside its versions."""
 
     model: str
     version: int | None
@@ -24,16 +24,16 @@ class UnitKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What the copy should hold: for each unit its files, by their path inside it. `warnings` are sentences."""
+    """Files that the copy should hold: for each unit, by their path inside it. `warnings` are sentences."""
 
     units: Mapping[UnitKey, Mapping[str, RemoteFile]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
 def plan(listing: ObjectListing) -> FetchPlan:
-    """Sort a listing into units. What has no place in a repository, or on this disk, is left out with a warning.
+    """Group a listing into units. Files with a name that does not fit a repository or this disk get a warning.
 
-    Files beside the models, hidden ones and `__pycache__` are left out without one.
+    Files beside the models, hidden files and `__pycache__` are left out without a warning.
     """
     units: dict[UnitKey, dict[str, RemoteFile]] = {}
     warnings: list[str] = []
@@ -66,7 +66,7 @@ def _is_fit(path: str, parts: list[str]) -> bool:
 
 
 def _without_conflicts(key: UnitKey, files: dict[str, RemoteFile], warnings: list[str]) -> dict[str, RemoteFile]:
-    """Leave out files that are also folders: an object store can hold both 'a' and 'a/b'."""
+    """Return the files that are not also folders: an object store can hold both 'a' and 'a/b'."""
     folders = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
     both = folders & files.keys()
     warnings.extend(f"'{files[name].path}' was passed over: it is also a folder" for name in sorted(both))

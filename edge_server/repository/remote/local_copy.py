@@ -1,9 +1,9 @@
-"""The copy of a remote repository on the local disk, and the rule that only whole things appear in it.
+"""Local copy of a remote repository. Files appear in it only when they are complete.
 
-models/       the repository that is served; what is in it was renamed there
-staging/      files on their way: `<hash>.part` while they come, `<hash>` when they are complete
-state.json    of each file in models/: what it was in the store, and its time here
-lock          held by the process that keeps the copy in step
+models/       the repository that is served; complete files are renamed into it
+staging/      downloads: `<hash>.part` while incomplete, `<hash>` when complete
+state.json    for each file in models/: its size and stamp in the store, and its time here
+lock          held by the process that updates the copy
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edge_server.repository.scan import parse_version
 
 CHUNK_BYTES = 8 << 20
 RESERVE_BYTES = 32 << 20
-"""Disk space that a download leaves to the rest of the box."""
+"""Disk space that a download leaves free."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -35,18 +35,18 @@ _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 Fetch = Callable[[RemoteFile, int, int], bytes]
 Recorded = tuple[int, str, int]
-"""Of a file in the copy: its size, its stamp in the store, its time of modification here in nanoseconds."""
+"""Size, stamp in the store, and local modification time in nanoseconds of a file in the copy."""
 
 
 class LocalDiskFault(ServingFault):
-    """The local disk is full, or refuses."""
+    """The local disk is full or cannot be written."""
 
 
-class Cache:
-    """Owns one folder. Used by one thread; the scanner reads `models` meanwhile."""
+class LocalCopy:
+    """Owner of one folder. Used by one thread; the scanner reads `models` meanwhile."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folders, readable by this user only. Raises CacheFault."""
+        """Make the folders, readable by this user only. Raises LocalDiskFault."""
         self.models = folder / "models"
         self._folder = folder
         self._staging = folder / "staging"
@@ -60,7 +60,7 @@ class Cache:
         self._read_state()
 
     def lock(self) -> bool:
-        """Take the copy for this process; False while another has it."""
+        """Lock the copy for this process. Return False while another process has it."""
         if self._lock is None:
             with _disk(f"the cache '{self._folder}' cannot be locked"):
                 file = open(self._folder / "lock", "wb")  # noqa: SIM115 - held until `close`
@@ -70,7 +70,7 @@ class Cache:
                     file.close()
                     return False
                 self._lock = file
-                # What another process left there is what counts now.
+                # Another process may have changed it.
                 self._read_state()
         return True
 
@@ -79,17 +79,17 @@ class Cache:
             self._lock.close()
             self._lock = None
 
-    # -- what is here -----------------------------------------------------------------------------------------------
+    # -- contents -----------------------------------------------------------------------------------------------
 
     def holds(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> bool:
-        """Return whether a unit is here as the store has it, untouched since it was put here."""
+        """Return whether a unit is in the copy as in the store, and unchanged since it was written."""
         known = self._state.get(key)
         if known is None or known.keys() != files.keys() or not self._home(key).is_dir():
             return False
         return all(self._is_intact(key, name, file) for name, file in files.items())
 
     def surplus(self, wanted: Mapping[UnitKey, object]) -> list[UnitKey]:
-        """Return the units here that are not wanted, whoever put them here. Raises CacheFault."""
+        """Return the units in the copy that are not wanted. Raises LocalDiskFault."""
         return [key for key in self._present() if key not in wanted]
 
     def is_empty(self) -> bool:
@@ -118,12 +118,12 @@ class Cache:
     def _home(self, key: UnitKey) -> Path:
         return self.models / key.model if key.version is None else self.models / key.model / str(key.version)
 
-    # -- what comes -------------------------------------------------------------------------------------------------
+    # -- downloads -------------------------------------------------------------------------------------------------
 
     def stage(self, key: UnitKey, files: Mapping[str, RemoteFile], fetch: Fetch) -> None:
-        """Bring all files of a unit into staging, going on where an earlier attempt ended.
+        """Download all files of a unit into staging. Continues an earlier attempt.
 
-        Raises what `fetch` raises, and CacheFault.
+        Raises the errors of `fetch`, and LocalDiskFault.
         """
         missing = {name: file for name, file in files.items() if not self._staged(key, name, file).exists()}
         for name, file in missing.items():
@@ -131,7 +131,7 @@ class Cache:
                 self._download(key, name, file, fetch)
 
     def _reuse(self, key: UnitKey, name: str, file: RemoteFile) -> bool:
-        """Take a file that did not change from what is served; False where the file system has no links."""
+        """Link an unchanged file from the copy into staging. Return False if the file system has no hard links."""
         try:
             os.link(self._home(key) / name, self._staged(key, name, file))
         except OSError:
@@ -152,7 +152,7 @@ class Cache:
                 os.fsync(output.fileno())
                 os.replace(part, target)
         except LocalDiskFault:
-            # A full disk hurts others than us: what cannot be finished gives its room back.
+            # Other programs need the disk too: delete a download that cannot be finished.
             part.unlink(missing_ok=True)
             raise
 
@@ -169,7 +169,7 @@ class Cache:
         return self._staging / hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
     def install(self, key: UnitKey, files: Mapping[str, RemoteFile]) -> None:
-        """Make a staged unit appear: a version in one step, other files each in one. Raises CacheFault."""
+        """Make a staged unit appear: a version in one step, other files each in one. Raises LocalDiskFault."""
         with _disk(f"model '{key.model}' cannot be put into the cache"):
             if key.version is None:
                 self._install_loose(key, files)
@@ -215,7 +215,7 @@ class Cache:
     # -- what goes --------------------------------------------------------------------------------------------------
 
     def remove(self, keys: list[UnitKey], wanted: Mapping[UnitKey, object]) -> None:
-        """Delete units. A model of which nothing is wanted any more disappears in one step. Raises CacheFault."""
+        """Delete units. A model of which nothing is wanted any more disappears in one step. Raises LocalDiskFault."""
         models = {key.model for key in wanted}
         with _disk("models that are gone cannot be deleted"):
             for model in sorted({key.model for key in keys} - models):
@@ -252,7 +252,7 @@ class Cache:
                 path.rmdir()
 
     def clean(self, wanted: Mapping[UnitKey, Mapping[str, RemoteFile]]) -> None:
-        """Delete what lies in staging for nobody, and remember that the copy is complete. Raises CacheFault."""
+        """Delete unused files in staging, and store that the copy is complete. Raises LocalDiskFault."""
         kept = {self._staged(key, name, file).name for key, files in wanted.items() for name, file in files.items()}
         with _disk(f"'{self._staging}' cannot be tidied"):
             for path in self._staging.iterdir():
@@ -264,10 +264,10 @@ class Cache:
             self.is_warm = True
             self._write_state()
 
-    # -- what is remembered -----------------------------------------------------------------------------------------
+    # -- state.json -----------------------------------------------------------------------------------------
 
     def _read_state(self) -> None:
-        """Read the record; one that is missing or damaged costs a download of everything and nothing else."""
+        """Read state.json. If it is missing or damaged, everything is downloaded again."""
         try:
             document = json.loads(self._state_path.read_bytes())
             self._state = {
@@ -311,7 +311,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Swap two folders in one step; in two, the second being absent in between, where the system cannot."""
+    """Swap two folders in one step. On systems without it, in steps between which the second is absent."""
     libc = ctypes.CDLL(None, use_errno=True)
     swap = getattr(libc, "renameat2", None)
     if swap is not None:

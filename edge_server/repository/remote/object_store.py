@@ -1,4 +1,4 @@
-"""What is at an address now, and the bytes of it. The only file that knows fsspec; its errors end here."""
+"""Object store client: lists and reads a remote repository. The only file that uses fsspec; its errors end here."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _Result = TypeVar("_Result")
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 30
 _STAMPS = ("ETag", "etag", "generation", "md5Hash", "content_settings", "LastModified", "last_modified", "mtime")
-"""Keys of fsspec's descriptions that change when a file does, those of the content before those of the time."""
+"""Keys of fsspec's file descriptions that change with the file: content keys before time keys."""
 
 
 class RemoteUnavailable(ServingFault):
-    """The store cannot be reached, refuses, or answers nonsense. Trying again later may help."""
+    """The store cannot be reached, refuses access, or sends invalid data. A retry may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file; `path` is relative to the repository. `stamp` changes when the content does."""
+    """One file in the store. `path` is relative to the repository. `stamp` changes with the content."""
 
     path: str
     size: int
@@ -32,7 +32,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class ObjectListing:
-    """Everything below an address. `folders` are those that the store knows of, empty ones among them."""
+    """All files and folders below an address, including empty folders if the store knows them."""
 
     files: tuple[RemoteFile, ...] = ()
     folders: frozenset[str] = field(default_factory=frozenset)
@@ -42,7 +42,7 @@ class ObjectStore:
     """One remote repository, read only. Used by one thread at a time."""
 
     def __init__(self, address: RemoteAddress) -> None:
-        """Find the library for the address; connects to nothing. Raises ServingFault with the pip line."""
+        """Import the library for the address, without a connection. Raises ServingFault with the pip line."""
         self._url = address.url
         try:
             import fsspec
@@ -57,12 +57,12 @@ class ObjectStore:
         except Exception as error:  # each library has its own errors for bad settings
             raise ServingFault(f"model repository '{address.url}': {_words(error)}") from error
         if hasattr(self._fs, "retries"):
-            # Whoever uses this tries again with what has arrived so far; a second layer of patience only delays that.
+            # The caller retries from the received part; retries of the library would only delay that.
             self._fs.retries = 1
         self._root = str(self._fs._strip_protocol(address.path)).rstrip("/")
 
     def list(self) -> ObjectListing:
-        """Return everything that is there. Raises RemoteUnavailable; half a listing is never returned."""
+        """Return the complete listing. Raises RemoteUnavailable; a partial listing is never returned."""
         found = self._ask("it cannot be listed", self._find)
         files = []
         folders = set()
@@ -77,7 +77,7 @@ class ObjectStore:
         return ObjectListing(tuple(files), frozenset(folders))
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Return the bytes of a range, all of them. Raises RemoteUnavailable."""
+        """Return all bytes of a range. Raises RemoteUnavailable."""
         key = f"{self._root}/{file.path}"
         content = self._ask(f"'{file.path}' cannot be read", lambda: self._fs.cat_file(key, start=start, end=end))
         if len(content) != end - start:
@@ -103,12 +103,12 @@ class ObjectStore:
     def _ask(self, what: str, question: Callable[[], _Result]) -> _Result:
         try:
             return question()
-        except Exception as error:  # the libraries below raise what they like
+        except Exception as error:  # the libraries below have no common error type
             raise RemoteUnavailable(f"model repository '{self._url}': {what}: {_words(error)}") from error
 
 
 def _options(address: RemoteAddress) -> dict[str, object]:
-    """Return what the file system is made with. Credentials and regions are the environment's business."""
+    """Return the options of the fsspec file system. Credentials and regions come from the environment."""
     options: dict[str, object] = {**address.options, "use_listings_cache": False, "skip_instance_cache": True}
     if address.protocol == "s3":
         options["config_kwargs"] = {

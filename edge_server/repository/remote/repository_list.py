@@ -1,6 +1,6 @@
-"""The repositories of a server: folders as they are, and copies of what is elsewhere.
+"""List of the repositories of a server: local folders, and local copies of remote repositories.
 
-What copies is imported for the first address: most servers have folders only.
+The code that copies is imported only if there is a remote address.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from edge_server.errors import ServingFault
 from edge_server.repository.remote.address import is_remote
 
 if TYPE_CHECKING:
-    from edge_server.repository.remote.sync import Mirror
+    from edge_server.repository.remote.sync import RemoteSync
 
 log = logging.getLogger(__name__)
 
 
-class Mirrors:
-    """The repositories of a server: folders as they are, addresses as copies below `cache_dir`.
+class RepositoryList:
+    """The repositories of a server: local folders, and copies of remote ones below `cache_dir`.
 
-    `roots` are the folders to scan, in the order given. `follows`: whether stores are looked at more than once.
+    `roots` are the folders to scan, in the order given. `follows`: stores are listed repeatedly.
     """
 
     def __init__(self, paths: Sequence[str], cache_dir: str, interval_s: float, *, follows: bool) -> None:
-        """Raises InvalidRequest for an address, ServingFault for a library that is missing or a disk that refuses."""
+        """Raises InvalidRequest for a bad address, ServingFault for a missing library or an unwritable disk."""
         self._follows = follows
-        self._mirrors: dict[str, Mirror] = {}
+        self._mirrors: dict[str, RemoteSync] = {}
         self.roots: list[Path] = []
         for path in paths:
             if not is_remote(path):
@@ -40,10 +40,10 @@ class Mirrors:
             self.roots.append(self._mirrors[path].root)
 
     def start(self, timeout_s: float, *, is_polled: bool) -> None:
-        """Begin, and wait for what the first scan needs: at most `timeout_s` for all.
+        """Start copying, and wait until the first scan can start: at most `timeout_s` for all repositories.
 
-        Without a copy from before that is a complete one. With one nothing is waited for where the server follows
-        changes (`is_polled`), else one attempt. Raises ServingFault when it would never see the models.
+        Without an earlier copy, wait for a complete one. With an earlier copy, do not wait if the server follows
+        changes (`is_polled`); else wait for one attempt. Raises ServingFault if the models would never be found.
         """
         for mirror in self._mirrors.values():
             mirror.start()
@@ -62,16 +62,16 @@ class Mirrors:
             self.close()
 
     def close(self) -> None:
-        """Stop looking. The copies stay."""
+        """Stop copying. The copies stay."""
         for mirror in self._mirrors.values():
             mirror.close()
 
 
-def _mirror(url: str, cache_dir: Path, interval_s: float) -> Mirror:
+def _mirror(url: str, cache_dir: Path, interval_s: float) -> RemoteSync:
     from edge_server.repository.remote.address import parse_address
-    from edge_server.repository.remote.local_copy import Cache
+    from edge_server.repository.remote.local_copy import LocalCopy
     from edge_server.repository.remote.object_store import ObjectStore
-    from edge_server.repository.remote.sync import Mirror
+    from edge_server.repository.remote.sync import RemoteSync
 
     address = parse_address(url)
-    return Mirror(ObjectStore(address), Cache(cache_dir / address.folder_name), url, interval_s)
+    return RemoteSync(ObjectStore(address), LocalCopy(cache_dir / address.folder_name), url, interval_s)

@@ -1,4 +1,4 @@
-"""Keep the copies of remote repositories in step with their stores, each on a thread of its own."""
+"""Synchronisation of local copies with remote repositories, one thread for each repository."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pathlib import Path
 
 from edge_server.errors import ServingFault
 from edge_server.repository.remote.fetch_plan import FetchPlan, UnitKey, plan
-from edge_server.repository.remote.local_copy import Cache, LocalDiskFault
+from edge_server.repository.remote.local_copy import LocalCopy, LocalDiskFault
 from edge_server.repository.remote.object_store import ObjectStore, RemoteFile, RemoteUnavailable
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 2.0
-"""How long a listing must stay the same before what it shows is taken for complete."""
+"""How long a listing must stay the same before it counts as complete."""
 
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
 _CLOSE_S = 3.0
 
 
-class Mirror:
-    """One remote repository and its copy. `start` begins a thread; everything but `sync` may be called from any."""
+class RemoteSync:
+    """One remote repository and its copy. `start` starts a thread. All methods except `sync` are thread-safe."""
 
-    def __init__(self, store: ObjectStore, cache: Cache, url: str, interval_s: float) -> None:
+    def __init__(self, store: ObjectStore, cache: LocalCopy, url: str, interval_s: float) -> None:
         self._store = store
         self._cache = cache
         self._url = url
         self._interval_s = interval_s
         self._settle_s = min(SETTLE_S, interval_s)
-        self._is_away = False
+        self._is_unreachable = False
         self._warned: set[str] = set()
         self._closing = threading.Event()
         self._changed = threading.Condition()
@@ -48,10 +48,9 @@ class Mirror:
         self._thread.start()
 
     def wait_first(self, timeout_s: float, *, needs_success: bool) -> bool:
-        """Wait until the copy was brought up to date once; unless `needs_success`, a failed attempt will do too.
+        """Wait until the copy was updated once. Unless `needs_success`, a failed attempt is enough.
 
-        Returns whether it is up to date, or a copy from an earlier run is there to be served; true when `close` was
-        called meanwhile, for then nobody waits any more.
+        Returns whether the copy is complete, from this run or an earlier one. Also true after `close`.
         """
         with self._changed:
             self._changed.wait_for(
@@ -66,7 +65,7 @@ class Mirror:
         return self._cache.is_warm
 
     def close(self) -> None:
-        """Stop. A read that hangs in the network is left behind, and ends with the process."""
+        """Stop. A read that hangs in the network is left behind and ends with the process."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -96,43 +95,43 @@ class Mirror:
                 delay_s = min(
                     _FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 10), max(_LONGEST_RETRY_S, self._interval_s)
                 )
-                self._tell_away(error, delay_s)
+                self._log_unreachable(error, delay_s)
             except Exception:
-                # What nobody foresaw must not end the thread: the copy would grow old in silence.
-                log.exception("model repository '%s' could not be looked at", self._url)
+                # An unforeseen error must not end the thread: the copy would no longer be updated.
+                log.exception("model repository '%s' could not be synchronised", self._url)
                 delay_s = _LONGEST_RETRY_S
             else:
                 failed_count = 0
                 delay_s = self._interval_s if is_settled else self._settle_s
-                self._tell_back()
+                self._log_reachable()
             with self._changed:
                 self._tried_count += 1
                 self._changed.notify_all()
 
-    def _tell_away(self, error: ServingFault, delay_s: float) -> None:
-        """Say once that the store is away, and not again before it was back."""
-        level = logging.DEBUG if self._is_away else logging.WARNING
+    def _log_unreachable(self, error: ServingFault, delay_s: float) -> None:
+        """Log once that the store cannot be reached, until it is back."""
+        level = logging.DEBUG if self._is_unreachable else logging.WARNING
         has_copy = "the copy here is served; " if self._cache.is_warm else ""
         log.log(level, "%s; %strying again in %g s", error.message, has_copy, delay_s)
-        self._is_away = True
+        self._is_unreachable = True
 
-    def _tell_back(self) -> None:
-        if self._is_away:
+    def _log_reachable(self) -> None:
+        if self._is_unreachable:
             log.info("model repository '%s' can be reached again", self._url)
-        self._is_away = False
+        self._is_unreachable = False
 
     def sync(self) -> bool:
-        """Bring the copy up to date once; False when the store changed meanwhile, and must be looked at again soon.
+        """Update the copy once. Return False if the store changed meanwhile and must be listed again soon.
 
-        Whatever arrived whole is kept and shown, also when the rest did not. Raises RemoteUnavailable, CacheFault.
+        Complete units are kept even if others failed. Raises RemoteUnavailable, LocalDiskFault.
         """
         if not self._cache.lock():
-            self._tell_once(f"another process keeps the copy of '{self._url}' in step")
+            self._warn_once(f"another process keeps the copy of '{self._url}' in step")
             self._set_complete(self._cache.is_warm)
             return True
-        first = self._look()
+        first = self._list_store()
         if not first.units and not self._cache.is_empty():
-            self._tell_once(f"model repository '{self._url}' is empty; the copy here is kept")
+            self._warn_once(f"model repository '{self._url}' is empty; the copy here is kept")
             self._set_complete(True)
             return True
         staged, failure = self._stage(first.units)
@@ -147,16 +146,16 @@ class Mirror:
             self._set_complete(True)
         return is_settled
 
-    def _look(self) -> FetchPlan:
+    def _list_store(self) -> FetchPlan:
         found = plan(self._store.list())
         for warning in found.warnings:
-            self._tell_once(f"model repository '{self._url}': {warning}")
+            self._warn_once(f"model repository '{self._url}': {warning}")
         return found
 
     def _stage(
         self, units: Mapping[UnitKey, Mapping[str, RemoteFile]]
     ) -> tuple[list[UnitKey], RemoteUnavailable | LocalDiskFault | None]:
-        """Bring what changed; a model's own files before its versions. The first failure ends it."""
+        """Download the changed units, a model's own files before its versions. Stop at the first failure."""
         staged: list[UnitKey] = []
         for key in sorted(units, key=lambda item: (item.model, item.version is not None, item.version or 0)):
             if self._cache.holds(key, units[key]):
@@ -174,12 +173,12 @@ class Mirror:
         return self._store.read(file, start, end)
 
     def _apply(self, first: FetchPlan, staged: Sequence[UnitKey], surplus: Sequence[UnitKey]) -> bool:
-        """Show and delete what a second look confirms; False when the two looks differ.
+        """Install and delete the units that a second listing confirms. Return False if the two listings differ.
 
-        Somebody may be in the middle of an upload of several files, or have replaced one while it was read.
+        An upload of several files may be in progress, or a file may have been replaced while it was read.
         """
         self._closing.wait(self._settle_s)
-        second = self._look()
+        second = self._list_store()
         for key in staged:
             if second.units.get(key) == first.units[key]:
                 self._cache.install(key, first.units[key])
@@ -195,7 +194,7 @@ class Mirror:
             self._is_complete = self._is_complete or is_complete
             self._changed.notify_all()
 
-    def _tell_once(self, sentence: str) -> None:
+    def _warn_once(self, sentence: str) -> None:
         if sentence not in self._warned and len(self._warned) < 1000:
             self._warned.add(sentence)
             log.warning("%s", sentence)

@@ -1,12 +1,13 @@
-"""SHA256SUMS: the lines of sha256sum(1), and the hashing of what they name.
+"""Checksum files: SHA256SUMS in the format of sha256sum(1), file digests, and Triton's checksum repository agent.
 
-A comment that `sha256sum --check` passes over says what the list was made for, so that a signed list of one model
-cannot stand in for another's: `# edge-server model=NAME version=N`, without the version for a model's own files.
+A comment line, which `sha256sum --check` ignores, names the model of the list, so that a signed list of one model
+cannot be used for another: `# edge-server model=NAME version=N`, without the version for a model's own files.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import re
 import stat
@@ -15,15 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from edge_server.errors import ChangedWhileLoading, StorageFault, Untrusted
+from edge_server.errors import BadModelConfig, ChangedWhileLoading, StorageFault, Untrusted
 from edge_server.repository.file_fingerprint import MAX_FILES, is_ignored
+from edge_server.repository.pbtxt import ConfigMessage
+from edge_server.repository.safe_paths import find_inside
+from edge_server.repository.scan import parse_version
 
 FILE_NAME = "SHA256SUMS"
 SIGNATURE_NAME = "SHA256SUMS.sig"
 MAX_MANIFEST_BYTES = 16 << 20
 
 Stamp: TypeAlias = tuple[int, int, int, int, int]
-"""What the system says of a file, and changes when the file does: size, two times, device, inode."""
+"""Size, two times, device and inode of a file; changes with the file."""
 
 _CHUNK_BYTES = 1 << 20
 _SUBJECT = "# edge-server "
@@ -34,14 +38,14 @@ _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`digests` maps relative paths to SHA-256 digests. `subject` is what the list says it was made for, "" if not."""
+    """Content of a SHA256SUMS: relative path -> SHA-256 digest. `subject` names its model and version, "" if absent."""
 
     digests: Mapping[str, bytes] = field(default_factory=dict)
     subject: str = ""
 
 
 def subject_of(model: str, version: int | None) -> str:
-    """Return how a list names what it was made for; `version` None: the model's files outside its versions."""
+    """Return the subject of a list; `version` None: the model's files outside its versions."""
     return f"model={model}" if version is None else f"model={model} version={version}"
 
 
@@ -163,7 +167,7 @@ def digest_file(path: Path, algorithm: str = "sha256") -> tuple[bytes, Stamp]:
 
 
 def _open_regular(path: Path) -> int:
-    """Open for reading what is a plain file. A pipe would keep the reader waiting for ever: Untrusted."""
+    """Open a regular file for reading. Raises Untrusted for a pipe or device, which could block for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -174,3 +178,34 @@ def _open_regular(path: Path) -> int:
 def stamp_of(found: os.stat_result) -> Stamp:
     """Return a stamp. The time of change is part of it: unlike that of modification it cannot be set back."""
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino
+
+
+AGENT = "checksum"
+_ALGORITHMS = {"MD5": "md5", "SHA256": "sha256"}
+
+
+def run_agents(config: ConfigMessage, model: str, model_dir: Path, version: int) -> None:
+    """Run the model_repository_agents of a configuration for one version: verify the stated checksums.
+
+    Raises BadModelConfig for an unknown agent or a malformed parameter, Untrusted for a file with another checksum.
+    """
+    for agent in config.model_repository_agents.agents:
+        what = f"model '{model}': model_repository_agents"
+        if agent.name != AGENT:
+            raise BadModelConfig(f"{what}: the agent '{agent.name}' is not offered; '{AGENT}' is")
+        for key, value in sorted(agent.parameters.items()):
+            _check(key, value, f"{what}: {AGENT}", model_dir, version)
+
+
+def _check(key: str, value: str, what: str, model_dir: Path, version: int) -> None:
+    algorithm, colon, name = key.partition(":")
+    if not colon or algorithm not in _ALGORITHMS:
+        raise BadModelConfig(f"{what}: expected a key 'MD5:<file>' or 'SHA256:<file>', given {key[:80]!r}")
+    first, slash, _ = name.partition("/")
+    of_version = parse_version(first) if slash else None
+    if of_version is not None and of_version != version:
+        return
+    path = find_inside(model_dir, name, f"{what} '{key}'")
+    digest, _ = digest_file(path, _ALGORITHMS[algorithm])
+    if not hmac.compare_digest(digest.hex().encode(), value.strip().lower().encode("utf-8", "replace")):
+        raise Untrusted(f"{what}: '{name}' does not have this {algorithm}: expected {value[:80]}, given {digest.hex()}")

@@ -1,4 +1,4 @@
-"""Write SHA256SUMS and SHA256SUMS.sig for a model: one pair for its own files, one for each version."""
+"""Signing of a model: writes SHA256SUMS and SHA256SUMS.sig for its own files and for each version."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from edge_server.repository.trust.signature import PrivateKey
 def sign_model(folder: Path, key: PrivateKey | None) -> list[Path]:
     """List and, with a key, sign a model's directory and every version in it. Return the lists written, in order.
 
-    Without a key an earlier signature is removed: it would not fit any more. Raises InvalidRequest for what is no
-    model's directory, LoadError for a file that cannot be read, ServingFault when the disk refuses.
+    Without a key, an earlier signature is removed, because it no longer fits. Raises InvalidRequest for a path that is
+    no model directory, LoadError for a file that cannot be read, ServingFault when the disk refuses.
     """
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir() or not is_model_name(folder.name):
@@ -36,7 +36,7 @@ def sign_model(folder: Path, key: PrivateKey | None) -> list[Path]:
     if not versions:
         raise InvalidRequest(f"'{folder}' has no version directories: a model's directory holds '1', '2' and so on")
     skip = frozenset(entry.name for entry in versions.values())
-    # The versions first: a server that watches takes up the model when its own list is complete.
+    # Versions first: a watching server loads the model when its own list is complete.
     written = [_write(path, folder.name, number, frozenset(), key) for number, path in sorted(versions.items())]
     return [*written, _write(folder, folder.name, None, skip, key)]
 
@@ -62,4 +62,4 @@ def _replace(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # there still where the disk was full
+        temporary.unlink(missing_ok=True)  # still present if the disk was full

@@ -1,4 +1,4 @@
-"""Ed25519 signatures over a SHA256SUMS: keys in files, 64 bytes beside the list. Only this file knows the library."""
+"""Ed25519 signatures of a SHA256SUMS: key files, signing and verifying. The only file that uses `cryptography`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_KEY_FILE_BYTES = 65_536
 
 
 class PublicKey:
-    """Verifies. Made by `read_public_key`."""
+    """Public key that verifies signatures. Made by `read_public_key`."""
 
     def __init__(self, key: Ed25519PublicKey) -> None:
         self._key = key
@@ -40,7 +40,7 @@ class PublicKey:
 
 
 class PrivateKey:
-    """Signs. Made by `read_private_key` or `new_key`."""
+    """Private key that signs. Made by `read_private_key`."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -107,7 +107,7 @@ def new_key(path: Path) -> Path:
             with open(descriptor, "wb") as file:
                 file.write(content)
         except OSError as error:
-            # Half a pair, or half a file, would only be in the way of the next try.
+            # A partial key pair would block the next try.
             for half in made:
                 half.unlink(missing_ok=True)
             raise ServingFault(f"'{target}' cannot be written: {error.strerror}") from error
@@ -124,7 +124,7 @@ def _read(path: Path, kind: str) -> bytes:
 
 
 def _from_base64(content: bytes, size: int) -> bytes | None:
-    """Return what base64 text stands for when that is `size` bytes, else None."""
+    """Return the decoded base64 text if it has `size` bytes, else None."""
     try:
         raw = base64.b64decode(b"".join(content.split()), validate=True)
     except binascii.Error:
@@ -133,7 +133,7 @@ def _from_base64(content: bytes, size: int) -> bytes | None:
 
 
 def _library() -> Any:
-    """Return the names used of the library. Raises ServingFault with the pip line when it is not there."""
+    """Return the used names of `cryptography`. Raises ServingFault with the pip line if it is not installed."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization

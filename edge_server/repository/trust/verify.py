@@ -1,4 +1,4 @@
-"""Verify one version before it is opened, and once more that nothing changed after it was."""
+"""Verification of a version's checksums and signature before it is opened, and a check for later changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from edge_server.repository.trust.checksum_file import (
     FILE_NAME,
     MAX_MANIFEST_BYTES,
     SIGNATURE_NAME,
-    Manifest,
     Stamp,
     digest_file,
     files_below,
@@ -29,7 +28,7 @@ _MAX_SIGNATURE_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
-    """`public_key`, when there is one, implies `requires_checksums`."""
+    """Rules for checksums and signatures. A `public_key` implies `requires_checksums`."""
 
     requires_checksums: bool = False
     public_key: PublicKey | None = None
@@ -47,12 +46,12 @@ def trust_policy(requires_checksums: bool, public_key_path: str) -> TrustPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The files whose content was checked, with what the system said of each before it was read."""
+    """The verified files, each with its stamp from before it was read."""
 
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
 
     def confirm(self) -> None:
-        """Raise ChangedWhileLoading when a file is not any more the one that was checked."""
+        """Raise ChangedWhileLoading if a file changed after it was verified."""
         for path, stamp in self.stamps.items():
             try:
                 now = stamp_of(path.stat())
@@ -63,21 +62,21 @@ class Verified:
 
 
 def verify(model: ModelDirectory, version: int, policy: TrustPolicy, *, is_config_given: bool = False) -> Verified:
-    """Verify what a version is made from: its directory, and the model's files outside of the versions.
+    """Verify the files of a version: its directory, and the model's files outside the versions.
 
-    `is_config_given`: a load call brought a configuration, which nobody signed. Reads every listed file once.
-    Raises Untrusted with the first thing that is wrong.
+    `is_config_given`: a load call brought an unsigned configuration. Reads every listed file once.
+    Raises Untrusted with the first error.
     """
     if is_config_given and policy.public_key is not None:
         raise Untrusted(f"model '{model.name}': a configuration given with a load call is not signed")
     stamps: dict[Path, Stamp] = {}
-    for found in (_Place(model, None, policy), _Place(model, version, policy)):
+    for found in (_SignedFolder(model, None, policy), _SignedFolder(model, version, policy)):
         found.verify(version, stamps)
     return Verified(stamps)
 
 
-class _Place:
-    """One directory with its own SHA256SUMS: a version's, or the model's for all that is outside of the versions."""
+class _SignedFolder:
+    """A directory with its own SHA256SUMS: a version's directory, or the model's for the files outside the versions."""
 
     def __init__(self, model: ModelDirectory, version: int | None, policy: TrustPolicy) -> None:
         self._folder = model.path if version is None else model.path / str(version)
@@ -88,17 +87,31 @@ class _Place:
 
     def verify(self, version: int, stamps: dict[Path, Stamp]) -> None:
         """Check the directory as it concerns `version`, and add the stamps of the files read."""
+        public_key = self._policy.public_key
         content = read_small(self._folder / FILE_NAME, MAX_MANIFEST_BYTES)
         present = self._files() if self._policy.is_strict else []
         if content is None:
-            self._check_may_lack(present)
+            # A signed model always has its own list, even an empty one, so that nobody can remove its configuration.
+            has_own_files = bool(present) or not self._is_model
+            if public_key is not None or (self._policy.requires_checksums and has_own_files):
+                why = "--signature-public-key" if public_key is not None else "--require-checksums"
+                raise Untrusted(f"{self._what}: there is no {FILE_NAME} in '{self._folder}', and {why} is set")
             return
-        if self._policy.public_key is not None:
-            self._check_signature(content, self._policy.public_key)
+        if public_key is not None:
+            what = f"{self._what}: {SIGNATURE_NAME}"
+            signature = read_small(self._folder / SIGNATURE_NAME, _MAX_SIGNATURE_BYTES)
+            if signature is None:
+                raise Untrusted(f"{what}: there is none in '{self._folder}', and --signature-public-key is set")
+            public_key.verify(content, signature, what)
         manifest = parse(content, f"{self._what}: {FILE_NAME}")
-        self._check_subject(manifest)
+        if manifest.subject != self._subject and (manifest.subject or public_key is not None):
+            given = f"'{manifest.subject}'" if manifest.subject else "none"
+            raise Untrusted(f"{self._what}: {FILE_NAME} is for another: expected '{self._subject}', given {given}")
         listed = {name: digest for name, digest in manifest.digests.items() if self._concerns(name, version)}
-        self._check_all_listed(present, listed)
+        unlisted = [name for name in present if name not in listed]
+        if unlisted:
+            names = ", ".join(map(repr, unlisted[:5])) + (", ..." if len(unlisted) > 5 else "")
+            raise Untrusted(f"{self._what}: {FILE_NAME} does not list {names}")
         for name, digest in listed.items():
             self._check_file(name, digest, stamps)
 
@@ -112,38 +125,11 @@ class _Place:
             )
         return files_below(self._folder, skip=skip)
 
-    def _check_may_lack(self, present: list[str]) -> None:
-        """A signed model lists its own files even when there are none, so that a configuration cannot be left out."""
-        has_own_files = bool(present) or not self._is_model
-        if self._policy.public_key is not None or (self._policy.requires_checksums and has_own_files):
-            why = "--signature-public-key" if self._policy.public_key is not None else "--require-checksums"
-            raise Untrusted(f"{self._what}: there is no {FILE_NAME} in '{self._folder}', and {why} is set")
-
-    def _check_signature(self, content: bytes, key: PublicKey) -> None:
-        what = f"{self._what}: {SIGNATURE_NAME}"
-        signature = read_small(self._folder / SIGNATURE_NAME, _MAX_SIGNATURE_BYTES)
-        if signature is None:
-            raise Untrusted(f"{what}: there is none in '{self._folder}', and --signature-public-key is set")
-        key.verify(content, signature, what)
-
-    def _check_subject(self, manifest: Manifest) -> None:
-        if manifest.subject == self._subject:
-            return
-        if manifest.subject or self._policy.public_key is not None:
-            given = f"'{manifest.subject}'" if manifest.subject else "none"
-            raise Untrusted(f"{self._what}: {FILE_NAME} is for another: expected '{self._subject}', given {given}")
-
     def _concerns(self, name: str, version: int) -> bool:
-        """A list of the whole model may name the files of all versions; those of the others are not this load's."""
+        """Return whether an entry belongs to this load. A model's list may also name the files of other versions."""
         first, slash, _ = name.partition("/")
         of_version = parse_version(first) if self._is_model and slash else None
         return of_version is None or of_version == version
-
-    def _check_all_listed(self, present: list[str], listed: Mapping[str, bytes]) -> None:
-        unlisted = [name for name in present if name not in listed]
-        if unlisted:
-            names = ", ".join(map(repr, unlisted[:5])) + (", ..." if len(unlisted) > 5 else "")
-            raise Untrusted(f"{self._what}: {FILE_NAME} does not list {names}")
 
     def _check_file(self, name: str, digest: bytes, stamps: dict[Path, Stamp]) -> None:
         path = self._folder / name

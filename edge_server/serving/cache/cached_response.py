@@ -1,4 +1,4 @@
-"""Answers as they are kept: what a request was answered with, free of who asked and when."""
+"""Cached response: the outputs of one response, without its request id and times."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AnswerStore(Protocol):
         """Return at once whether asking is worth while."""
 
     def get(self, key: bytes) -> CachedAnswer | None:
-        """Return what is kept under the key. Raises StoreUnreachable, CorruptEntry."""
+        """Return the response stored under the key. Raises StoreUnreachable, CorruptEntry."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
         """Keep the answer, in place of others if need be. Raises StoreUnreachable."""

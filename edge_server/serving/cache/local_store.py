@@ -1,4 +1,4 @@
-"""Answers in this process's memory: the least recently used leave when there is no room."""
+"""Local cache store: responses in this process's memory; the least recently used are removed first."""
 
 from __future__ import annotations
 

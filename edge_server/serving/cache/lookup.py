@@ -1,4 +1,4 @@
-"""Between a version and its computing: a request is looked up first, and what is computed is stored.
+"""Cache lookup of one version: looks a request up, and stores the computed response.
 
 A hit takes nothing of the box but the look: it is not queued, not batched, not asked for at the gate (so neither
 charged for energy nor refused for heat), and answered in the order that the model promises. Two equal requests at the
@@ -83,7 +83,7 @@ class CacheLookup:
         return request.sequence is None
 
     def call(self, request: Request, sink: ResponseSink) -> CachedSink:
-        """Return what stands for the request while it is looked up and computed."""
+        """Return the sink that stands for the request during lookup and run."""
         return CachedSink(self, request, sink)
 
     def is_quick(self, request: Request, *, may_wait: bool) -> bool:

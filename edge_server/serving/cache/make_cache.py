@@ -1,4 +1,4 @@
-"""Which cache the operator asked for."""
+"""Factory of the response cache that `--cache-config` asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in a Redis server, which boxes may share and which outlives this process.
+"""Redis cache store: responses in a Redis server, shared between machines, kept over restarts.
 
 Redis can be slow, away, or come and go: each call is bounded in time, and after one that failed the store counts as
 gone for a while, so that requests do not wait for it one after the other. Entries expire by themselves: their keys
@@ -76,7 +76,8 @@ class RedisStore:
         self._client.connection_pool.disconnect()
 
     def _ask(self, call: Callable[[], Result]) -> Result:
-        """Return what the call returns, unless Redis is left alone now. One call alone finds out that it is back."""
+        """Return the result of the call. While Redis is unreachable, only one call at a time is let through to test
+        it."""
         with self._lock:
             now = time.monotonic()
             if now < self._ask_again_at_s:

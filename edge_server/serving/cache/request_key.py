@@ -1,4 +1,4 @@
-"""Which requests are the same: those whose keys are equal.
+"""Cache key of a request: equal requests have equal keys.
 
 A key is a SHA-256 digest, far beyond any chance of two that collide, over everything that decides the answer (of the
 hashes in the standard library it is the fastest where the processor has instructions for it, as Jetsons and the newer
@@ -67,7 +67,7 @@ def input_bytes(request: Request) -> int:
 
 
 def identity(*parts: object) -> bytes:
-    """Return what tells a version from all others, of parts whose `repr` says all there is to them."""
+    """Return a key that is unique for a version, from parts with a complete `repr`."""
     return repr(parts).encode("utf-8", "surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""The server's one response cache: a store, the threads that wait for it, and the counts of both."""
+"""Response cache of the server: a store, its worker threads, and the hit and miss counters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ResponseCache:
         return False
 
     def get(self, key: bytes) -> CachedAnswer | None:
-        """Return what is kept under the key, if it can be had."""
+        """Return the response stored under the key, if it can be read."""
         started_ns = time.monotonic_ns()
         answer = None
         try:

@@ -1,4 +1,4 @@
-"""The way of a model version's requests through the cache: answered from it, or on to the scheduler."""
+"""Cached scheduler: answers a version's requests from the cache, or passes them on to the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers as bytes, for stores outside this process. Whatever comes back is checked before it is believed.
+"""Serialization of cached responses for external stores. Bytes that come back are checked.
 
     "EDGEANS1" | BLAKE2b-128 of all that follows | length of the head (4) | head, JSON | the tensors' bytes
 
@@ -42,7 +42,7 @@ def pack(answer: CachedAnswer) -> bytes:
 
 
 def unpack(data: bytes) -> CachedAnswer:
-    """Return what was packed. Raises CorruptEntry for anything else."""
+    """Return the packed response. Raises CorruptEntry for anything else."""
     if data[: len(_MAGIC)] != _MAGIC:
         raise CorruptEntry("it does not begin as an answer does")
     body = memoryview(data)[_BODY_AT:]

@@ -1,4 +1,4 @@
-"""Threads for what would hold up a caller: waiting for a store in another process, reading through a large input."""
+"""Worker threads of the cache: they wait for external stores and hash large inputs."""
 
 from __future__ import annotations
 

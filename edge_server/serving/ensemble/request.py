@@ -1,5 +1,5 @@
-"""One request on its way through an ensemble. Works on the threads that deliver the members' responses: each goes on to
-submit what may run now, and leaves. Tensors are handed on as they are, never copied."""
+"""One ensemble request: starts the steps whose inputs are ready, on the threads that deliver the members' responses.
+Tensors are passed on without copies."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ class EnsembleRequest:
 
 
 def sequence_parameters(step: SequenceStep | None) -> Mapping[str, Parameter]:
-    """Return what an ensemble's response repeats of the request's sequence, as Triton does."""
+    """Return the sequence parameters of the request for an ensemble's response, as Triton does."""
     if step is None:
         return NO_PARAMETERS
     return {"sequence_id": step.id, "sequence_start": step.is_start, "sequence_end": step.is_end}

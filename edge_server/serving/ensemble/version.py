@@ -1,4 +1,4 @@
-"""An ensemble as a version: it has no instances, its steps run on the versions of its members."""
+"""Ensemble version: it has no instances; its steps run on the versions of other models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Members(Protocol):
         """Has a member answer, as any request to it."""
 
     def member_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return what a member promises. Raises MemberMissing, saying why it does not serve."""
+        """Return the specification of a member. Raises MemberMissing with the reason why it does not serve."""
 
 
 class EnsembleVersion:
@@ -325,7 +325,7 @@ class EnsembleVersion:
         )
 
     def version_report(self, share: float, reason: str = "") -> VersionReport:
-        """Return what this version has to tell of itself. See ModelVersion."""
+        """Return the report of this version. See ModelVersion."""
         count, words = self._counters.success_count, reason or self.reason
         return VersionReport(
             self.name, self.version, self.generation, self.state.name, self.since_s, count, words, share

@@ -1,4 +1,4 @@
-"""What the serving core asks before it takes up work: the socket into which heat, power and memory plug."""
+"""Admission control interface: asked before a batch runs, so that the governor can shed load."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The living counters of one model version. A batch is recorded before its answers leave, so that a client that has
-its answer and asks for statistics finds itself counted."""
+"""Request and batch counters of one version. A batch is counted before its responses are sent, so a client that reads
+statistics after its response finds itself counted."""
 
 from __future__ import annotations
 

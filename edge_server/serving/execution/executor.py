@@ -1,4 +1,4 @@
-"""Running a batch: gather, run, scatter, count, answer. Each ticket is answered on its own, whatever befalls others."""
+"""Batch executor: gathers inputs, runs the session, scatters outputs, counts, and answers each ticket on its own."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class BatchExecutor:
                 self._outlet.send_final(ticket, ticket.failure(error))
 
     def _as_small_error(self, error: BaseException) -> EdgeServerError:
-        """Return what to tell the caller, free of the traceback, whose frames would keep the batch's tensors."""
+        """Return the error for the caller without its traceback, whose frames would keep the batch's tensors."""
         if isinstance(error, EdgeServerError):
             return error.detached()
         name = self._spec.name
@@ -206,7 +206,7 @@ class BatchExecutor:
                 self.on_failure(small)
 
     def _prepared(self, batch: list[Ticket], executions: list[LiveExecution]) -> Sequence[Execution]:
-        """Return what the session is given; a scheduler of its own may add to it."""
+        """Return the inputs for the session; a subclass may add to them."""
         return executions
 
 

@@ -1,4 +1,4 @@
-"""An instance: one session of a runtime, and the thread around it from open to close, where it is bound to one."""
+"""Instance: one session of a runtime, with its own thread if the session is bound to one."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Instance:
         return isinstance(self.session, RequestSession)
 
     def is_healthy(self) -> bool:
-        """Return what the session says of itself; it may take seconds to say it. True while there is none."""
+        """Return the health that the session reports, True before there is a session. May take seconds."""
         session = self.session
         return not isinstance(session, RequestSession) or not session.has_health_check or session.is_healthy()
 
@@ -188,7 +188,7 @@ class Instance:
             done.set_result(None)
 
     def _as_load_error(self, error: BaseException) -> EdgeServerError:
-        """Return what to tell the loading thread, free of frames that would keep a half-made model alive there."""
+        """Return the error for the loading thread without frames, which would keep a partly opened model alive."""
         if isinstance(error, LoadError | OSError):
             return as_passing(error).detached()
         if isinstance(error, EdgeServerError):

@@ -1,4 +1,4 @@
-"""Answers in the order of the requests, for models that set `preserve_ordering`."""
+"""Ordered responses: keeps the order of the requests, for models with `preserve_ordering`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's rate limiter: an instance runs only while the resources that its group names are granted to it.
+"""Rate limiter, as in Triton: an instance runs only while it holds the resources of its group.
 
 A resource is a name and a count; it stands for whatever must not be used by too many at once (memory bandwidth, an
 accelerator, watts). In config.pbtxt, `instance_group { rate_limiter { resources [ { name: "R1" count: 4 } ] } }` says
@@ -51,7 +51,7 @@ class ResourceDemand:
 
 
 def needs_of(resources: tuple[RateResource, ...], device_id: int | None) -> dict[ResourceKey, int]:
-    """Return what an instance needs of each resource; `device_id` None: it runs on the CPU."""
+    """Return the resources that an instance needs; `device_id` None: it runs on the CPU."""
     device = CPU if device_id is None else device_id
     needs: dict[ResourceKey, int] = {}
     for item in resources:
@@ -118,7 +118,7 @@ class RateLimiter:
             return True
 
     def give_back(self, demand: ResourceDemand) -> None:
-        """Return what `take` granted. `wake_next` is to be called soon: who gives back may want to ask again first."""
+        """Return the resources that `take` granted. Call `wake_next` soon after; the caller may take again first."""
         with self._lock:
             self._take_back(demand)
 

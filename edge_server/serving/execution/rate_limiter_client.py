@@ -1,4 +1,4 @@
-"""What the instances of one scheduler ask of the rate limiter."""
+"""Rate limiter client: requests and returns resources for the instances of one scheduler."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RateLimiterClient:
         return None
 
     def give_back(self, instance: Instance) -> None:
-        """Return what the instance held while it ran."""
+        """Return the resources that the instance held during its run."""
         demand = self._demands.get(instance)
         if demand is not None:
             self._limiter.give_back(demand)

@@ -1,5 +1,5 @@
-"""Decides when and which requests run together, and on which instance. Acts on three events only: a request is
-offered, an instance becomes free, a timer fires."""
+"""Scheduler: decides which requests run together, when, and on which instance. It acts on three events: a new request,
+a free instance, a timer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pool of threads that run the batches of sessions which are bound to no thread.
+"""Thread pool that runs batches of sessions without a thread of their own.
 
 At most `size` threads run at a time, so a thousand models need no thousand threads. A run that takes long, or hangs,
 does not count: while a job waits, every thread whose job began before that wait is replaced by another one. So a hung

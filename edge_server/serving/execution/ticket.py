@@ -1,4 +1,4 @@
-"""A request while it waits or runs: when it came, where its responses go, and whether it was answered."""
+"""Ticket: a request inside the server, with its arrival time, deadline, priority and response sink."""
 
 from __future__ import annotations
 

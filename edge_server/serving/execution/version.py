@@ -1,4 +1,4 @@
-"""ModelVersion: one loaded generation of one version, from its file to its last answered request."""
+"""ModelVersion: one loaded generation of a model version, from load to its last response."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ class ModelVersion:
         )
 
     def version_report(self, share: float, reason: str = "") -> VersionReport:
-        """Return what this version has to tell of itself; `share` of the requests without a version come to it.
+        """Return the report of this version; it gets `share` of the requests without a version.
 
         `reason` is what the manager has to say of it, where there is something.
         """

@@ -1,4 +1,5 @@
-"""A place in memory for a version about to load: what it replaces goes, others are evicted, memory is asked for."""
+"""Load admission: frees memory for a version before it is loaded, by unloading the old version or evicting idle
+models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ensembles mean for the life of models: members come before, and go after, what is made of them.
+"""Ensemble dependencies: members are loaded before an ensemble and unloaded after it.
 
 Guarded by the manager's lock; decides nothing about models that no ensemble takes.
 """

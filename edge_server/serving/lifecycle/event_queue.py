@@ -1,4 +1,4 @@
-"""What happens to models, told to who watches: in order, and never under the manager's lock."""
+"""Queue of model events, published in order and outside the manager's lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which models leave memory when not all that are wished for fit, or may stay: the least recently used first."""
+"""Eviction rule: which idle models are unloaded when memory or the model limit is reached; least recently used
+first."""
 
 from __future__ import annotations
 

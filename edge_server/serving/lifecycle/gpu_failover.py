@@ -1,4 +1,4 @@
-"""When a GPU fails: its models are given up at once, with the reason, and brought up where else they may run.
+"""GPU fail-over: when a GPU fails, its models become FAILED at once and are loaded on other devices if possible.
 
 - A lost device, or a sticky CUDA error: nothing on that GPU works any more in this process. Every version with an
   instance on it becomes FAILED, and is loaded again. No GPU that is lost is opened, so a model whose runtime was chosen

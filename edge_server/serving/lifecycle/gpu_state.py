@@ -1,4 +1,4 @@
-"""What the serving core knows of the box's GPUs: which are lost to this process, and what each load took of them.
+"""GPU state: the GPUs that this process has lost, and the GPU memory that each load took.
 
 Loads on one GPU come one after the other, so that what its memory grew by in between is what the model took.
 """

@@ -1,4 +1,4 @@
-"""Runs that do not come back: seen from outside, since a thread inside a runtime cannot tell, and cannot be ended."""
+"""Hang watchdog: finds instances whose run does not return. A thread inside a runtime cannot be stopped."""
 
 from __future__ import annotations
 

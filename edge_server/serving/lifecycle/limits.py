@@ -1,4 +1,4 @@
-"""What the operator allows the manager: retries, how many models stay in memory, how long a run may take."""
+"""Limits of the manager that the operator sets: load retries, models in memory, run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a load failed, and whether that may pass without a change of the model's files."""
+"""Load errors: which ones may pass without a change of the model's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of loads."""
+"""Log lines and index reasons of loads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOLD_AFTER_S = 10.0
 
 
 def loading_reason(since_ns: int) -> str:
-    """Return what the index says of a load that began at `since_ns` of time.monotonic_ns; nothing while it is young."""
+    """Return the index reason of a load that began at `since_ns` (time.monotonic_ns); "" in its first seconds."""
     seconds = (time.monotonic_ns() - since_ns) / 1e9
     return f"loading for {seconds:.0f} s" if seconds >= _TOLD_AFTER_S else ""
 

@@ -1,4 +1,4 @@
-"""Loading one version: which runtime opens it, how often it is tried, and how many load at the same time."""
+"""Loader of one version: chooses the runtime, retries, and limits how many versions load at the same time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Loader:
         self.on_gpu_fault: OnGpuFault | None = None
 
     def resolve(self, wish: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
-        """Return what there is to open, its own parameters checked. Raises LoadError."""
+        """Return the resolved version with checked parameters. Raises LoadError."""
         # What runs models is imported by the first of them: a server that waits for one stays smaller.
         from edge_server.serving.lifecycle.warmup import warmup_rules
         from edge_server.serving.sequence.scheduler import waiting_limits

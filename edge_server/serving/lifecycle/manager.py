@@ -1,4 +1,4 @@
-"""The manager moves reality toward the latest wish, one action at a time for each model.
+"""Model manager: owns the state of every model and moves it toward the desired state, one action per model at a time.
 
 This is the half that is told what to serve, and asked what became of it; `mover` is the half that acts.
 """
@@ -98,7 +98,8 @@ class Manager(GpuFailover):
     # -- what ensembles ask ----------------------------------------------------------------------------------------
 
     def member_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return what a member of an ensemble promises. Raises MemberMissing, saying why it does not serve."""
+        """Return the specification of an ensemble's member. Raises MemberMissing with the reason why it does not
+        serve."""
         with self._changed:
             lack = self._dependents.lacks(name, version)
         if lack:
@@ -253,7 +254,7 @@ class Manager(GpuFailover):
         return entries
 
     def versions(self, name: str | None = None) -> list[VersionReport]:
-        """Return what is known of every version that lives, failed, or was unloaded; of one model or of all."""
+        """Return the reports of all loaded, failed and unloaded versions, of one model or of all."""
         with self._changed:
             chosen = [(key, model) for key, model in sorted(self._models.items()) if name in (None, key)]
             return [report for key, model in chosen for report in model.reports(self.routes_of(key))]

@@ -1,4 +1,4 @@
-"""Model control: the orders to load, unload, roll back and pin models, and how they go with what a scan finds."""
+"""Model control: load, unload, rollback and pin requests, combined with the results of repository scans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelSource(Protocol):
     def wish(
         self, name: str, config_json: str | None, files: Mapping[str, bytes], *, may_carry_code: bool = True
     ) -> DesiredModel | None:
-        """Return what should be served of a model, with the overrides in place, or None when it is not there."""
+        """Return the desired state of a model with the overrides, or None if the repository does not have it."""
 
     def with_pins(self, wishes: Mapping[str, DesiredModel]) -> Mapping[str, DesiredModel]:
         """Return earlier wishes as they would be with the pins that hold now."""

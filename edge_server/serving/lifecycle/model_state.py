@@ -1,5 +1,5 @@
-"""What the manager knows of one model: its wish, what lives, what failed and when it is tried again, what is out of
-memory for now. Guarded by the manager's lock; decides nothing."""
+"""Model state: what the manager knows of one model (desired versions, generations, failures, retries, evicted
+versions). Guarded by the manager's lock; it decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Carrying out what the rule decided: loads and drains, on a few threads that come and go.
+"""Reconciler: carries out the loads and unloads that move models toward the desired state, on a few short-lived
+threads.
 
 This is the half of the manager that acts; `manager` is the half that is told what to serve. `placement` makes way for a
 load, `router` takes requests to what serves.

@@ -1,4 +1,4 @@
-"""Warm-up: made-up requests run on every instance before a version is offered, as Triton's model_warmup declares."""
+"""Warm-up: runs sample requests on every instance before a version serves, as Triton's model_warmup declares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WarmupRules:
 
 
 def warmup_rules(spec: ModelSpec) -> WarmupRules:
-    """Return what the parameters `warmup_allow_nan` and `warmup_probe` say. Raises BadModelConfig."""
+    """Return the rules of the parameters `warmup_allow_nan` and `warmup_probe`. Raises BadModelConfig."""
     return WarmupRules(_is_set(spec, "warmup_allow_nan", False), _is_set(spec, "warmup_probe", True))
 
 

@@ -1,5 +1,5 @@
-"""A canary: the newest version takes a stated share of the requests that name no version, for as long as it does not
-fail more often, and is not slower, than the version before it."""
+"""Canary: the newest version gets a share of the requests that name no version, while it is not slower and does not
+fail more often than the version before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request for a model that is not in memory now: it waits, without a thread, until the model is loaded again."""
+"""Pending requests: they wait, without a thread, until their evicted model is loaded again."""
 
 from __future__ import annotations
 

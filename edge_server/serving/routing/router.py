@@ -1,4 +1,4 @@
-"""Where a request goes: to the version that takes it now, or to wait until its model is in memory again.
+"""Router: sends a request to the version that serves it now, or lets it wait until its model is loaded.
 
 The routing table is read without a lock: it is replaced, never changed.
 """
@@ -143,7 +143,7 @@ class Router:
         return sorted({*(routes.ready if routes is not None else ()), *self._out_of_memory(name)})
 
     def is_healthy(self, name: str, version: int | None) -> bool:
-        """Return what the version itself says of its health; True for one that is out of memory. May take seconds."""
+        """Return the health that the version reports; True for an evicted one. May take seconds."""
         try:
             serving = self.route(name, version)
         except (NotReady, UnknownModel):

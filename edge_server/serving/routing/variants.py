@@ -1,4 +1,4 @@
-"""Model variants: a lighter model that answers in the place of a heavier one while the box cannot bear the heavy one.
+"""Model variants: a lighter model answers for a heavier one while the machine is too hot or short of power.
 
 A model names its variant in config.pbtxt: `parameters { key: "variant" value { string_value: "light_model" } }`. Who
 watches over the box chooses when (`VariantChoice`); here stands whether it may be: the lighter model serves, and takes
@@ -78,7 +78,7 @@ class Variants:
         return {name: spec.name for name in self.pairs() if (spec := self.stand_in(name)) is not None}
 
     def stand_in(self, name: str) -> ModelSpec | None:
-        """Return what the lighter model promises that is to answer for `name` now; None: `name` answers by itself.
+        """Return the specification of the lighter model that answers for `name` now; None if `name` answers itself.
 
         Whether the two promise the same is not looked at: a frame is fitted to the model that will see it.
         """

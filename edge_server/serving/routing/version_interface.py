@@ -1,5 +1,4 @@
-"""What the manager, the routing table and the service know of a version that lives: a model opened by a runtime
-(`version`), or an ensemble of others (`ensemble`)."""
+"""Interface of a loaded version, implemented by ordinary versions and by ensembles."""
 
 from __future__ import annotations
 

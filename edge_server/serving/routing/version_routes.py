@@ -1,4 +1,4 @@
-"""Which version a request meets: the routing table of one model. Replaced as a whole, never changed."""
+"""Routing table of one model: which version gets a request. Replaced as a whole, never changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Routes:
     trial: CanaryTrial | None = None
 
     def next(self) -> ServedVersion:
-        """Return who takes the next request without a version. Counts it: ask once for each request."""
+        """Return the version for the next request without a version. Counts the request: call once for each."""
         if self.canary is not None and self.trial is not None and self.trial.takes_next():
             return self.canary
         return self.first
@@ -43,7 +43,7 @@ class Routes:
 
 
 def ready_versions(living: Iterable[ServedVersion], without: ServedVersion | None) -> dict[int, ServedVersion]:
-    """Return what serves each version, highest first; of several generations the newest."""
+    """Return the serving generation of each version, highest version first."""
     ready = [item for item in living if item.state is VersionState.READY and item is not without]
     by_age = {item.version: item for item in sorted(ready, key=lambda item: item.generation)}
     return dict(sorted(by_age.items(), reverse=True))

@@ -1,4 +1,4 @@
-"""The inputs of a sequence model that no client sends: controls, and the state that the server keeps between requests.
+"""Control tensors: inputs of a sequence model that the server adds (START, END, READY, CORRID, state).
 
 Arrays have `(rows, *shape)` when the model batches, else the shape itself; a control's shape is [1].
 """
@@ -175,7 +175,7 @@ class StateTensors:
 
 
 def fresh_inputs(spec: ModelSpec, rows: int, model_dir: Path) -> dict[str, Tensor]:
-    """Return what a made-up request of `rows` rows needs beside the inputs that clients send: nothing for most models,
+    """Return the extra inputs that a generated request of `rows` rows needs: none for most models,
     for one with sequences that each row is the only request of a sequence. Raises BadModelConfig."""
     batching = spec.sequence
     if batching is None:
@@ -189,7 +189,7 @@ def fresh_inputs(spec: ModelSpec, rows: int, model_dir: Path) -> dict[str, Tenso
 
 
 def step_of(entry: Entry) -> SequenceStep:
-    """Return what a model is told of the sequence: START may have come from a request that left."""
+    """Return the sequence step for the model: START may come from a request that was cancelled."""
     return SequenceStep(entry.id, entry.is_start, entry.is_end)
 
 

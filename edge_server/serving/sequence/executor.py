@@ -1,4 +1,4 @@
-"""Running a batch of a sequence model: as any other, with the controls and states that no client sends."""
+"""Sequence executor: runs a batch with the control and state tensors that the server adds."""
 
 from __future__ import annotations
 

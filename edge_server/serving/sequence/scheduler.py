@@ -1,4 +1,4 @@
-"""The scheduler of models that know sequences: Triton's sequence batcher, with the direct and the oldest strategy."""
+"""Sequence scheduler: Triton's sequence batcher with the direct and the oldest strategy."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class SequenceScheduler(Scheduler):
 
 
 def waiting_limits(spec: ModelSpec) -> WaitingLimits:
-    """Return what the model's parameters `max_waiting_sequences` and `max_waiting_per_sequence` say. Raises
+    """Return the model's `max_waiting_sequences` and `max_waiting_per_sequence`. Raises
     BadModelConfig."""
     usual = WaitingLimits()
     return WaitingLimits(

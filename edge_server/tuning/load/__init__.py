@@ -1,2 +1,2 @@
-"""Load generator and measurements for a running server, over HTTP and gRPC, and the search for the best
+"""Load generator and measurements for a running server over HTTP and gRPC, and the search for the best
 configuration."""

@@ -1,4 +1,4 @@
-"""What is known of a model and its server before and while it is measured."""
+"""Interface of the load clients (HTTP and gRPC), and the facts about the measured model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which configuration wins: limits, ranks, and successive halving over the candidates. Pure."""
+"""Configuration search: limits, ranking, and successive halving over candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load of camera frames: streams that send the newest picture at a given pace, and what became of each."""
+"""Frame load: streams that send the newest picture at a fixed rate, and the fate of each frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC: the questions asked of a server, requests as wire bytes, and who sends them."""
+"""gRPC client of the load generator: queries, requests as wire bytes, and senders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP: the questions asked of a server, requests as wire bytes, and who sends them over plain sockets."""
+"""HTTP client of the load generator: queries, requests as wire bytes, and senders over sockets."""
 
 from __future__ import annotations
 

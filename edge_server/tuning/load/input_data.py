@@ -1,4 +1,4 @@
-"""The tensors that are sent: random, zero, or from files, in the shapes that the model and the user allow."""
+"""Input data of a measurement: random, zero or from files, in allowed shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that wait until what was begun has been cleaned away."""
+"""Delayed handling of Ctrl-C and SIGTERM until temporary data is removed."""
 
 from __future__ import annotations
 

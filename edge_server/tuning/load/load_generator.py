@@ -1,4 +1,4 @@
-"""Load upon a server: so many requests at once, or requests at given times. Each worker is a thread with a sender."""
+"""Load generator: a number of concurrent requests, or requests at given times, each worker on a thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkerThreads(abc.ABC):
         """End what is under way."""
 
     def take(self) -> list[Answer]:
-        """Return what was answered since the last call. Raises what stopped a worker that ought not to stop."""
+        """Return the responses since the last call. Raises the error that stopped a worker."""
         if self._broken is not None:
             raise self._broken
         taken = []
@@ -59,7 +59,7 @@ class WorkerThreads(abc.ABC):
         return taken
 
     def dropped(self) -> dict[str, int]:
-        """Return what was dropped since the load began, by reason: of frames only."""
+        """Return the dropped frames since the start of the load, by reason."""
         return {}
 
     def _guarded(self, work: Callable[[int], None], index: int) -> None:

@@ -1,4 +1,4 @@
-"""Watch a load in windows of time until their figures are steady."""
+"""Measurement of a load in time windows, until the figures are stable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of what was answered in windows of time, and when they are steady enough to be believed. Pure."""
+"""Figures of one time window (rate, percentiles), and the test for stable figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processor time and memory of a process with all its children, read from /proc; found by the port it listens on."""
+"""CPU time and memory of a process and its children, from /proc; found by its listening port."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _listening(port: int) -> Iterator[str]:
 
 
 def usage_of(pid: int) -> Usage | None:
-    """Return what a process and its children use now; None when it is gone."""
+    """Return the usage of a process and its children; None if it has ended."""
     whole = [found for found in map(_usage_of_one, _family(pid)) if found is not None]
     if not whole:
         return None

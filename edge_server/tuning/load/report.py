@@ -1,4 +1,4 @@
-"""Measured points as a table, as JSON and as a picture. Pure."""
+"""Report of measured points as a table, JSON or SVG."""
 
 from __future__ import annotations
 

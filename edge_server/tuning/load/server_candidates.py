@@ -1,4 +1,4 @@
-"""Configurations that are tried for a model, and how each is written into its config.pbtxt."""
+"""Candidate configurations of a model, and how each is written into config.pbtxt."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def why_no_bf16(backend: str, machine: str = platform.machine()) -> str:
 
 
 def default_space(backend: str, filename: str, max_batch_size: int, cores: int, *, tries_bf16: bool) -> SearchSpace:
-    """Return what is worth trying for a model that `backend` serves from a file of that name.
+    """Return the search space for a model that `backend` serves from a file of that name.
 
     Both runtimes open ONNX; threads and precision are offered for these two runtimes only.
     """

@@ -1,4 +1,4 @@
-"""Trials of configurations, each with a server of its own on free ports: no running server and no file is touched."""
+"""Trials of configurations, each with its own server on free ports."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ class Trials:
 
 
 def loaded(http: HttpControl, name: str) -> dict[str, Any]:
-    """Return what the server says of the model that it serves. Raises NotLoaded with the reason when it does not."""
+    """Return the facts of the served model. Raises NotLoaded with the reason if it is not served."""
     for item in http.ask("/edge/v1/models")["models"]:
         if item["name"] == name:
             return dict(item)

@@ -1,4 +1,4 @@
-"""One server to be measured: how it is reached, what is sent, and a measurement at each level of load."""
+"""Measurement session with one server: connection, requests, and a measurement at each load level."""
 
 from __future__ import annotations
 

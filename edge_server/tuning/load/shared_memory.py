@@ -1,4 +1,4 @@
-"""Requests whose tensors lie in system shared memory: the regions, and where in them each worker's tensors are."""
+"""Requests with tensors in system shared memory: the regions and the place of each worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of measured points as SVG, and bars: panels one below the other. Knows nothing of what the figures mean."""
+"""SVG charts of measured points: curves and bars in panels."""
 
 from __future__ import annotations
 

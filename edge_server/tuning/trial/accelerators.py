@@ -1,4 +1,4 @@
-"""What else than the plain CPU may be tried with a runtime, from what the runtime reports of this box. Pure.
+"""Accelerators to try with a runtime, from the devices that the runtime reports.
 
 That a runtime lists something does not mean that it works: what fails to open fails as a candidate, with the reason.
 """

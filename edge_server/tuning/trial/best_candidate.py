@@ -1,4 +1,4 @@
-"""Which candidate serves: the best by one measure, of those whose answers are close enough. Pure."""
+"""Selection of the best candidate by one measure, among those with close enough answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One runtime, device and precision that a model may be served with, and the configuration that means it."""
+"""Candidate: a runtime, device and precision for a model, and its configuration."""
 
 from __future__ import annotations
 

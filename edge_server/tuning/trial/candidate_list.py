@@ -1,4 +1,4 @@
-"""What may be tried for a model on this box, runtime by runtime."""
+"""List of the candidates for a model on this machine, per runtime."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CandidateList:
 def candidates_for(
     base: ConfigMessage, model: str, version_dir: Path, *, no_gpu: str, survey: Survey, only: Sequence[str] = ()
 ) -> CandidateList:
-    """Return what to try for a version. `no_gpu` says why there is no NVIDIA GPU, "" when there is one; `survey` tells
+    """Return the candidates for a version. `no_gpu` says why there is no NVIDIA GPU, "" if there is one; `survey` lists
     what OpenVINO and ONNX Runtime list here; `only` names the runtimes to try, () for all that may read the file.
 
     Raises BadModelConfig when nothing says what the model is; InvalidRequest for a runtime that nobody knows, and for

@@ -1,5 +1,5 @@
-"""The process of one candidate: `python -m edge_server.tuning.trial.child_main`. What crashes or hangs in it costs
-its row.
+"""Main program of a candidate's process: `python -m edge_server.tuning.trial.child_main`. A crash or hang loses only
+this candidate.
 
 It reads a job, then commands, one line of JSON each, from standard input, and answers each with one line on standard
 output: {"done": ...}, or {"failed": reason, "kind": class} and its end. Lines {"progress": text, "percent": p} may come
@@ -74,7 +74,7 @@ class OpenedModel:
         return session
 
     def facts(self) -> dict[str, object]:
-        """Return what is known once it is open."""
+        """Return the facts of the opened model."""
         info = self._session.info
         return {
             "runtime": info.runtime,

@@ -1,4 +1,4 @@
-"""The asking end of a candidate's process: one question at a time, bounded in time and memory."""
+"""Candidate process as its parent sees it: one question at a time, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CandidateProcess:
         return self._exchange({"do": do, **fields}, self._limits.answer_s, lambda text, percent: None)
 
     def resident_bytes(self) -> int:
-        """Return what the process keeps in memory and in swap, 0 when that cannot be told."""
+        """Return the memory and swap of the process in bytes, 0 if unknown."""
         return self._process.resident_bytes()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The answering end of a process that is asked in lines of JSON: its output, its end, and the parent it depends on."""
+"""JSON line protocol in the child process: output, end, and dependence on the parent process."""
 
 from __future__ import annotations
 

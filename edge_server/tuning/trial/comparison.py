@@ -1,4 +1,4 @@
-"""The contest: every candidate is opened, answers the samples, and runs in turns with the others.
+"""Comparison of candidates: each is opened, answers the samples, and runs in turns with the others.
 
 All that open stay open and take turns of a few runs each, so that another program, or heat, slows all of them alike.
 """
@@ -224,7 +224,7 @@ class Comparison:
 
 
 def _advice(samples: Mapping[str, Any]) -> str:
-    """Return what to do about inputs that were made up, and may be of a size that the model cannot take."""
+    """Return the advice for generated inputs, whose size may not fit the model."""
     if not samples["open"]:
         return ""
     names = ", ".join(f"'{name}'" for name in samples["open"])

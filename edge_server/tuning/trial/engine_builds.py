@@ -1,4 +1,4 @@
-"""Engines for candidates: found in the server's cache, or built in a process apart with its progress told.
+"""TensorRT engines for candidates: from the server's cache, or built in a child process.
 
 An engine that comes to be used is put into the cache once its answers were found close enough, so that the server
 that is started next finds it.
@@ -62,7 +62,7 @@ class CandidateEngines:
         self._claim: BuildLock | None = None
 
     def ready(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
-        """Return what gives the backend its engine. Raises LoadError; BuiltNotRun where there is nothing to run it."""
+        """Return the engine source for the backend. Raises LoadError; BuiltNotRun if no GPU can run it."""
         library = load_library(self._spec.backend)
         order = order_of(self._spec, self._file, device_id or 0, library.name, library.version, settings)
         missing = cuda_driver.missing()

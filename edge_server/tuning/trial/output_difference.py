@@ -1,4 +1,4 @@
-"""How far a candidate's answers are from the reference's. Pure."""
+"""Difference between a candidate's outputs and the reference."""
 
 from __future__ import annotations
 

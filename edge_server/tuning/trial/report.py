@@ -1,4 +1,4 @@
-"""What came of a contest, as rows for people and as JSON for programs."""
+"""Report of a comparison: rows for people and JSON for programs."""
 
 from __future__ import annotations
 

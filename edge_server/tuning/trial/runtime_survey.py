@@ -1,5 +1,4 @@
-"""What a runtime reports of this box, asked in a process of its own: `python -m
-edge_server.tuning.trial.runtime_survey`.
+"""Survey of a runtime's devices in a child process: `python -m edge_server.tuning.trial.runtime_survey`.
 
 Answering loads the drivers of every device. What crashes or hangs in one costs that runtime's accelerators alone.
 """
@@ -20,7 +19,7 @@ _REPORTS = {"onnxruntime": onnxruntime_providers.reported, "openvino": openvino_
 
 
 def survey(runtime: str, limits: ChildLimits) -> Reported:
-    """Return what `runtime`, onnxruntime or openvino, lists. Raises CandidateFailed."""
+    """Return the devices that `runtime` (onnxruntime or openvino) lists. Raises CandidateFailed."""
     child = CandidateProcess(limits, MODULE)
     try:
         answer = child.open({"runtime": runtime}, lambda text, percent: None)

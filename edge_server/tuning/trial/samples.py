@@ -1,4 +1,4 @@
-"""What the candidates are given: the operator's own inputs, the configuration's warm-up samples, or made-up ones.
+"""Sample inputs for candidates: the operator's own, the configuration's warm-up samples, or generated ones.
 
 A sample has the arrays of one request: of one row where the model batches.
 """

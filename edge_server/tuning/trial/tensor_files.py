@@ -1,4 +1,4 @@
-"""Tensors in files, from one process of the contest to another: .npz without pickles, strings as lengths and bytes."""
+"""Tensor files between trial processes: .npz without pickles; strings as lengths and bytes."""
 
 from __future__ import annotations
 

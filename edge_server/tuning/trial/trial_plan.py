@@ -1,4 +1,4 @@
-"""From a model's folder to the trials: what is tried, each with the configuration that means it."""
+"""Trial plan: the candidates for a model folder, each with its configuration."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _find(request: TrialRequest) -> ModelDirectory:
 def _version(model: ModelDirectory, asked: int | None) -> int:
     present: Sequence[int] = [version.number for version in model.versions]
     if asked is None:
-        return max(model.wished or tuple(present))
+        return max(model.desired_versions or tuple(present))
     if asked not in present:
         raise UnknownModel(f"model '{model.name}' has no version {asked}; it has {', '.join(map(str, present))}")
     return asked

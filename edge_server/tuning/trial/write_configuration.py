@@ -1,4 +1,4 @@
-"""The chosen configuration as `configs/NAME.pbtxt`, which `--model-config-name=NAME` has a server use."""
+"""Writer of the chosen configuration to `configs/NAME.pbtxt`, for `--model-config-name=NAME`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network's outputs mean: boxes, classes and masks, as a model's configuration declares them.
+"""Output heads: model outputs to boxes, classes and masks, as the configuration declares them.
 
 `declaration` documents the keys. A head (`yolo`, `yolox`, `ssd`, `final`, `yunet`, `blazeface`) turns raw outputs into
 candidates in pixels of the network's input; `detections`, `classes` and `masks` make results of the frame out of them.

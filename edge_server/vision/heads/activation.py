@@ -1,4 +1,5 @@
-"""Scores to probabilities. What overflows becomes the limit or no number at all, and is dropped later."""
+"""Activation functions: scores to probabilities. Values that overflow become the limit or NaN, and are dropped
+later."""
 
 from __future__ import annotations
 

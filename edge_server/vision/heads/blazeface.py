@@ -1,4 +1,4 @@
-"""BlazeFace of MediaPipe: faces with six keypoints about fixed anchors."""
+"""BlazeFace head (MediaPipe): faces with six keypoints on fixed anchors."""
 
 from __future__ import annotations
 

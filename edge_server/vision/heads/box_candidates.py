@@ -1,4 +1,4 @@
-"""What a head hands on: boxes in pixels of the network's input, not yet suppressed, and how boxes are written."""
+"""Box candidates: the result of a head before suppression, in pixels of the network's input; and box formats."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DetectionHead(Protocol):
     def class_part(self) -> int: ...
 
     def problem(self, shapes: Sequence[tuple[int, ...]]) -> str | None:
-        """Return what is expected of the outputs' shapes where they do not suit, else None. -1 is any number."""
+        """Return the expected output shapes if the given ones do not fit, else None. -1 is any number."""
         ...
 
     def candidates(self, parts: Sequence[Reals], threshold: float) -> Candidates:

@@ -1,4 +1,4 @@
-"""Scores of classes to the best few of them."""
+"""Classification head: class scores to the best few classes."""
 
 from __future__ import annotations
 

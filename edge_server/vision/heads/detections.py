@@ -1,4 +1,4 @@
-"""Candidates of a head to detections in the frame: sound numbers, suppression, coordinates, names."""
+"""Detections in the frame: valid numbers, suppression, coordinates and names, from a head's candidates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DetectionPlan:
     def read(
         self, outputs: Mapping[str, npt.NDArray[Any]], row: int | None, fit: FittedPicture, *, model: str
     ) -> tuple[Detection, ...]:
-        """Return what was found, best first, boxes cut to the frame; what lies wholly outside it is left out.
+        """Return the detections, best first, with boxes cut to the frame. Boxes outside the frame are left out.
 
         Raises BackendError for outputs of other shapes than the head reads.
         """

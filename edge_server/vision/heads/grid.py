@@ -1,4 +1,4 @@
-"""Cells of the grids that a network lays over its input, in the order of its rows."""
+"""Grid cells of a network's input, in the order of its output rows."""
 
 from __future__ import annotations
 

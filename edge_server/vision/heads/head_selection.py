@@ -1,4 +1,4 @@
-"""Which head reads a model's outputs, and which output is which part of it."""
+"""Selection of the head for a model's outputs, and the role of each output."""
 
 from __future__ import annotations
 

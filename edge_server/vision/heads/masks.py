@@ -1,4 +1,4 @@
-"""Semantic segmentation: scores of classes for each pixel of the network to classes for each pixel of the frame."""
+"""Segmentation head: class scores per network pixel to a class mask of the frame."""
 
 from __future__ import annotations
 

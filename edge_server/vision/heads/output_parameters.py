@@ -1,4 +1,4 @@
-"""What a model's configuration says about its outputs: `parameters` that begin with detection_, class_ or mask_.
+"""Output parameters of a configuration: keys that begin with detection_, class_ or mask_.
 
 All values are strings there; lists are comma-separated. The class names are those of the output that carries the
 classes (`label_filename`, as in Triton).
@@ -208,7 +208,7 @@ class OutputDeclaration:
 
 
 def read_declaration(model: str, parameters: Mapping[str, str]) -> OutputDeclaration:
-    """Return what `parameters` of that model say. Raises BadModelConfig: model, key, expected, given."""
+    """Return the declaration from a model's `parameters`. Raises BadModelConfig: model, key, expected, given."""
     if not any(key.startswith(_PREFIXES) or key == "image_top_k" for key in parameters):
         return OutputDeclaration(None, None, None)
     reader = _Reader(model, parameters)

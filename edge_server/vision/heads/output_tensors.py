@@ -1,4 +1,4 @@
-"""From a model's output tensors to the values of one frame: rows of a batch, number types, shapes."""
+"""Output tensors of one frame: selects its row, converts number types, checks shapes."""
 
 from __future__ import annotations
 

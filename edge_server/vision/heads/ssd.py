@@ -1,4 +1,4 @@
-"""Boxes and scores as two outputs, suppressed outside: SSD, DETR and their like."""
+"""SSD head: boxes and scores as two outputs, suppressed by the server (SSD, DETR and similar)."""
 
 from __future__ import annotations
 

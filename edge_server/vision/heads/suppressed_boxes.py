@@ -1,4 +1,4 @@
-"""Outputs that were suppressed inside the network: chosen boxes with their scores and classes."""
+"""Head for networks that suppress boxes themselves: chosen boxes with scores and classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing the best of many, in time that does not depend on what the numbers are."""
+"""Top-k selection, in time that does not depend on the values."""
 
 from __future__ import annotations
 

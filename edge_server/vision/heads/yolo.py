@@ -1,4 +1,4 @@
-"""Heads with one row an anchor whose boxes are decoded inside the network: YOLOv5, v8, 11 and decoded YOLOX."""
+"""YOLO head: one row per anchor with decoded boxes (YOLOv5, v8, 11 and decoded YOLOX)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YOLOX without its decoding step: offsets and logarithms of sizes, in cells of each grid."""
+"""YOLOX head without the decoding step: offsets and logarithms of sizes, in cells of each grid."""
 
 from __future__ import annotations
 

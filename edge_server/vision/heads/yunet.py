@@ -1,4 +1,4 @@
-"""YuNet: faces with five landmarks, four outputs a grid."""
+"""YuNet head: faces with five landmarks, four outputs per grid."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_way_to_the_driver_allocates_copies_and_tells_faults(way: str, library
     if subprocess.run(try_it, env=environment, capture_output=True, check=False).returncode:
         pytest.skip(f"{library} does not import here")
     ways = repr([item for item in cuda_driver._WAYS if item[0] == library])
-    script = f"from edge_server.backends.tensorrt import cuda\ncuda._WAYS = {ways}\n{SCRIPT}"
+    script = f"from edge_server.backends.tensorrt import cuda_driver as cuda\ncuda._WAYS = {ways}\n{SCRIPT}"
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{way} Device(name='Fake GPU', capability=(8, 6)")

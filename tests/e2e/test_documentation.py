@@ -1,0 +1,114 @@
+"""The commands, links, options and examples of the documentation, as they stand there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+EXAMPLES = ROOT / "docs" / "examples"
+COFFEE = ROOT / "tests" / "data" / "coffee.jpg"
+
+OPTIONS_OF_OTHERS = {
+    "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
+    "--model-repositry",
+}  # fmt: skip
+"""Options of curl, python, the installer and the package builder; and the misspelling in an error message."""
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any) -> Iterator[Any]:
+    with serve(ROOT / "model_repository") as server:
+        yield server
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{target} is not there"
+        if anchor and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor[1:] in slugs, f"{target}{anchor} is no heading"
+
+
+def test_every_option_exists() -> None:
+    known = set(
+        re.findall(r"--[a-z][a-z0-9-]+", "".join(p.read_text() for p in (ROOT / "docs/reference").glob("*.md")))
+    )
+    known |= OPTIONS_OF_OTHERS | {"--help", "--version"}
+    for page in PAGES:
+        if page.parent.name == "reference":
+            continue
+        text = page.read_text()
+        code = re.findall(r"```.*?```", text, re.DOTALL) if page.name != "CONTRIBUTING.md" else []
+        spans = re.findall(r"`[^`\n]+`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        lines = [line for block in code for line in block.splitlines() if "edge-server" in line or "--" in line]
+        for piece in (*spans, *lines):
+            if re.search(r"\b(pip|ruff|pytest|docker|git|apt|openssl)\b", piece):
+                continue
+            for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", piece):
+                assert option in known, f"{page.name}: {option} in {piece!r}"
+
+
+def commands() -> list[Any]:
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"<!-- run -->\s*```sh\n(.*?)\n```\s*<!-- end -->", page.read_text(), re.DOTALL):
+            found += [pytest.param(line, id=f"{page.name}: {line[:60]}") for line in block.splitlines()]
+    return found
+
+
+@pytest.mark.parametrize("line", commands())
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
+def test_a_marked_command_works(line: str, server: Any) -> None:
+    line = line.replace("127.0.0.1:8000", server.http)
+    if line.startswith("edge-server"):
+        line = f"{Path(sys.executable).with_name('edge-server')}{line.removeprefix('edge-server')} --url=http://{server.http}"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_python_examples_work(server: Any) -> None:
+    assert run(sys.executable, EXAMPLES / "infer_http.py", COFFEE, server.http).startswith("0.949 espresso")
+    assert run(sys.executable, EXAMPLES / "infer_grpc.py", server.grpc) == "probabilities (1, 1000)\n"
+    portrait = ROOT / "edge_server" / "cli" / "sources" / "demo.jpg"
+    lines = run(sys.executable, EXAMPLES / "camera_stream.py", portrait, server.grpc).splitlines()
+    assert all(re.fullmatch(r"frame \d+: 0\.9\d at 17\d,6\d", line) for line in lines), lines
+    assert lines
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_the_javascript_example_works(server: Any) -> None:
+    assert run("node", EXAMPLES / "infer.js", COFFEE, server.http).startswith("0.949 espresso")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_the_cpp_example_works(server: Any, tmp_path: Path) -> None:
+    program = tmp_path / "infer"
+    run("g++", "-std=c++17", "-Wall", "-Wextra", "-o", program, EXAMPLES / "infer.cpp")
+    assert ":espresso" in run(program, COFFEE, *server.http.split(":"))
+
+
+def test_the_ros2_example_compiles() -> None:
+    """It runs against a live ROS 2 only, which no test here has."""
+    compile((EXAMPLES / "ros2_detections.py").read_text(), "ros2_detections.py", "exec")
