@@ -61,7 +61,7 @@ _HEAD_END = b"\r\n\r\n"
 _EMPTY_LINE = b"\r\n"
 
 _METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
-"""Begin of a request. Other bytes are refused at once, without waiting for the end of a head."""
+"""Start of a request. Other bytes are refused at once, without waiting for the end of a head."""
 
 _DISCARDED = DiscardedBody()
 
@@ -206,7 +206,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_closing = False
         self._idle_ticks = 0
         self._head_ticks = 0
-        """Ticks since the begin of the head; during a body, ticks since the last check of its rate."""
+        """Ticks since the start of the head; during a body, ticks since the last check of its rate."""
         self._filled_before = 0
         """Bytes of the body at that check."""
         self._read_progress = ReadProgress()
