@@ -36,7 +36,7 @@ from edge_server.serving.routing.variants import Variants, marked
 from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.tracing import Traces
 
 EXTENSIONS = (
     "classification",

@@ -77,6 +77,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "s3fs": (),
     "redis": ("serving/cache/redis_store.py",),
     "onnx": (),
+    "orjson": ("frontends/v2/json_parser.py",),
     "opentelemetry": ("telemetry/opentelemetry_export.py",),
     "rclpy": ("ros/ros2_package/",),
     "tritonclient": (),

@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     output = options.output or Path(f"{options.recording.name.removesuffix('.mcap')}_{options.model}.mcap")
     types = MessageTypes()
     with TopicRecording(options.recording, types) as recording, RecordingWriter(output, types) as writer:
-        topic, count = recording.choose(options.topic)
+        topic, count = recording.choose_topic(options.topic)
         with ProgressBar(count) as progress:
             summary = TopicReplay(parameters, writer, progress.show, progress.tell).run(recording.frames(topic))
     print(summary_in_words(summary, f"{options.recording} {topic}"))

@@ -1,8 +1,8 @@
-"""The Python client of the frame stream: needs grpcio and numpy, and nothing of the server.
+"""Python client for frame streams. It needs grpcio and numpy, and no part of the server.
 
-Programs import everything from here; `FrameStream` is for threads, `AioFrameStream` for asyncio. What they have in
-common is free of both: `conversation` (what is said), `flow` (credit and counts), `pictures` (images to frames),
-`connection`, `failure`. May import core, errors and the codec of protocol. Used by the command line and `ros`.
+Programs import everything from here: `FrameStream` is for threads, `AioFrameStream` for asyncio. Both use
+`stream_protocol` (messages), `flow_control` (credit and counts), `pictures` (images to frames), `endpoint` (address and
+TLS) and `stream_errors`. May import core, errors and the codec of protocol. Used by the command line and `ros`.
 """
 
 from edge_server.client.asyncio_stream import AioFrameStream

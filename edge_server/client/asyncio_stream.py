@@ -1,4 +1,4 @@
-"""A camera's stream for programs of asyncio."""
+"""Frame stream client for asyncio."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import grpc.aio
 from edge_server.client.endpoint import ServerEndpoint, Tls
 from edge_server.client.flow_control import BackOff, Counters
 from edge_server.client.pictures import Image, Stamp
-from edge_server.client.stream_errors import StreamError, from_status
-from edge_server.client.stream_protocol import Conversation, Listeners
+from edge_server.client.stream_errors import StreamError, status_error
+from edge_server.client.stream_protocol import Callbacks, StreamProtocol
 from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, Returns, StreamOpened
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
 _REASON_LOST = "Internal error from Core"
-"""What grpc.aio says for ever instead of why a call ended, if a message was written after its end had come and before
-the loop heard of it."""
+"""Details of grpc.aio instead of the reason why a call ended, if a message is written between the end of the call and
+the moment when the loop learns of it."""
 
 
 class AioFrameStream:
-    """As FrameStream, for one event loop: every method is called in it, and the callbacks are."""
+    """FrameStream for one event loop: call all methods on it; the callbacks run on it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AioFrameStream:
         on_broken: Callable[[StreamError], None] | None = None,
     ) -> None:
         self._endpoint = ServerEndpoint(address, tls, credentials, metadata, channel_options)
-        self._conversation = Conversation(
+        self._protocol = StreamProtocol(
             address,
             model,
             version=version,
@@ -62,12 +62,12 @@ class AioFrameStream:
             reconnects=reconnects,
             back_off=back_off,
         )
-        self._listeners = Listeners(on_opened, on_dropped, on_broken)
-        self._news = _News()
-        self._link: _AioLink | None = None
+        self._callbacks = Callbacks(on_opened, on_dropped, on_broken)
+        self._changed = _ChangeSignal()
+        self._connection: _AioConnection | None = None
         self._is_closed = False
         self._is_reading = False
-        self._pump: asyncio.Task[None] | None = None
+        self._sender: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> AioFrameStream:
         return self
@@ -77,15 +77,15 @@ class AioFrameStream:
 
     @property
     def stream_id(self) -> str:
-        return self._conversation.stream_id
+        return self._protocol.stream_id
 
     @property
     def opened(self) -> StreamOpened | None:
-        """What the server said of the latest connection; None before the first."""
-        return self._conversation.opened
+        """The server's first message on the latest connection; None before the first connection."""
+        return self._protocol.opened
 
     def counters(self) -> Counters:
-        return self._conversation.flow.counters()
+        return self._protocol.flow.counters()
 
     def send(
         self,
@@ -103,8 +103,8 @@ class AioFrameStream:
         age_us: int = 0,
         copies: bool = True,
     ) -> None:
-        """Offer a frame as FrameStream.send does: it waits for nothing, and is no coroutine."""
-        frame = self._conversation.frame(
+        """Offer a frame, like FrameStream.send. Never waits; not a coroutine."""
+        frame = self._protocol.make_frame(
             image,
             header=header,
             stamp=stamp,
@@ -120,141 +120,156 @@ class AioFrameStream:
         )
         if self._is_over:
             raise ValueError(f"frame stream '{self.stream_id}' is {'closed' if self._is_closed else 'finished'}")
-        self._conversation.flow.offer(frame, time.monotonic())
-        self._news.tell()
+        self._protocol.flow.offer(frame, time.monotonic())
+        self._changed.notify()
 
     async def wait_for_room(self) -> bool:
-        """Wait until a frame can be offered that makes no other give way; False when the stream is over."""
-        await self._news.wait_for(lambda: self._is_over or self._conversation.flow.has_room)
+        """Wait until a frame can be offered without replacing another one. Return False when the stream has ended."""
+        await self._changed.wait_for(lambda: self._is_over or self._protocol.flow.has_room)
         return not self._is_over
 
     def finish(self) -> None:
-        """Offer no more frames: `results` ends when those offered were answered."""
-        self._conversation.is_finished = True
-        self._news.tell()
+        """Declare that no more frames follow: `results` ends after the results of the offered frames."""
+        self._protocol.is_finished = True
+        self._changed.notify()
 
     async def results(
         self, frames: AsyncIterable[Image | Frame] | Iterable[Image | Frame] | None = None, **layout: Any
     ) -> AsyncIterator[FrameResult]:
-        """Yield results as FrameStream.results does. `frames` are sent by a task; reading them must not block."""
+        """Yield results, like FrameStream.results. A task sends `frames`; iterating over them must not block."""
         if self._is_reading:
             raise ValueError(f"the results of frame stream '{self.stream_id}' are being taken already")
         self._is_reading = True
         try:
             if frames is not None:
-                if self._pump is not None:
+                if self._sender is not None:
                     raise ValueError(f"frame stream '{self.stream_id}' was given frames already")
-                self._pump = asyncio.create_task(self._send_all(frames, layout))
-            while (link := self._connected()) is not None:
-                async for result in self._read(link):
+                self._sender = asyncio.create_task(self._send_all(frames, layout))
+            while (connection := self._open_connection()) is not None:
+                async for result in self._read(connection):
                     yield result
-            if self._pump is not None and not self._is_closed:
-                await self._pump
+            if self._sender is not None and not self._is_closed:
+                await self._sender
         finally:
             self._is_reading = False
 
     async def close(self) -> None:
-        """End the stream at once; what waits is dropped, what is under way counts as lost."""
+        """End the stream at once. Waiting frames are dropped, frames in flight count as lost."""
         self._is_closed = True
-        self._conversation.flow.clear()
-        self._conversation.flow.disconnect()
-        self._news.tell()
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
-        if self._pump is not None and self._pump is not asyncio.current_task():
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
+        self._protocol.flow.clear()
+        self._protocol.flow.disconnect()
+        self._changed.notify()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+        if self._sender is not None and self._sender is not asyncio.current_task():
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
 
     @property
     def _is_over(self) -> bool:
-        return self._is_closed or self._conversation.is_finished
+        return self._is_closed or self._protocol.is_finished
 
-    def _connected(self) -> _AioLink | None:
-        """Return the connection, a new one when there is none; None when the stream is over."""
-        finished = self._conversation.is_finished and self._conversation.flow.is_empty
-        if self._is_closed or (finished and self._link is None):
+    def _open_connection(self) -> _AioConnection | None:
+        """Return the connection, a new one if there is none, or None when the stream has ended."""
+        finished = self._protocol.is_finished and self._protocol.flow.is_empty
+        if self._is_closed or (finished and self._connection is None):
             return None
-        if self._link is None:
-            self._link = _AioLink(self._endpoint, self._news, self._conversation)
-        return self._link
+        if self._connection is None:
+            self._connection = _AioConnection(self._endpoint, self._changed, self._protocol)
+        return self._connection
 
-    async def _read(self, link: _AioLink) -> AsyncIterator[FrameResult]:
-        """Yield the results of one connection; when it ends, wait until it is time for the next one."""
+    async def _read(self, connection: _AioConnection) -> AsyncIterator[FrameResult]:
+        """Yield the results of one connection. After its end, wait for the time of the next attempt."""
         error: StreamError | None = None
         try:
-            while (data := await link.read()) is not None:
+            while (data := await connection.read_message()) is not None:
                 if self._is_closed:
                     return
-                message = self._conversation.hear(data)
-                self._news.tell()
+                message = self._protocol.receive(data)
+                self._changed.notify()
                 if isinstance(message, FrameResult):
                     yield message
                 else:
-                    self._listeners.tell(message)
+                    self._callbacks.call(message)
         except grpc.aio.AioRpcError as broken:
-            # As if the server had ended the call well: another try will be told the reason, should it still hold.
+            # Treat it as a normal end of the call: the next attempt gets the reason, if it still applies.
             if broken.details() != _REASON_LOST:
-                error = from_status(broken.code(), broken.details(), self._endpoint.address)
-        except StreamError as garbage:
-            error = garbage
+                error = status_error(broken.code(), broken.details(), self._endpoint.address)
+        except StreamError as unreadable:
+            error = unreadable
         except asyncio.CancelledError:
-            # Reading a call that `close` cancelled raises this too; a task that is cancelled itself must end.
+            # Reading a call that `close` has cancelled raises this too; but if this task is cancelled, it must end.
             if not self._is_closed:
                 raise
-        await self._lose(link, error)
+        await self._end_connection(connection, error)
 
-    async def _lose(self, link: _AioLink, error: StreamError | None) -> None:
-        await link.close()
+    async def _end_connection(self, connection: _AioConnection, error: StreamError | None) -> None:
+        await connection.close()
         if self._is_closed:
             return
-        self._link = None
-        delay_s, why = self._conversation.end(error, random.random())
-        if why is not None and self._listeners.on_broken is not None:
-            self._listeners.on_broken(why)
+        self._connection = None
+        delay_s, why = self._protocol.end_connection(error, random.random())
+        if why is not None and self._callbacks.on_broken is not None:
+            self._callbacks.on_broken(why)
         if delay_s is not None:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait_for(lambda: self._is_closed), delay_s)
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._is_closed), delay_s)
 
     async def _send_all(self, frames: AsyncIterable[Image | Frame] | Iterable[Image | Frame], layout: Any) -> None:
         try:
-            async for frame in _each(frames):
-                if self._conversation.keeps_all:
-                    await self.wait_for_room()
-                if self._is_over:
-                    return
-                self.send(frame, **layout)
+            if isinstance(frames, AsyncIterable):
+                async for frame in frames:
+                    if not await self._send_one(frame, layout):
+                        return
+            else:
+                for frame in frames:
+                    if not await self._send_one(frame, layout):
+                        return
+                    # Without `keeps_all` nothing else waits here: let other tasks of the loop run.
+                    await asyncio.sleep(0)
         finally:
             self.finish()
 
+    async def _send_one(self, frame: Image | Frame, layout: Any) -> bool:
+        """Send one frame, after waiting for room if the stream `keeps_all`; False when the stream has ended."""
+        if self._protocol.keeps_all:
+            await self.wait_for_room()
+        if self._is_over:
+            return False
+        self.send(frame, **layout)
+        return True
 
-class _News:
-    """Wakes tasks that wait for a condition whenever something changed."""
+
+class _ChangeSignal:
+    """Wakes tasks that wait for a condition, after each change."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
+        """Report a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition is true."""
         while not condition():
             await self._changed.wait()
 
 
-class _AioLink:
+class _AioConnection:
     """One connection: its channel, its call, and the task that writes frames to it."""
 
-    def __init__(self, endpoint: ServerEndpoint, news: _News, conversation: Conversation) -> None:
-        self._news = news
-        self._conversation = conversation
+    def __init__(self, endpoint: ServerEndpoint, changed: _ChangeSignal, protocol: StreamProtocol) -> None:
+        self._changed = changed
+        self._protocol = protocol
         self._channel = endpoint.channel(grpc.aio)
         self._call = self._channel.stream_stream(STREAM_PATH)(metadata=tuple(endpoint.metadata) or None)
-        self._writer = asyncio.create_task(self._write(conversation.connect()))
+        self._writer = asyncio.create_task(self._write(protocol.connect()))
 
-    async def read(self) -> bytes | None:
-        """Return the server's next message, None when it ended the call well. Raises AioRpcError when not."""
+    async def read_message(self) -> bytes | None:
+        """Return the server's next message, or None after a normal end. Raises AioRpcError after an error."""
         data = await self._call.read()
         if data is not grpc.aio.EOF:
             return bytes(data)
@@ -267,32 +282,22 @@ class _AioLink:
         return None
 
     async def close(self) -> None:
+        """Cancel the call and close the channel."""
         self._call.cancel()
         self._writer.cancel()
         await asyncio.wait([self._writer])
         await self._channel.close()
 
     async def _write(self, opening: bytes) -> None:
-        """Write what there is leave for. How the call ended is for its reader to tell."""
-        flow = self._conversation.flow
+        """Write the frames that may be sent. The reader of the call reports its errors."""
+        flow = self._protocol.flow
         with suppress(grpc.RpcError, asyncio.InvalidStateError):
             await self._call.write(opening)
             while True:
-                await self._news.wait_for(lambda: flow.may_send or (self._conversation.is_finished and flow.is_empty))
-                frame = flow.take(time.monotonic())
+                await self._changed.wait_for(lambda: flow.may_send or (self._protocol.is_finished and flow.is_empty))
+                frame = flow.take_frame(time.monotonic())
                 if frame is None:
                     break
-                self._news.tell()
+                self._changed.notify()
                 await self._call.write(encode_client_message(frame))
             await self._call.done_writing()
-
-
-async def _each(frames: AsyncIterable[Image | Frame] | Iterable[Image | Frame]) -> AsyncIterator[Image | Frame]:
-    if isinstance(frames, AsyncIterable):
-        async for frame in frames:
-            yield frame
-    else:
-        for frame in frames:
-            yield frame
-            # Where nothing else is waited for, as without `keeps_all`, the loop's other tasks must get their turn.
-            await asyncio.sleep(0)

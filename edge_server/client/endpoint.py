@@ -1,4 +1,4 @@
-"""Where a stream goes and how: address, TLS, keepalive."""
+"""Server address of a client stream: TLS files, credentials and gRPC channel options."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import grpc
 
 KEEPALIVE_S = 10.0
-"""A peer that is silent that long while a frame is under way is asked whether it lives."""
+"""Silence of the server, with a frame in flight, after which gRPC sends a keepalive ping."""
 
 _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Every try is a channel of its own: one that shared its connection, and gRPC's own waiting times with it, would be
-    # refused for as long as those last.
+    # Each attempt has a channel of its own. A shared one would also share gRPC's back-off, and refuse the attempt as
+    # long as that lasts.
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's limit for one attempt to connect.
     ("grpc.min_reconnect_backoff_ms", 5_000),
@@ -27,9 +27,9 @@ _CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files for a server that speaks TLS; none of them: what this machine trusts, and no client certificate.
+    """PEM files for a server with TLS. Without files: the certificates trusted by this machine, no client certificate.
 
-    `server_name` stands in for the address when the certificate is checked.
+    `server_name` replaces the address in the check of the server's certificate.
     """
 
     root_certificates: str | Path = ""
@@ -48,7 +48,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class ServerEndpoint:
-    """`address` is "host:port" or "unix:/path". `credentials` are grpcio's, for what Tls cannot say."""
+    """Address and channel options. `address` is "host:port" or "unix:/path". `credentials` of grpcio replace `tls`."""
 
     address: str
     tls: Tls | None = None
@@ -57,7 +57,7 @@ class ServerEndpoint:
     options: Sequence[tuple[str, Any]] = field(default=())
 
     def channel(self, library: Any) -> Any:
-        """Return a channel of `library`: grpc, or grpc.aio."""
+        """Return a new channel of `library`: grpc or grpc.aio."""
         options = [*_CHANNEL_OPTIONS, *self.options]
         credentials = self.credentials
         if self.tls is not None:

@@ -1,6 +1,6 @@
-"""What a client counts and when it may send: frames that wait, credit, and how long to wait before another try.
+"""Flow control of a client stream: waiting frames, send credit, counts, and back-off before a new attempt.
 
-No threads, no clock, no wire: the caller holds its own lock around every method and says what time it is.
+No threads, no clock, no network: the caller holds its lock around each method and passes the time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 
 from edge_server.core.frame import DropReason, Frame
 
-_MOST_AGE_US = (1 << 32) - 1
+_MAX_AGE_US = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What became of the frames, over all connections, at one moment.
+    """Counts of a stream's frames, over all connections.
 
     offered = sent + dropped_here + waiting, and sent = answered + sum(dropped.values()) + in_flight + lost.
-    `dropped_here`: a newer frame came, or the stream was closed, before there was leave to send. `dropped`: by the
-    server, as its results told. `lost`: neither answered nor told of when their connection ended.
+    `dropped_here`: replaced by a newer frame, or the stream was closed, before they could be sent. `dropped`: dropped
+    by the server, as reported in its results. `lost`: without a result or report when their connection ended.
     """
 
     offered: int = 0
@@ -35,22 +35,22 @@ class Counters:
 
 
 class FlowControl:
-    """The frames of one stream on the client's side. The newest wins; never more are sent than the server allows.
+    """Waiting and sent frames of one stream. A newer frame replaces an older one; the server limits the sent ones.
 
-    At most `depth` frames wait, and at most `most_in_flight` are under way; 0: as many as the server allows.
+    At most `depth` frames wait, and at most `max_in_flight` are in flight; 0 means as many as the server allows.
     """
 
-    def __init__(self, depth: int, most_in_flight: int = 0) -> None:
+    def __init__(self, depth: int, max_in_flight: int = 0) -> None:
         self._depth = max(depth, 1)
-        self._most_in_flight = most_in_flight
+        self._max_in_flight = max_in_flight
         self._waiting: deque[tuple[float, Frame]] = deque()
         self._offered = self._sent = self._dropped_here = self._answered = self._lost = self._connections = 0
-        self._dropped_here_told = 0
+        self._dropped_here_reported = 0
         self._dropped: Counter[DropReason] = Counter()
-        self._begin()
+        self._reset_connection()
 
-    def _begin(self) -> None:
-        """Set what is counted by connection."""
+    def _reset_connection(self) -> None:
+        """Reset the counts of a connection."""
         self._frames_allowed = self._sent_now = self._in_flight = 0
         self._noticed: Counter[DropReason] = Counter()
         self._notices_due: Counter[DropReason] = Counter()
@@ -61,7 +61,7 @@ class FlowControl:
 
     @property
     def has_room(self) -> bool:
-        """Whether a frame can be offered that makes no other give way."""
+        """Whether a frame can be offered without replacing another one."""
         return len(self._waiting) < self._depth
 
     @property
@@ -72,10 +72,10 @@ class FlowControl:
     def may_send(self) -> bool:
         if not self._waiting or self._sent_now >= self._frames_allowed:
             return False
-        return not self._most_in_flight or self._in_flight < self._most_in_flight
+        return not self._max_in_flight or self._in_flight < self._max_in_flight
 
     def offer(self, frame: Frame, now_s: float) -> None:
-        """Put in a frame; the oldest gives way when there are more than `depth`."""
+        """Add a frame; the oldest one is dropped when there are more than `depth`."""
         self._offered += 1
         self._waiting.append((now_s, frame))
         if len(self._waiting) > self._depth:
@@ -83,16 +83,16 @@ class FlowControl:
             self._dropped_here += 1
 
     def connect(self) -> None:
-        """A new connection begins, and any before it ended; nothing may be sent until the server allows it."""
+        """Start a new connection, and end the previous one. Nothing may be sent until the server allows it."""
         self.disconnect()
         self._connections += 1
 
     def allow(self, frames_allowed: int) -> None:
-        """Take what the server's message says about how many frames may be sent on this connection in all."""
+        """Set the total number of frames that the server allows on this connection."""
         self._frames_allowed = max(self._frames_allowed, frames_allowed)
 
-    def take(self, now_s: float) -> Frame | None:
-        """Return the frame to send now, its age grown by the time it waited; None when there is none or no leave."""
+    def take_frame(self, now_s: float) -> Frame | None:
+        """Return the next frame to send, or None if there is none or no credit. Its age includes the time it waited."""
         if not self.may_send:
             return None
         since_s, frame = self._waiting.popleft()
@@ -100,54 +100,56 @@ class FlowControl:
         self._sent_now += 1
         self._in_flight += 1
         age_us = frame.age_us + max(0, round((now_s - since_s) * 1e6))
-        return replace(frame, age_us=min(age_us, _MOST_AGE_US))
+        return replace(frame, age_us=min(age_us, _MAX_AGE_US))
 
-    def settle(self, dropped: Mapping[DropReason, int]) -> None:
-        """Count one result, and the drops since the one before that it tells of.
+    def count_result(self, dropped: Mapping[DropReason, int]) -> None:
+        """Count one result, and the drops that it reports since the previous result.
 
-        Counts beyond what was sent on this connection are the server's mistake and are left out.
+        Counts that exceed the sent frames of this connection are an error of the server, and are ignored.
         """
-        self._answered += self._land(1)
+        self._answered += self._end_flight(1)
         for reason, count in dropped.items():
             self._notices_due[reason] += count - self._noticed[reason]
-            self._drop(reason, count - self._noticed[reason])
+            self._count_dropped(reason, count - self._noticed[reason])
         self._noticed.clear()
 
-    def drops_to_tell(self, dropped: Mapping[DropReason, int]) -> dict[DropReason, int]:
-        """Return the server's drops of one result, and with them the frames that gave way here since the last call."""
-        here, self._dropped_here_told = self._dropped_here - self._dropped_here_told, self._dropped_here
+    def drops_to_report(self, dropped: Mapping[DropReason, int]) -> dict[DropReason, int]:
+        """Return the server's drops of one result plus the frames replaced here since the last call."""
+        here, self._dropped_here_reported = self._dropped_here - self._dropped_here_reported, self._dropped_here
         newer = dropped.get(DropReason.NEWER, 0) + here
         return {**dropped, DropReason.NEWER: newer} if here else dict(dropped)
 
-    def notice(self, reason: DropReason) -> None:
-        """Count a drop that is told at once; the next result will tell of it too, or the last one did already."""
+    def count_drop_notice(self, reason: DropReason) -> None:
+        """Count a drop from a notice. The next result reports it too, or the last one has done so already."""
         if self._notices_due[reason] > 0:
             self._notices_due[reason] -= 1
         else:
             self._noticed[reason] += 1
-            self._drop(reason, 1)
+            self._count_dropped(reason, 1)
 
-    def _drop(self, reason: DropReason, count: int) -> None:
-        landed = self._land(max(count, 0))
+    def _count_dropped(self, reason: DropReason, count: int) -> None:
+        landed = self._end_flight(max(count, 0))
         if landed:
             self._dropped[reason] += landed
 
-    def _land(self, count: int) -> int:
+    def _end_flight(self, count: int) -> int:
+        """Remove up to `count` frames from those in flight, and return their number."""
         landed = min(count, self._in_flight)
         self._in_flight -= landed
         return landed
 
     def disconnect(self) -> None:
-        """The connection ended: what was not answered on it never will be."""
+        """End the connection: its frames without a result are lost."""
         self._lost += self._in_flight
-        self._begin()
+        self._reset_connection()
 
     def clear(self) -> None:
-        """Drop what waits."""
+        """Drop the waiting frames."""
         self._dropped_here += len(self._waiting)
         self._waiting.clear()
 
     def counters(self) -> Counters:
+        """Return the counts now."""
         return Counters(
             offered=self._offered,
             sent=self._sent,
@@ -163,9 +165,9 @@ class FlowControl:
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """How long to wait before the next try: twice as long each time, from `first_s` to at most `most_s`.
+    """Wait before a new attempt: doubles each time, from `first_s` to at most `most_s`.
 
-    Up to the share `jitter` (0 to 1) of it is taken off at random, so that many cameras do not come back at once.
+    A random part of it, up to the share `jitter` (0 to 1), is subtracted, so that many cameras do not return at once.
     """
 
     first_s: float = 0.1
@@ -177,7 +179,7 @@ class BackOff:
             raise ValueError(f"back-off needs 0 < first_s <= most_s and 0 <= jitter <= 1, got {self}")
 
     def delay_s(self, failures: int, chance: float) -> float:
-        """Return the wait after so many failures in a row, 1 or more. `chance` is a random number, 0 to 1."""
-        # Beyond 2**30 the bound has long been reached, and the power must not overflow.
+        """Return the wait after `failures` consecutive failures, at least 1. `chance` is a random number, 0 to 1."""
+        # The limit is reached long before 2**30; the power must not overflow.
         grown = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
         return grown * (1 - self.jitter * chance)

@@ -1,4 +1,4 @@
-"""What a camera hands over, as a Frame: arrays, raw bytes, JPEG and PNG files, regions of shared memory."""
+"""Conversion of camera images to frames: arrays, raw bytes, JPEG and PNG files, regions of shared memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ENCODINGS = {
     ("uint16", 1): "mono16",
     ("float32", 1): "32FC1",
 }
-"""Element type and channels -> the encoding of an array that comes without one; colours as OpenCV has them."""
+"""Element type and channels -> default encoding of an array; colours in OpenCV's order."""
 
 
-def header_of(stamp: Stamp | None, frame_id: str, seq: int) -> FrameHeader:
-    """Return a header. `stamp`: seconds, or (seconds, nanoseconds) where a float is too coarse; None is now."""
+def make_header(stamp: Stamp | None, frame_id: str, seq: int) -> FrameHeader:
+    """Return a header. `stamp` is in seconds, or (seconds, nanoseconds) for full precision; None means now."""
     if stamp is None:
         sec, nanosec = divmod(time.time_ns(), _NS)
     elif isinstance(stamp, tuple):
@@ -37,7 +37,7 @@ def header_of(stamp: Stamp | None, frame_id: str, seq: int) -> FrameHeader:
     return FrameHeader(sec, nanosec, frame_id, seq)
 
 
-def frame_of(
+def make_frame(
     image: Image,
     header: FrameHeader,
     *,
@@ -52,10 +52,10 @@ def frame_of(
 ) -> Frame:
     """Return a frame of `image`.
 
-    An array tells its height, width, step and byte order itself; without `encoding` it is bgr8, bgra8, mono8, mono16
-    or 32FC1. Bytes that begin as JPEG or PNG do are such a file; other bytes, and regions, need `encoding`, `height`
-    and `width`, or `format`. `copies`: what can still be changed by the caller is copied; immutable bytes never are.
-    Raises InvalidRequest when the picture is none, or more must be said about it.
+    Height, width, step and byte order of an array are known; its default `encoding` is bgr8, bgra8, mono8, mono16 or
+    32FC1. Bytes can be a JPEG or PNG file; other bytes, and regions, need `encoding`, `height` and `width`, or
+    `format`. With `copies`, data that the caller can change are copied; immutable bytes never are. Raises
+    InvalidRequest for an invalid image, or one without the required description.
     """
     if isinstance(image, np.ndarray):
         return _from_array(image, header, encoding, age_us, copies)
@@ -63,9 +63,10 @@ def frame_of(
         data: Buffer = b""
         region: RegionSlice | None = image
     else:
-        data, region = _bytes(image, copies), None
+        data, region = _as_buffer(image, copies), None
         if not format and not encoding:
-            format = _sniff(data)
+            begin = bytes(data[:8])
+            format = next((name for magic, name in _MAGIC if begin.startswith(magic)), "")
     if not format and not (encoding and height and width):
         raise InvalidRequest(
             "a picture that is neither an array nor a JPEG or PNG file needs its encoding, height and width (or its "
@@ -85,7 +86,9 @@ def _from_array(image: npt.NDArray[Any], header: FrameHeader, encoding: str, age
     order = image.dtype.byteorder
     is_bigendian = order == ">" or (order == "=" and not _IS_LITTLE)
     packed = np.ascontiguousarray(image)
-    data: Buffer = packed.tobytes() if copies and np.may_share_memory(packed, image) else _view(packed)
+    data: Buffer = (
+        packed.tobytes() if copies and np.may_share_memory(packed, image) else packed.reshape(-1).view(np.uint8).data
+    )
     step = packed.strides[0]
     return Frame(header, image.shape[0], image.shape[1], encoding, step, is_bigendian, age_us=age_us, data=data)
 
@@ -93,11 +96,8 @@ def _from_array(image: npt.NDArray[Any], header: FrameHeader, encoding: str, age
 _IS_LITTLE = np.dtype("<u2") == np.dtype("=u2")
 
 
-def _view(packed: npt.NDArray[Any]) -> memoryview:
-    return packed.reshape(-1).view(np.uint8).data
-
-
-def _bytes(image: Buffer, copies: bool) -> Buffer:
+def _as_buffer(image: Buffer, copies: bool) -> Buffer:
+    """Return the bytes of an image, copied if `copies` and they can change. Raises InvalidRequest for another type."""
     if isinstance(image, bytes):
         return image
     try:
@@ -107,8 +107,3 @@ def _bytes(image: Buffer, copies: bool) -> Buffer:
             f"a picture must be an array, bytes, a RegionSlice or a Frame, got {type(image).__name__}"
         ) from None
     return view.tobytes() if copies or not view.c_contiguous else view.cast("B")
-
-
-def _sniff(data: Buffer) -> str:
-    begin = bytes(data[:8])
-    return next((name for magic, name in _MAGIC if begin.startswith(magic)), "")

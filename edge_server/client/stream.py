@@ -1,4 +1,4 @@
-"""A camera's stream for programs with threads."""
+"""Frame stream client for programs with threads."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import grpc
 from edge_server.client.endpoint import ServerEndpoint, Tls
 from edge_server.client.flow_control import BackOff, Counters
 from edge_server.client.pictures import Image, Stamp
-from edge_server.client.stream_errors import StreamError, from_status
-from edge_server.client.stream_protocol import Conversation, Listeners
+from edge_server.client.stream_errors import StreamError, status_error
+from edge_server.client.stream_protocol import Callbacks, StreamProtocol
 from edge_server.core.frame import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, Returns, StreamOpened
 from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
 
-_PUMP_END_S = 2.0
+_SENDER_END_S = 2.0
 
 
 class FrameStream:
-    """Send frames from any thread, and take results in one.
+    """Stream of frames to a model: any thread sends frames, one thread reads the results.
 
-    `stream_id` names the camera, and is made up when "". `delivery.depth` is how many frames wait here too. With
-    `keeps_all` a frame is sent only when its place in the server's mailbox is free, so that none has to give way: for
-    files. A connection that breaks is made anew, after a wait that grows (`back_off`), unless not `reconnects`.
-    `on_broken` hears why each time, `on_opened` what serves the stream, `on_dropped` of each drop if the delivery asks
-    for notices; they are called on the thread that takes results. Connections are made and read by `results`.
+    `stream_id` names the camera; "" means a random one. `delivery.depth` also limits the frames that wait here. With
+    `keeps_all` a frame is sent only when it replaces no other one in the server's mailbox: use it for files. A broken
+    connection is opened again, after an increasing wait (`back_off`), if `reconnects`. `on_broken` gets the reason each
+    time, `on_opened` the server's first message, `on_dropped` each drop if the delivery asks for notices. They are
+    called on the thread that reads the results. `results` opens and reads the connections.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FrameStream:
         on_broken: Callable[[StreamError], None] | None = None,
     ) -> None:
         self._endpoint = ServerEndpoint(address, tls, credentials, metadata, channel_options)
-        self._conversation = Conversation(
+        self._protocol = StreamProtocol(
             address,
             model,
             version=version,
@@ -65,12 +65,12 @@ class FrameStream:
             reconnects=reconnects,
             back_off=back_off,
         )
-        self._listeners = Listeners(on_opened, on_dropped, on_broken)
+        self._callbacks = Callbacks(on_opened, on_dropped, on_broken)
         self._changed = threading.Condition()
-        self._link: _Link | None = None
+        self._connection: _Connection | None = None
         self._is_closed = False
         self._is_reading = False
-        self._pump: _Pump | None = None
+        self._sender: _FrameSender | None = None
 
     def __enter__(self) -> FrameStream:
         return self
@@ -80,16 +80,16 @@ class FrameStream:
 
     @property
     def stream_id(self) -> str:
-        return self._conversation.stream_id
+        return self._protocol.stream_id
 
     @property
     def opened(self) -> StreamOpened | None:
-        """What the server said of the latest connection; None before the first."""
-        return self._conversation.opened
+        """The server's first message on the latest connection; None before the first connection."""
+        return self._protocol.opened
 
     def counters(self) -> Counters:
         with self._changed:
-            return self._conversation.flow.counters()
+            return self._protocol.flow.counters()
 
     def send(
         self,
@@ -107,16 +107,16 @@ class FrameStream:
         age_us: int = 0,
         copies: bool = True,
     ) -> None:
-        """Offer a frame; the oldest one that waits gives way to it. Never blocks, from any thread.
+        """Offer a frame; it replaces the oldest waiting one if necessary. Never blocks; for any thread.
 
-        An array (height, width[, channels]) says all but its `encoding` (bgr8, bgra8, mono8, mono16 or 32FC1 when
-        none is given). Bytes may be a JPEG or PNG file; other bytes, and a RegionSlice, need `height`, `width` and
-        `encoding`, or `format`. A Frame is sent as it is and must not be changed any more, and neither may an array be
-        when not `copies`. Without a `header`, one is made of `stamp` (seconds, or seconds and nanoseconds; None is
-        now), `frame_id` and a running number. `age_us`: how old the picture is already. Raises InvalidRequest when the
-        picture is none, ValueError on a stream that is closed or finished.
+        An array has the shape (height, width[, channels]); its default `encoding` is bgr8, bgra8, mono8, mono16 or
+        32FC1. Bytes can be a JPEG or PNG file; other bytes, and a RegionSlice, need `height`, `width` and `encoding`,
+        or `format`. Do not change a Frame after this call, nor an array without `copies`. Without a `header`, one is
+        made from `stamp` (seconds, or seconds and nanoseconds; None means now), `frame_id` and a running number.
+        `age_us` is the age of the image. Raises InvalidRequest for an invalid image, ValueError when the stream is
+        closed or finished.
         """
-        frame = self._conversation.frame(
+        frame = self._protocol.make_frame(
             image,
             header=header,
             stamp=stamp,
@@ -133,137 +133,135 @@ class FrameStream:
         with self._changed:
             if self._is_over:
                 raise ValueError(f"frame stream '{self.stream_id}' is {'closed' if self._is_closed else 'finished'}")
-            self._conversation.flow.offer(frame, time.monotonic())
+            self._protocol.flow.offer(frame, time.monotonic())
             self._changed.notify_all()
 
     def wait_for_room(self, timeout_s: float | None = None) -> bool:
-        """Wait until a frame can be offered that makes no other give way; False when the stream or the time is over."""
+        """Wait until a frame can be offered without replacing another one; False after the timeout or the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._conversation.flow.has_room, timeout_s)
-            return not self._is_over and self._conversation.flow.has_room
+            self._changed.wait_for(lambda: self._is_over or self._protocol.flow.has_room, timeout_s)
+            return not self._is_over and self._protocol.flow.has_room
 
     def finish(self) -> None:
-        """Offer no more frames: `results` ends when those offered were answered. Any thread, any number of times."""
+        """Declare that no more frames follow: `results` ends after the results of the offered frames. For any
+        thread."""
         with self._changed:
-            self._conversation.is_finished = True
+            self._protocol.is_finished = True
             self._changed.notify_all()
 
     def results(self, frames: Iterable[Image | Frame] | None = None, **layout: Any) -> Iterator[FrameResult]:
         """Yield results in the order of the frames, over all connections, until the stream is finished or closed.
 
-        A frame that failed has `error_code` and `error` set. `frames` are sent meanwhile by a thread of their own,
-        with `layout` as for `send`, waiting for room when the stream `keeps_all`; the stream is finished after the
-        last one, and what reading them raises is raised here. Raises StreamError when the stream cannot go on, and
-        ValueError when its results are being taken already. Not reading holds the server back.
+        A failed frame has `error_code` and `error`. A thread sends `frames`, with `layout` as for `send`, and waits for
+        room if the stream `keeps_all`. After the last one the stream is finished; errors of the iterable are raised
+        here. Raises StreamError when the stream cannot continue, and ValueError when another caller reads the results
+        already. Reading slowly slows the server down.
         """
-        self._begin_reading()
+        with self._changed:
+            if self._is_reading:
+                raise ValueError(f"the results of frame stream '{self.stream_id}' are being taken already")
+            self._is_reading = True
         try:
             if frames is not None:
-                if self._pump is not None:
+                if self._sender is not None:
                     raise ValueError(f"frame stream '{self.stream_id}' was given frames already")
-                self._pump = _Pump(self, frames, self._conversation.keeps_all, layout)
-            while (link := self._connected()) is not None:
-                yield from self._read(link)
-            if self._pump is not None:
-                self._pump.raise_fault()
+                self._sender = _FrameSender(self, frames, self._protocol.keeps_all, layout)
+            while (connection := self._open_connection()) is not None:
+                yield from self._read(connection)
+            if self._sender is not None:
+                self._sender.raise_error()
         finally:
             with self._changed:
                 self._is_reading = False
 
     def close(self) -> None:
-        """End the stream at once, from any thread; what waits is dropped, what is under way counts as lost."""
+        """End the stream at once, from any thread. Waiting frames are dropped, frames in flight count as lost."""
         with self._changed:
             self._is_closed = True
-            self._conversation.flow.clear()
-            self._conversation.flow.disconnect()
-            link, self._link = self._link, None
+            self._protocol.flow.clear()
+            self._protocol.flow.disconnect()
+            connection, self._connection = self._connection, None
             self._changed.notify_all()
-        if link is not None:
-            link.close()
-        if self._pump is not None:
-            self._pump.join()
+        if connection is not None:
+            connection.close()
+        if self._sender is not None:
+            self._sender.join()
 
     @property
     def _is_over(self) -> bool:
-        return self._is_closed or self._conversation.is_finished
+        return self._is_closed or self._protocol.is_finished
 
-    def _begin_reading(self) -> None:
+    def _open_connection(self) -> _Connection | None:
+        """Return the connection, a new one if there is none, or None when the stream has ended."""
         with self._changed:
-            if self._is_reading:
-                raise ValueError(f"the results of frame stream '{self.stream_id}' are being taken already")
-            self._is_reading = True
-
-    def _connected(self) -> _Link | None:
-        """Return the connection, a new one when there is none; None when the stream is over."""
-        with self._changed:
-            finished = self._conversation.is_finished and self._conversation.flow.is_empty
-            if self._is_closed or (finished and self._link is None):
+            finished = self._protocol.is_finished and self._protocol.flow.is_empty
+            if self._is_closed or (finished and self._connection is None):
                 return None
-            if self._link is None:
-                self._link = _Link(self._endpoint, self._changed, self._conversation)
-            return self._link
+            if self._connection is None:
+                self._connection = _Connection(self._endpoint, self._changed, self._protocol)
+            return self._connection
 
-    def _read(self, link: _Link) -> Iterator[FrameResult]:
-        """Yield the results of one connection; when it ends, wait until it is time for the next one."""
+    def _read(self, connection: _Connection) -> Iterator[FrameResult]:
+        """Yield the results of one connection. After its end, wait for the time of the next attempt."""
         error: StreamError | None = None
         try:
-            for data in link.call:
+            for data in connection.call:
                 with self._changed:
                     if self._is_closed:
                         return
-                    message = self._conversation.hear(data)
+                    message = self._protocol.receive(data)
                     self._changed.notify_all()
                 if isinstance(message, FrameResult):
                     yield message
                 else:
-                    self._listeners.tell(message)
+                    self._callbacks.call(message)
         except grpc.RpcError as broken:
-            error = from_status(broken.code(), broken.details(), self._endpoint.address)
-        except StreamError as garbage:
-            error = garbage
-        self._lose(link, error)
+            error = status_error(broken.code(), broken.details(), self._endpoint.address)
+        except StreamError as unreadable:
+            error = unreadable
+        self._end_connection(connection, error)
 
-    def _lose(self, link: _Link, error: StreamError | None) -> None:
-        link.close()
+    def _end_connection(self, connection: _Connection, error: StreamError | None) -> None:
+        connection.close()
         with self._changed:
             if self._is_closed:
                 return
-            self._link = None
-            delay_s, why = self._conversation.end(error, random.random())
-        if why is not None and self._listeners.on_broken is not None:
-            self._listeners.on_broken(why)
+            self._connection = None
+            delay_s, why = self._protocol.end_connection(error, random.random())
+        if why is not None and self._callbacks.on_broken is not None:
+            self._callbacks.on_broken(why)
         with self._changed:
             if delay_s is not None:
                 self._changed.wait_for(lambda: self._is_closed, delay_s)
 
 
-class _Link:
-    """One connection: its channel, its call, and the frames that grpcio's sending thread takes from the stream."""
+class _Connection:
+    """One connection: its channel, its call, and the iterator from which grpcio's sending thread takes frames."""
 
-    def __init__(self, endpoint: ServerEndpoint, changed: threading.Condition, conversation: Conversation) -> None:
+    def __init__(self, endpoint: ServerEndpoint, changed: threading.Condition, protocol: StreamProtocol) -> None:
         self._changed = changed
-        self._conversation = conversation
-        self._opening: bytes | None = conversation.connect()
+        self._protocol = protocol
+        self._opening: bytes | None = protocol.connect()
         self._is_over = False
         self._channel = endpoint.channel(grpc)
         self.call = self._channel.stream_stream(STREAM_PATH)(self, metadata=tuple(endpoint.metadata) or None)
-        self.call.add_callback(self._end)
+        self.call.add_callback(self._mark_ended)
 
-    def __iter__(self) -> _Link:
+    def __iter__(self) -> _Connection:
         return self
 
     def __next__(self) -> bytes:
-        """Wait for leave and for a frame, and return the next message. Ends with the connection or the stream."""
+        """Return the next message, after waiting for a frame and for credit. Ends with the connection or the stream."""
         with self._changed:
             if self._opening is not None:
                 opening, self._opening = self._opening, None
                 return opening
             while not self._is_over:
-                frame = self._conversation.flow.take(time.monotonic())
+                frame = self._protocol.flow.take_frame(time.monotonic())
                 if frame is not None:
                     self._changed.notify_all()
                     break
-                if self._conversation.is_finished and self._conversation.flow.is_empty:
+                if self._protocol.is_finished and self._protocol.flow.is_empty:
                     raise StopIteration
                 self._changed.wait()
             else:
@@ -271,35 +269,38 @@ class _Link:
         return encode_client_message(frame)
 
     def close(self) -> None:
-        self._end()
+        """Cancel the call and close the channel."""
+        self._mark_ended()
         self.call.cancel()
         self._channel.close()
 
-    def _end(self) -> None:
+    def _mark_ended(self) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
 
-class _Pump:
-    """A thread that sends what an iterable yields. One that waits inside the iterable ends with its next frame."""
+class _FrameSender:
+    """Thread that sends the frames of an iterable. If it waits inside the iterable, it ends with the next frame."""
 
     def __init__(self, stream: FrameStream, frames: Iterable[Image | Frame], waits: bool, layout: Any) -> None:
         self._stream = stream
         self._frames = frames
         self._waits = waits
         self._layout = layout
-        self._fault: BaseException | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"frames-{stream.stream_id}", daemon=True)
         self._thread.start()
 
-    def raise_fault(self) -> None:
-        if self._fault is not None:
-            raise self._fault
+    def raise_error(self) -> None:
+        """Raise the error of the iterable, if any."""
+        if self._error is not None:
+            raise self._error
 
     def join(self) -> None:
+        """Wait a moment for the end of the thread."""
         if self._thread is not threading.current_thread():
-            self._thread.join(_PUMP_END_S)
+            self._thread.join(_SENDER_END_S)
 
     def _run(self) -> None:
         try:
@@ -309,9 +310,9 @@ class _Pump:
                 if self._stream._is_over:
                     return
                 self._stream.send(frame, **self._layout)
-        except Exception as error:  # noqa: BLE001 - whatever the iterable raises is raised where results are taken
-            # A stream that was closed between two lines above refuses the frame, which is nobody's fault.
+        except Exception as error:  # noqa: BLE001 - any error of the iterable is raised by `results`
+            # If the stream was closed between the two lines above, `send` raises; that is not an error.
             if not self._stream._is_over:
-                self._fault = error
+                self._error = error
         finally:
             self._stream.finish()

@@ -1,4 +1,4 @@
-"""Why a stream ended, and whether another try may help."""
+"""Errors of a frame stream client, and whether a new attempt can succeed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import grpc
 
 from edge_server.errors import EdgeServerError, ErrorCode, InvalidRequest
 
-_HEALING = {
+_TEMPORARY = {
     grpc.StatusCode.CANCELLED: ErrorCode.CANCELLED,
     grpc.StatusCode.UNKNOWN: ErrorCode.UNKNOWN,
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.UNAVAILABLE,
@@ -16,7 +16,7 @@ _HEALING = {
     grpc.StatusCode.INTERNAL: ErrorCode.INTERNAL,
     grpc.StatusCode.UNAVAILABLE: ErrorCode.UNAVAILABLE,
 }
-"""What a server that restarts, is overloaded or cut off answers, or what a proxy in between does."""
+"""Status of a server that restarts, is overloaded or unreachable, or of a proxy."""
 
 _FINAL = {
     grpc.StatusCode.INVALID_ARGUMENT: ErrorCode.INVALID_ARG,
@@ -25,14 +25,14 @@ _FINAL = {
     grpc.StatusCode.ALREADY_EXISTS: ErrorCode.ALREADY_EXISTS,
     grpc.StatusCode.ABORTED: ErrorCode.ABORTED,
 }
-"""What the next try would be answered as well. ABORTED: another client took over the stream id."""
+"""Status that a new attempt would get again. ABORTED: another client uses the stream id now."""
 
 
 class StreamError(EdgeServerError):
-    """The stream ended for a reason that trying again does not heal, or may not be tried again.
+    """The stream ended, and is not opened again.
 
-    `status` is gRPC's word for it ("NOT_FOUND"), "" when the connection was not the cause. `heals`: another try may
-    succeed.
+    `status` is the name of the gRPC status ("NOT_FOUND"), "" if the connection was not the cause. `heals`: a new
+    attempt may succeed.
     """
 
     def __init__(self, message: str, code: ErrorCode, *, status: str = "", heals: bool = False) -> None:
@@ -42,19 +42,19 @@ class StreamError(EdgeServerError):
         self.heals = heals
 
 
-def from_status(status: Any, details: str | None, address: str) -> StreamError:
+def status_error(status: Any, details: str | None, address: str) -> StreamError:
     """Return the error for a call that ended with a gRPC status."""
-    heals = status in _HEALING
-    code = _HEALING.get(status) or _FINAL.get(status, ErrorCode.UNKNOWN)
+    heals = status in _TEMPORARY
+    code = _TEMPORARY.get(status) or _FINAL.get(status, ErrorCode.UNKNOWN)
     message = f"the frame stream to {address} ended: {status.name}: {details or 'no details'}"
     return StreamError(message, code, status=status.name, heals=heals)
 
 
-def from_silence(address: str) -> StreamError:
-    """Return the error for a call that the server ended well although there was more to come."""
+def early_end_error(address: str) -> StreamError:
+    """Return the error for a call that the server ended, without an error, before the end of the stream."""
     return StreamError(f"the frame stream to {address} was ended by the server", ErrorCode.UNAVAILABLE, heals=True)
 
 
-def from_garbage(error: InvalidRequest, address: str) -> StreamError:
-    """Return the error for a message that cannot be read. No restart makes the two sides speak alike."""
+def unreadable_message_error(error: InvalidRequest, address: str) -> StreamError:
+    """Return the error for a message that cannot be decoded. A new attempt would fail too."""
     return StreamError(f"{address} does not speak this frame stream's language: {error}", ErrorCode.INTERNAL)

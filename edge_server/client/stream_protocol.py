@@ -1,6 +1,6 @@
-"""What both clients, with threads and with asyncio, say and understand: one stream over all its connections.
+"""Messages and state of a client stream over all its connections, shared by the clients for threads and asyncio.
 
-No threads, no clock, no network: the caller holds its own lock around every method.
+No threads, no clock, no network: the caller holds its lock around each method.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_server import __version__
+from edge_server.client import pictures
 from edge_server.client.flow_control import BackOff, FlowControl
-from edge_server.client.pictures import Image, Stamp, frame_of, header_of
-from edge_server.client.stream_errors import StreamError, from_garbage, from_silence
+from edge_server.client.pictures import Image, Stamp
+from edge_server.client.stream_errors import StreamError, early_end_error, unreadable_message_error
 from edge_server.core.frame import (
     Delivery,
     Frame,
@@ -30,22 +31,23 @@ from edge_server.protocol.frame_codec import decode_server_message, encode_clien
 
 
 @dataclass(frozen=True, slots=True)
-class Listeners:
-    """Called on the thread, or in the task, that reads results; none of them may block for long."""
+class Callbacks:
+    """User callbacks, called on the thread or task that reads results. They must not block for long."""
 
     on_opened: Callable[[StreamOpened], None] | None = None
     on_dropped: Callable[[FrameDropped], None] | None = None
     on_broken: Callable[[StreamError], None] | None = None
 
-    def tell(self, message: ServerMessage) -> None:
+    def call(self, message: ServerMessage) -> None:
+        """Call the callback for a message of the server, if there is one."""
         if isinstance(message, StreamOpened) and self.on_opened is not None:
             self.on_opened(message)
         if isinstance(message, FrameDropped) and self.on_dropped is not None:
             self.on_dropped(message)
 
 
-class Conversation:
-    """`flow` and `opened` are for everybody to read; `is_finished`: no more frames will be offered."""
+class StreamProtocol:
+    """One stream. The clients read `flow` and `opened`; `is_finished` means that no more frames follow."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Conversation:
         back_off: BackOff | None,
     ) -> None:
         delivery = delivery or Delivery()
-        # Where a frame waits for its place to be free, the client must hear at once when one was dropped all the same.
+        # With `keeps_all` a frame waits for a free place, so the client must learn of a drop at once.
         self._request = StreamRequest(
             model=model,
             version=version,
@@ -85,7 +87,7 @@ class Conversation:
     def stream_id(self) -> str:
         return self._request.stream_id
 
-    def frame(
+    def make_frame(
         self,
         image: Image | Frame,
         *,
@@ -94,52 +96,54 @@ class Conversation:
         frame_id: str,
         **layout: Any,
     ) -> Frame:
-        """Return what `send` was given as a frame. Raises InvalidRequest when it cannot be one."""
+        """Return the frame for the arguments of `send`. Raises InvalidRequest for an invalid image."""
         if isinstance(image, Frame):
             frame = image
         else:
-            frame = frame_of(image, header or header_of(stamp, frame_id, self.flow.offered + 1), **layout)
+            frame = pictures.make_frame(
+                image, header or pictures.make_header(stamp, frame_id, self.flow.offered + 1), **layout
+            )
         if not isinstance(frame.data, bytes | bytearray | memoryview):
             raise InvalidRequest(f"'data' of Frame must be bytes, got {type(frame.data).__name__}")
-        # A number that does not fit is told to the sender of the frame, rather than to the thread that writes it.
+        # A number that does not fit is an error of the caller, not of the thread that writes the frame.
         encode_client_message(replace(frame, data=b""))
         return frame
 
     def connect(self) -> bytes:
-        """Begin a connection; return the message that opens it."""
+        """Start a connection; return its first message."""
         self.flow.connect()
         return self._opening
 
-    def hear(self, data: bytes) -> ServerMessage:
-        """Read a message of the server and count it. A result's `dropped` gets the frames added that were dropped here.
+    def receive(self, data: bytes) -> ServerMessage:
+        """Decode a message of the server and count it. Drops on this side are added to a result's `dropped`.
 
-        Raises StreamError when it cannot be read.
+        Raises StreamError when it cannot be decoded.
         """
         try:
             message, frames_allowed = decode_server_message(data)
         except InvalidRequest as error:
-            raise from_garbage(error, self._address) from None
+            raise unreadable_message_error(error, self._address) from None
         self.flow.allow(frames_allowed)
         if isinstance(message, FrameResult):
             self._failures = 0
-            self.flow.settle(message.dropped)
-            message.dropped = self.flow.drops_to_tell(message.dropped)
+            self.flow.count_result(message.dropped)
+            message.dropped = self.flow.drops_to_report(message.dropped)
         elif isinstance(message, FrameDropped):
-            self.flow.notice(message.reason)
+            self.flow.count_drop_notice(message.reason)
         elif isinstance(message, StreamOpened):
             self.opened = message
         return message
 
-    def end(self, error: StreamError | None, chance: float) -> tuple[float | None, StreamError | None]:
-        """Note that the connection ended, with an error or well.
+    def end_connection(self, error: StreamError | None, chance: float) -> tuple[float | None, StreamError | None]:
+        """Note the end of a connection, with an error or None.
 
-        Return how long to wait for the next one, None when there is to be none, and the error to tell of. Raises it
-        when it ends the stream. `chance` is a random number, 0 to 1.
+        Return the wait before the next connection, None for none, and the error to report. Raises the error if it ends
+        the stream. `chance` is a random number, 0 to 1.
         """
         self.flow.disconnect()
         if self.is_finished and self.flow.is_empty and (error is None or error.heals):
             return None, error
-        error = error or from_silence(self._address)
+        error = error or early_end_error(self._address)
         if not error.heals or not self._reconnects:
             raise error
         self._failures += 1

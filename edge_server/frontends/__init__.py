@@ -1,5 +1,5 @@
-"""Wires to core nouns and back: HTTP, gRPC, and what the two share.
+"""Front ends: HTTP, gRPC and what they share. They translate wire formats to core objects and back.
 
-Everything here asks the server through `service.InferenceService` only; `server` starts and stops the front ends. A
-request enters as bytes in `http/` or `grpc/` and leaves towards the core as `message.Request`.
+Front ends call the server only through `service.InferenceService`; `process/server` starts and stops them. A request
+arrives as bytes in `http/` or `grpc/`, and leaves to the core as `core.request_response.Request`.
 """

@@ -1,4 +1,4 @@
-"""Who may ask what, over every wire."""
+"""Access rules of all front ends: local clients, shared keys, and a warning about unprotected requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from edge_server.config import RestrictedGroup, ServerConfig
 
 ORDERING_CATEGORIES = ("model-repository", "shared-memory", "logging", "trace")
-"""The categories whose requests can change what the server does."""
+"""The categories whose requests can change the state of the server."""
 
 
 def is_this_machine(address: str | None) -> bool:
-    """Return whether a peer's address is a loopback one. A proxy on this machine makes every request look so."""
+    """Return whether a peer's address is a loopback address. All requests through a local proxy have one."""
     try:
         parsed = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:
@@ -22,16 +22,16 @@ def is_this_machine(address: str | None) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def is_word(given: Sequence[str | bytes], word: str) -> bool:
-    """Return whether a header was given once, with the value `word`. Compared in constant time."""
+def is_shared_key(given: Sequence[str | bytes], key: str) -> bool:
+    """Return whether a header was sent exactly once, with the value `key`. Compares in constant time."""
     if len(given) != 1:
         return False
     value = given[0].encode("utf-8", "surrogateescape") if isinstance(given[0], str) else given[0]
-    return hmac.compare_digest(value, word.encode())
+    return hmac.compare_digest(value, key.encode())
 
 
-def open_orders(config: ServerConfig) -> str:
-    """Return one sentence that names the orders which other machines may give without a key; "" when there are none."""
+def unprotected_orders(config: ServerConfig) -> str:
+    """Return a sentence that names the changes that other machines may make without a key; "" when there are none."""
     orders = {"logging", "trace"}
     if config.repository.control_mode == "explicit":
         orders.add("model-repository")
@@ -41,20 +41,22 @@ def open_orders(config: ServerConfig) -> str:
     if config.auth.tokens_file:
         return ""
     found: Mapping[str, list[str]] = {
-        "HTTP": _open(orders, http.address, http.restricted) if http.is_enabled and not http.client_ca else [],
-        "gRPC": _open(orders, grpc.address, grpc.restricted) if grpc.is_enabled and not grpc.is_mutual_tls else [],
+        "HTTP": _unprotected(orders, http.address, http.restricted) if http.is_enabled and not http.client_ca else [],
+        "gRPC": _unprotected(orders, grpc.address, grpc.restricted)
+        if grpc.is_enabled and not grpc.is_mutual_tls
+        else [],
     }
-    told: dict[str, list[str]] = {}
+    wires_of: dict[str, list[str]] = {}
     for wire, categories in found.items():
         if categories:
-            told.setdefault(", ".join(categories), []).append(wire)
-    if not told:
+            wires_of.setdefault(", ".join(categories), []).append(wire)
+    if not wires_of:
         return ""
-    what = "; ".join(f"{categories} over {' and '.join(wires)}" for categories, wires in told.items())
+    what = "; ".join(f"{categories} over {' and '.join(wires)}" for categories, wires in wires_of.items())
     return f"any machine may give orders without a key: {what}"
 
 
-def _open(orders: set[str], address: str, restricted: tuple[RestrictedGroup, ...]) -> list[str]:
+def _unprotected(orders: set[str], address: str, restricted: tuple[RestrictedGroup, ...]) -> list[str]:
     if address == "localhost" or is_this_machine(address.strip("[]")):
         return []
     return sorted(orders - {category for group in restricted for category in group.categories})

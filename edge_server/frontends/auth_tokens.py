@@ -1,13 +1,13 @@
-"""Bearer tokens of --auth-tokens-file: who may ask what, over every wire, beside Triton's shared words.
+"""Bearer tokens of --auth-tokens-file, for HTTP and gRPC, beside the shared keys of Triton's restricted APIs.
 
-The file has a line for each token: a name, the SHA-256 of the token in hexadecimal digits, and the categories it opens,
-separated by commas; `*` stands for all. Empty lines and those that begin with # are passed over.
+The file has one line for each token: a name, the SHA-256 of the token in hexadecimal digits, and the categories that
+the token allows, separated by commas; `*` means all. Empty lines and lines that begin with # are ignored.
 
     alice      9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  model-repository,logging
     camera-7   60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11d7fa2  inference
 
-With such a file the ordering categories are closed to requests without a token or shared word. Any other category is
-closed once a line names it; `*` names all but health, which load balancers ask for.
+With such a file, requests that change the server need a token or a shared key. Any other category needs one if a line
+names it; `*` names all except health, which load balancers request.
 """
 
 from __future__ import annotations
@@ -33,45 +33,47 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class _Token:
+    """A line of the file."""
+
     name: str
     digest: bytes
     categories: frozenset[str]
-    closes: frozenset[str]
-    """The categories that are closed to others because of it."""
+    protects: frozenset[str]
+    """The categories that need a token because of this line."""
 
 
 class Tokens:
-    """Thread-safe. Without a file, nothing is closed."""
+    """The tokens of the file, and counts of their requests. Thread-safe. Without a file, no request needs a token."""
 
     def __init__(self, path: str = "") -> None:
-        """Read the file. Raises ServingFault: it cannot be read, or a line is wrong."""
+        """Load the file. Raises ServingFault when it cannot be read or a line is wrong."""
         self.is_used = bool(path)
         self._tokens: tuple[_Token, ...] = ()
-        self._closed: frozenset[str] = frozenset()
+        self._protected: frozenset[str] = frozenset()
         self._watchers: list[Callable[[], object]] = []
         self._lock = threading.Lock()
-        self._taken: Counter[tuple[str, str]] = Counter()
+        self._allowed: Counter[tuple[str, str]] = Counter()
         self._refused: Counter[str] = Counter()
         if path:
-            self.read(path)
+            self.load(path)
 
-    def read(self, path: str) -> None:
-        """Use this file's tokens from now on. Raises ServingFault, and changes nothing then."""
-        self._tokens = tokens = _read(path)
-        self._closed = frozenset(ORDERING_CATEGORIES).union(*(token.closes for token in tokens))
+    def load(self, path: str) -> None:
+        """Replace the tokens by those of the file. Raises ServingFault, and changes nothing then."""
+        self._tokens = tokens = _read_tokens(path)
+        self._protected = frozenset(ORDERING_CATEGORIES).union(*(token.protects for token in tokens))
         for watcher in self._watchers:
             watcher()
 
     def on_change(self, watcher: Callable[[], object]) -> None:
-        """Have `watcher` called after the tokens were read anew, on any thread."""
+        """Call `watcher`, on any thread, after each load of the file."""
         self._watchers.append(watcher)
 
-    def closes(self, category: str) -> bool:
+    def requires_token(self, category: str) -> bool:
         """Return whether requests of a category need a token."""
-        return category in self._closed
+        return category in self._protected
 
     def admit(self, authorization: Sequence[str | bytes], category: str) -> str:
-        """Do what `name_of` does, and count the request."""
+        """Return the token's name as `name_of` does, and count the request."""
         try:
             name = self.name_of(authorization, category)
         except EdgeServerError:
@@ -81,9 +83,9 @@ class Tokens:
         return name
 
     def name_of(self, authorization: Sequence[str | bytes], category: str) -> str:
-        """Return the name of the token that a request's Authorization headers hold.
+        """Return the name of the token in a request's Authorization headers.
 
-        Raises Unauthenticated without exactly one known token, Forbidden for one that does not open `category`.
+        Raises Unauthenticated without exactly one known token, Forbidden when the token does not allow `category`.
         """
         found = self._find(authorization)
         if found is not None and category in found.categories:
@@ -93,25 +95,25 @@ class Tokens:
         raise Forbidden(f"the token '{found.name}' does not open '{category}'")
 
     def count(self, name: str, category: str) -> None:
-        """Count a request that a token let in."""
+        """Count a request that a token allows."""
         with self._lock:
-            self._taken[name, category] += 1
+            self._allowed[name, category] += 1
 
     def count_refused(self, category: str) -> None:
-        """Count a request that no token let in."""
+        """Count a request refused without a valid token."""
         with self._lock:
             self._refused[category] += 1
 
     def families(self) -> list[Family]:
         """Return the metrics."""
-        taken = Family("edge_auth_requests_total", "counter", "Requests let in by a bearer token, by its name")
-        refused = Family("edge_auth_refused_total", "counter", "Requests that no bearer token let in")
+        allowed = Family("edge_auth_requests_total", "counter", "Requests allowed by a bearer token, by its name")
+        refused = Family("edge_auth_refused_total", "counter", "Requests refused without a valid bearer token")
         with self._lock:
-            for (name, category), count in self._taken.items():
-                taken.add({"name": name, "category": category}, count)
+            for (name, category), count in self._allowed.items():
+                allowed.add({"name": name, "category": category}, count)
             for category, count in self._refused.items():
                 refused.add({"category": category}, count)
-        return [taken, refused]
+        return [allowed, refused]
 
     def _find(self, authorization: Sequence[str | bytes]) -> _Token | None:
         if len(authorization) != 1:
@@ -121,14 +123,14 @@ class Tokens:
         scheme, _, token = text.partition(b" ")
         digest = hashlib.sha256(token.strip()).digest()
         found = None
-        # All of them, and each in constant time: how long it takes tells nothing of how near a guess was.
+        # Compare with all of them, each in constant time: the duration then tells nothing about a guess.
         for known in self._tokens:
             if hmac.compare_digest(known.digest, digest):
                 found = known
         return found if scheme.lower() == b"bearer" else None
 
 
-def _read(path: str) -> tuple[_Token, ...]:
+def _read_tokens(path: str) -> tuple[_Token, ...]:
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -142,7 +144,7 @@ def _read(path: str) -> tuple[_Token, ...]:
         if not words or words[0].startswith("#"):
             continue
         try:
-            token = _parse(words)
+            token = _parse_line(words)
         except ValueError as error:
             raise ServingFault(f"'{path}' line {number}: {error}") from None
         if token.digest in tokens:
@@ -151,8 +153,8 @@ def _read(path: str) -> tuple[_Token, ...]:
     return tuple(tokens.values())
 
 
-def _parse(words: Sequence[str]) -> _Token:
-    """Return the token of a line. Raises ValueError, which repeats no digest: it might be the token itself."""
+def _parse_line(words: Sequence[str]) -> _Token:
+    """Return the token of a line. Raises ValueError without the digest, which could be the token itself by mistake."""
     if len(words) != 3:
         raise ValueError("expected three words: <name> <SHA-256 of the token> <category>,...")
     name, digest, listed = words
@@ -164,5 +166,5 @@ def _parse(words: Sequence[str]) -> _Token:
     for category in sorted(categories):
         if category not in CATEGORIES:
             raise ValueError(f"'{name}': unknown category '{category[:40]}', expected * or of {', '.join(CATEGORIES)}")
-    closes = categories - {"health"} if listed == "*" else categories
-    return _Token(name, bytes.fromhex(digest), categories, closes)
+    protects = categories - {"health"} if listed == "*" else categories
+    return _Token(name, bytes.fromhex(digest), categories, protects)

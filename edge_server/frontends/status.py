@@ -1,7 +1,7 @@
-"""Error codes to status numbers: the only place where HTTP and gRPC numbers of errors stand.
+"""Status numbers of errors: the only tables from error codes to HTTP and gRPC status.
 
-Two total tables; where Triton's clients rely on a number, Triton's number is used. gRPC's numbers are those of
-grpc/status.h, repeated here so that no gRPC library is needed to read them.
+Both tables are total. Where Triton's clients rely on a number, it is Triton's. The numbers of gRPC are those of
+grpc/status.h, repeated here so that no gRPC library is needed.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ HTTP_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.INVALID_ARG: 400,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.UNSUPPORTED: 501,
-    # Triton has no number of its own for "the name is taken" and answers 400 where 409 would be natural; its clients'
-    # tests register a shared-memory region twice and look for that 400.
+    # 409 would be natural, but Triton answers 400: its clients' tests register a shared-memory region twice and expect
+    # 400.
     ErrorCode.ALREADY_EXISTS: 400,
-    # Triton answers 400. 499 (nginx: client closed request) keeps a client that left apart from a bad request in
-    # access logs of proxies; nobody is left to read the body.
+    # Triton answers 400. With 499 (nginx: client closed request) the access logs of proxies distinguish a client that
+    # disconnected from a bad request.
     ErrorCode.CANCELLED: 499,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
     ErrorCode.ABORTED: 409,
@@ -71,15 +71,17 @@ GRPC_STATUS: Mapping[ErrorCode, GrpcStatus] = {
 
 
 def http_status(error: EdgeServerError) -> int:
+    """Return the HTTP status of an error."""
     return HTTP_STATUS[error.code]
 
 
 def grpc_status(error: EdgeServerError) -> GrpcStatus:
+    """Return the gRPC status of an error."""
     return GRPC_STATUS[error.code]
 
 
 def retry_after(error: EdgeServerError) -> str | None:
-    """Return the value of the Retry-After header: whole seconds, rounded up. None: trying again cannot help."""
+    """Return the value of the Retry-After header: whole seconds, rounded up. None: a retry cannot succeed."""
     if error.retry_after_s is None:
         return None
     return str(max(0, math.ceil(error.retry_after_s)))

@@ -36,9 +36,9 @@ from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, EventBus
-from edge_server.telemetry.load_counts import LoadCounts
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.metric_sources import LoadCounts
+from edge_server.telemetry.tracing import Traces
 
 if TYPE_CHECKING:
     from edge_server.engines.build_queue import EngineBuildQueue

@@ -22,23 +22,22 @@ from edge_server import __version__
 from edge_server.config import ServerConfig
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import EdgeServerError
-from edge_server.frontends.access_control import open_orders
+from edge_server.frontends.access_control import unprotected_orders
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.frames.frame_service import SERVICE as FRAME_SERVICE
 from edge_server.frontends.frames.frame_service import FrameService
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
-from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
+from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.process.composition import ServerParts, build, copy_first, first_desired_state
 from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision, summary
 from edge_server.repository.trust.verify import trust_policy
 from edge_server.streams.frame_admission import FrameAdmission, NoFrameAdmission
-from edge_server.telemetry.cuda_memory_metrics import cuda_memory_families
 from edge_server.telemetry.host_usage import HostSampler
 from edge_server.telemetry.log import RELOADED as LOG_NAMES
 from edge_server.telemetry.log import LogSettings
+from edge_server.telemetry.metric_sources import cache_families, cuda_memory_families, custom_families
 from edge_server.telemetry.metrics_page import Metrics, Source
-from edge_server.telemetry.model_metrics import custom_families
 from edge_server.telemetry.service_manager import Check
 
 if TYPE_CHECKING:
@@ -92,13 +91,13 @@ class ServerProcess:
         self._config = config
         self._core = core
         self._supervision = Supervision(config, surroundings, self._checks(), lambda: summary(core.manager.index()))
-        self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.take(new.log))
+        self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.reload(new.log))
         self._supervision.add_reload(("repository.public_key", "repository.requires_checksums"), self._renew_trust)
         gate: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.gate
         self._frames = FrameService(core.service, gate, config.frames)
         self._tokens = Tokens(config.auth.tokens_file)
         if self._tokens.is_used:
-            self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.read(new.auth.tokens_file))
+            self._supervision.add_reload(("auth.tokens_file",), lambda new: self._tokens.load(new.auth.tokens_file))
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.end = end
@@ -106,7 +105,7 @@ class ServerProcess:
         self._addresses: list[str] = []
         self._tls: ssl.SSLContext | None = None
         largest = config.http.max_input_size_bytes
-        most = most_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
+        most = budget_bytes(config.http.max_body_bytes_in_flight, max(largest, MAX_MESSAGE_BYTES))
         self._budget = MemoryBudget(most, largest)
         self._sources: list[Source] = [self._budget.families]
         self._http: HttpFrontend | None = None
@@ -255,8 +254,6 @@ class ServerProcess:
         if cuda.is_usable:
             metrics.add_source(cuda_memory_families(lambda: (cuda.copies.read_bytes, cuda.copies.written_bytes)))
         if self._core.cache is not None:
-            from edge_server.telemetry.cache_metrics import cache_families
-
             metrics.add_source(cache_families(self._core.cache.statistics))
         if self._core.governor is not None:
             metrics.add_source(self._core.governor.families)
@@ -333,7 +330,7 @@ class ServerProcess:
         head = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             head += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
-        warning = open_orders(self._config)
+        warning = unprotected_orders(self._config)
         if warning:
             head += f" ({warning})"
         print("\n".join([head, *(lines or ["  no model is loaded"])]), flush=True)

@@ -1,7 +1,7 @@
-"""ROS beside the server: camera topics in, perception topics out, as a client of the frame stream.
+"""ROS bridge and replay: camera topics in, perception topics out, as a client of the server's frame stream.
 
-`messages` converts between ROS messages and the nouns of `core/frame.py`, `bridge` joins a transport to a stream; both
-are free of any ROS library. A transport is one file: `dds` speaks ROS 2's DDS wire without a ROS installation (`types`
-knows the layouts), others use the ROS that is installed. `replay` does the same with a `recording`. Talks to a server
-over the wire only; may import core, errors and client. Imported by the command line.
+`message_conversion` converts between ROS messages and `core/frame.py`; `bridge` connects a transport to a stream. Both
+need no ROS library. Each transport is one file: `dds_transport` speaks ROS 2's DDS protocol without a ROS installation
+(`ros2_types` has the message layouts), the others use an installed ROS. `replay` runs a `recording` through a model.
+This folder talks to a server over the network only. May import core, errors and client. Imported by the command line.
 """

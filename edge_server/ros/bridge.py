@@ -1,8 +1,8 @@
-"""A bridge from a camera topic to perception topics: a ROS transport on one side, a frame stream on the other.
+"""Bridge from a camera topic to perception topics: a ROS transport on one side, a frame stream on the other.
 
-Knows no ROS library: a transport is whatever keeps the small protocol below. Frames go from the transport's thread
-straight to the stream, which drops the oldest when the server is busy; results are published from a thread of their
-own. Topics may be silent, publishers may come and go, and the server may restart: the bridge goes on.
+It needs no ROS library: a transport implements the small protocol below. The transport's thread sends frames directly
+to the stream, which drops the oldest one when the server is busy; another thread publishes the results. The bridge
+continues when topics are silent, publishers come and go, or the server restarts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edge_server.ros.message_conversion import (
     annotated_message,
     classification_message,
     detections_message,
-    frame_of,
+    make_frame,
     mask_message,
 )
 
@@ -34,14 +34,14 @@ TRANSPORTS = {
     "rclpy": "edge_server.ros.rclpy_transport",
     "ros1": "edge_server.ros.ros1_transport",
 }
-"""Transport -> its module, which has `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport` and
-raises Unsupported with what to install or to source when its libraries are not there."""
+"""Transport -> its module, with `open_transport(node_name: str, environment: Mapping[str, str]) -> Transport`. It
+raises Unsupported when its libraries are missing, and names the package to install or the file to source."""
 
 QOS_PROFILES = ("DEFAULT", "SENSOR_DATA")
 REPORT_INTERVAL_S = 5.0
 _SPIN_S = 0.2
-_GONE_S = 2.0
-_REMEMBERED_FRAMES = 1024
+_MISSING_MODEL_WAIT_S = 2.0
+_MAX_SENT_TIMES = 1024
 _MAX_AGE_US = 2**32 - 1
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Qos:
-    """Quality of service, as Isaac ROS writes it in parameters.
+    """Quality of service, with the names of Isaac ROS parameters.
 
     "DEFAULT" is reliable, "SENSOR_DATA" best effort; both are volatile and keep the last `depth` messages. A reliable
-    reader hears nothing of a best-effort writer, so images are read best effort unless told otherwise.
+    reader gets nothing from a best-effort writer, so images are read with best effort by default.
     """
 
     profile: str = "DEFAULT"
@@ -66,31 +66,32 @@ class Qos:
 
     @property
     def is_reliable(self) -> bool:
+        """Whether messages are sent again until they arrive."""
         return self.profile == "DEFAULT"
 
 
 class Transport(Protocol):
-    """One way to speak ROS. Topic names are ROS names ("/camera/image_raw")."""
+    """Connection to ROS. Topic names are ROS names ("/camera/image_raw")."""
 
     def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
-        """Call back with each message of a topic, one at a time: an object that `messages.frame_of` takes, whose memory
-        stays as it is for as long as anyone holds it."""
+        """Call `callback` with each message of a topic, one at a time: an object for `make_frame`. The memory of a
+        message does not change while it is referenced."""
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
-        """Offer a topic, so that others find it before the first message."""
+        """Announce a topic, so that subscribers find it before the first message."""
 
     def publish(self, topic: str, message: OutgoingMessage) -> None:
-        """Publish on a topic that was advertised for `message.kind`. May be called from any thread."""
+        """Publish on a topic that is advertised for `message.kind`. For any thread."""
 
     def spin(self, timeout_s: float) -> bool:
-        """Let callbacks come for about `timeout_s`, on this or other threads; False once the transport has ended."""
+        """Run callbacks for about `timeout_s`, on this or other threads. Return False when the transport has ended."""
 
     def close(self) -> None:
         """End all subscriptions and topics. Called once, after the last `spin` and `publish`."""
 
 
 class FrameSink(Protocol):
-    """What the bridge needs of `edge_server.client.FrameStream`."""
+    """The part of `edge_server.client.FrameStream` that the bridge uses."""
 
     def send(self, frame: Frame, /) -> None: ...
 
@@ -103,13 +104,13 @@ class FrameSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BridgeParameters:
-    """What a bridge is told. Names follow Isaac ROS's inference nodes where they have one for it.
+    """Parameters of a bridge. The names are those of Isaac ROS's inference nodes where such exist.
 
     A topic that is "" is not published. `detections_topic` carries vision_msgs/Detection2DArray,
     `classification_topic` vision_msgs/Classification with the best `top_k`, `annotated_topic` sensor_msgs/
     CompressedImage, `mask_topic` sensor_msgs/Image of class numbers. `image_is_compressed` subscribes to
-    CompressedImage. `class_id_is_number` writes class numbers where there are labels too, as Isaac ROS does.
-    `stamp_tells_age` takes the wall clock less the stamp for a frame's age, for cameras that share this clock.
+    CompressedImage. `class_id_is_number` writes class numbers instead of labels, like Isaac ROS. `stamp_tells_age`
+    computes a frame's age from its stamp, for cameras that use the clock of this machine.
     """
 
     model_name: str
@@ -132,22 +133,22 @@ class BridgeParameters:
     delivery: Delivery = field(default_factory=Delivery)
 
     def __post_init__(self) -> None:
-        if not any(self._results):
+        if not any(self._result_topics):
             raise InvalidRequest(
                 "a bridge publishes at least one topic: give detections_topic (--detections-topic), "
                 "classification_topic, annotated_topic or mask_topic"
             )
-        names = [name.strip("/") for name in (self.image_topic, *self._results) if name]
+        names = [name.strip("/") for name in (self.image_topic, *self._result_topics) if name]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InvalidRequest(f"topic '/{twice[0]}' is named twice: images and each kind of result need one each")
 
     @property
-    def _results(self) -> tuple[str, ...]:
+    def _result_topics(self) -> tuple[str, ...]:
         return self.detections_topic, self.classification_topic, self.annotated_topic, self.mask_topic
 
     def open_stream(self, address: str) -> FrameStream:
-        """Return the stream to a server's gRPC port; it connects when its results are taken."""
-        news = ConnectionLog(self.image_topic)
+        """Return the stream to a server's gRPC port. It connects when its results are read."""
+        connection_log = ConnectionLog(self.image_topic)
         return FrameStream(
             address,
             self.model_name,
@@ -162,14 +163,14 @@ class BridgeParameters:
             ),
             delivery=self.delivery,
             client=f"ros bridge of {self.image_topic}",
-            on_broken=news.broke,
-            on_opened=news.opened,
+            on_broken=connection_log.log_broken,
+            on_opened=connection_log.log_opened,
         )
 
 
 @dataclass(slots=True)
 class BridgeCounts:
-    """What happened since the last report."""
+    """Counts since the last report."""
 
     received: int = 0
     answered: int = 0
@@ -180,7 +181,7 @@ class BridgeCounts:
 
 
 class Bridge:
-    """Joins one transport to one stream. `run` blocks; `stop` may be called from any thread or signal handler."""
+    """Connects one transport to one stream. `run` blocks; any thread or signal handler may call `stop`."""
 
     def __init__(self, parameters: BridgeParameters, transport: Transport, stream: FrameSink) -> None:
         self.parameters = parameters
@@ -188,24 +189,25 @@ class Bridge:
         self._stream = stream
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._tally = BridgeCounts()
-        self._sent_at: OrderedDict[int, float] = OrderedDict()
+        self._counts = BridgeCounts()
+        self._sent_times: OrderedDict[int, float] = OrderedDict()
         self._seq = 0
-        self._missing = ""
-        self._counted = Counters()
+        self._missing_model = ""
+        self._last_counters = Counters()
         self._failure: Exception | None = None
 
     def stop(self) -> None:
+        """Make `run` return."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Bridge until stopped, or until the transport or the stream ends for good; then close both.
+        """Run until `stop`, or until the transport or the stream ends; then close both.
 
-        Raises what ended it when that was neither `stop` nor the end of the transport.
+        Raises the error that ended it, if any.
         """
         reader = threading.Thread(target=self._publish_results, name="ros-results", daemon=True)
         try:
-            self._connect()
+            self._open_topics()
             reader.start()
             reported_at = time.monotonic()
             while not self._stopping.is_set() and self._transport.spin(_SPIN_S):
@@ -222,47 +224,44 @@ class Bridge:
         if self._failure is not None:
             raise self._failure
 
-    def _connect(self) -> None:
+    def _open_topics(self) -> None:
         given = self.parameters
         qos = Qos(given.output_qos, given.output_queue_size)
-        for topic, kind in self._outputs():
-            self._transport.advertise(topic, kind, qos)
-        kind = MessageKind.COMPRESSED_IMAGE if given.image_is_compressed else MessageKind.IMAGE
-        self._transport.subscribe(given.image_topic, kind, Qos(given.input_qos, given.input_queue_size), self._receive)
-
-    def _outputs(self) -> list[tuple[str, MessageKind]]:
-        given = self.parameters
-        topics = (
+        outputs = (
             (given.detections_topic, MessageKind.DETECTIONS),
             (given.classification_topic, MessageKind.CLASSIFICATION),
             (given.annotated_topic, MessageKind.COMPRESSED_IMAGE),
             (given.mask_topic, MessageKind.IMAGE),
         )
-        return [(topic, kind) for topic, kind in topics if topic]
+        for topic, kind in outputs:
+            if topic:
+                self._transport.advertise(topic, kind, qos)
+        kind = MessageKind.COMPRESSED_IMAGE if given.image_is_compressed else MessageKind.IMAGE
+        self._transport.subscribe(given.image_topic, kind, Qos(given.input_qos, given.input_queue_size), self._receive)
 
     def _receive(self, message: Any) -> None:
-        """Send one message on. A message that is no picture is counted, never the end of the bridge."""
+        """Send one message to the stream. A message that is not an image is counted; the bridge continues."""
         with self._lock:
             self._seq += 1
             seq = self._seq
         try:
-            frame = frame_of(message, seq=seq)
+            frame = make_frame(message, seq=seq)
         except InvalidRequest as error:
             with self._lock:
-                self._tally.refused += 1
-                self._tally.last_error = error.message
+                self._counts.refused += 1
+                self._counts.last_error = error.message
             return
         if self.parameters.stamp_tells_age:
-            frame.age_us = age_us(frame)
+            frame.age_us = frame_age_us(frame)
         with self._lock:
-            self._tally.received += 1
-            self._sent_at[seq] = time.monotonic()
-            while len(self._sent_at) > _REMEMBERED_FRAMES:
-                self._sent_at.popitem(last=False)
+            self._counts.received += 1
+            self._sent_times[seq] = time.monotonic()
+            while len(self._sent_times) > _MAX_SENT_TIMES:
+                self._sent_times.popitem(last=False)
         try:
             self._stream.send(frame)
         except ValueError:
-            # Some transports call back while the bridge is being closed, and so is the stream then.
+            # Some transports call back while the bridge closes, after the stream is closed.
             if not self._stopping.is_set():
                 raise
 
@@ -271,26 +270,23 @@ class Bridge:
             while not self._stopping.is_set():
                 try:
                     for result in self._stream.results():
-                        self._publish(result)
+                        self._publish_result(result)
                     return
                 except StreamError as error:
                     if error.code is not ErrorCode.NOT_FOUND:
                         raise
-                    self._wait_for_model(error)
-        except Exception as error:  # noqa: BLE001 - handed over to the thread that called run
+                    # The model is missing at the start of a robot, or between two deployments: wait for it.
+                    if error.message != self._missing_model:
+                        self._missing_model = error.message
+                        log.warning("%s; asking again every %g s", error, _MISSING_MODEL_WAIT_S)
+                    self._stopping.wait(_MISSING_MODEL_WAIT_S)
+        except Exception as error:  # noqa: BLE001 - raised by `run` on its thread
             if not self._stopping.is_set():
                 self._failure = error
                 self._stopping.set()
 
-    def _wait_for_model(self, error: StreamError) -> None:
-        """Wait a moment for a model that is not there: at the start of a robot, or between two deployments."""
-        if error.message != self._missing:
-            self._missing = error.message
-            log.warning("%s; asking again every %g s", error, _GONE_S)
-        self._stopping.wait(_GONE_S)
-
-    def _publish(self, result: FrameResult) -> None:
-        self._count(result)
+    def _publish_result(self, result: FrameResult) -> None:
+        self._count_result(result)
         if result.error_code:
             return
         given, numbers = self.parameters, self.parameters.class_id_is_number
@@ -304,32 +300,32 @@ class Bridge:
         if given.mask_topic and mask is not None:
             self._transport.publish(given.mask_topic, mask)
 
-    def _count(self, result: FrameResult) -> None:
+    def _count_result(self, result: FrameResult) -> None:
         now = time.monotonic()
         with self._lock:
             if result.error_code:
-                self._tally.failed += 1
-                self._tally.last_error = f"{result.error_code}: {result.error}"
+                self._counts.failed += 1
+                self._counts.last_error = f"{result.error_code}: {result.error}"
                 return
-            self._missing = ""
-            self._tally.answered += 1
-            sent_at = self._sent_at.pop(result.header.seq, None)
+            self._missing_model = ""
+            self._counts.answered += 1
+            sent_at = self._sent_times.pop(result.header.seq, None)
             if sent_at is not None:
-                self._tally.latencies_s.append(now - sent_at)
+                self._counts.latencies_s.append(now - sent_at)
 
     def _report(self, seconds: float) -> None:
         counters = self._stream.counters()
         with self._lock:
-            tally, self._tally = self._tally, BridgeCounts()
-            before, self._counted = self._counted, counters
-        log.info("%s", describe(self.parameters.image_topic, tally, drops_between(before, counters), seconds))
-        if tally.last_error:
-            failed = tally.failed + tally.refused
-            log.warning("%s: %d frame(s) failed, the last: %s", self.parameters.image_topic, failed, tally.last_error)
+            counts, self._counts = self._counts, BridgeCounts()
+            before, self._last_counters = self._last_counters, counters
+        log.info("%s", report_line(self.parameters.image_topic, counts, drops_between(before, counters), seconds))
+        if counts.last_error:
+            failed = counts.failed + counts.refused
+            log.warning("%s: %d frame(s) failed, the last: %s", self.parameters.image_topic, failed, counts.last_error)
 
 
 def drops_between(before: Counters, now: Counters) -> dict[str, int]:
-    """Return how many frames got no result between two counts, by reason."""
+    """Return the numbers of frames without a result between two counts, by reason."""
     drops = {
         reason.name.lower().replace("_", " "): count - before.dropped.get(reason, 0)
         for reason, count in now.dropped.items()
@@ -339,21 +335,21 @@ def drops_between(before: Counters, now: Counters) -> dict[str, int]:
     return {reason: count for reason, count in drops.items() if count > 0}
 
 
-def describe(topic: str, tally: BridgeCounts, drops: Mapping[str, int], seconds: float) -> str:
-    """Return one line for the log: rates in and out, drops by reason, time from message to result."""
-    if not tally.received and not tally.answered:
+def report_line(topic: str, counts: BridgeCounts, drops: Mapping[str, int], seconds: float) -> str:
+    """Return a log line: input and output rates, drops by reason, time from message to result."""
+    if not counts.received and not counts.answered:
         return f"{topic}: no images in the last {seconds:.0f} s"
-    words = [f"{topic}: in {tally.received / seconds:.1f}/s, out {tally.answered / seconds:.1f}/s"]
+    words = [f"{topic}: in {counts.received / seconds:.1f}/s, out {counts.answered / seconds:.1f}/s"]
     if drops:
         words.append("dropped " + ", ".join(f"{count} {reason}" for reason, count in drops.items()))
-    if tally.latencies_s:
-        ordered = sorted(tally.latencies_s)
+    if counts.latencies_s:
+        ordered = sorted(counts.latencies_s)
         p50, p99 = (ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000 for share in (0.5, 0.99))
         words.append(f"latency p50 {p50:.0f} ms, p99 {p99:.0f} ms")
     return "; ".join(words)
 
 
-def age_us(frame: Frame) -> int:
-    """Return how old a frame's stamp is by this machine's wall clock; 0 for stamps of the future."""
+def frame_age_us(frame: Frame) -> int:
+    """Return the age of a frame's stamp by the clock of this machine; 0 for a stamp in the future."""
     elapsed_ns = time.time_ns() - (frame.header.sec * 1_000_000_000 + frame.header.nanosec)
     return max(0, min(elapsed_ns // 1000, _MAX_AGE_US))

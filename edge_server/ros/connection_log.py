@@ -1,4 +1,4 @@
-"""What the log says of a bridge's connection to the server."""
+"""Log lines about a bridge's connection to the server."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from collections.abc import Callable
 from edge_server.client import StreamError
 from edge_server.core.frame import StreamOpened
 
-_TELL_AGAIN_S = 60.0
+_REPEAT_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class ConnectionLog:
-    """Tells of connections made and broken; of a server that stays away once a minute, not at every try."""
+    """Logs opened and broken connections; the same error at most once a minute."""
 
     def __init__(self, topic: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._topic = topic
         self._clock = clock
-        self._told: tuple[str, float] | None = None
+        self._logged: tuple[str, float] | None = None
 
-    def broke(self, error: StreamError) -> None:
+    def log_broken(self, error: StreamError) -> None:
+        """Log a broken connection."""
         now = self._clock()
-        if self._told is None or self._told[0] != error.message or now - self._told[1] >= _TELL_AGAIN_S:
-            self._told = error.message, now
+        if self._logged is None or self._logged[0] != error.message or now - self._logged[1] >= _REPEAT_S:
+            self._logged = error.message, now
             log.warning("%s; trying again", error)
 
-    def opened(self, opened: StreamOpened) -> None:
-        self._told = None
+    def log_opened(self, opened: StreamOpened) -> None:
+        """Log an opened connection."""
+        self._logged = None
         log.info("%s goes to %s", self._topic, describe_server(opened))
 
 
 def describe_server(opened: StreamOpened) -> str:
-    """Return "yunet version 2 on openvino 2024.4"."""
+    """Return a text such as "yunet version 2 on openvino 2024.4"."""
     return f"{opened.model} version {opened.version} on {opened.runtime}"

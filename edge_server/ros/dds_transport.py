@@ -1,9 +1,9 @@
-"""ROS 2 over its usual wire, DDS, without a ROS installation: names, types and qualities as rmw writes them.
+"""ROS 2 transport over DDS, without a ROS installation: names, types and quality of service as in rmw.
 
-Cyclone DDS carries the bytes and finds the others; what the bytes mean is `types`' business, because a codec in Python
-that makes a list of every pixel costs ten times what the frame does. Names (design.ros2.org, "Topic and Service name
-mapping to DDS"): topic "/camera/image_raw" is "rt/camera/image_raw", type sensor_msgs/msg/Image is
-"sensor_msgs::msg::dds_::Image_". The type's hash goes into USER_DATA, where newer middlewares look for it (REP-2016).
+Cyclone DDS transfers the bytes and discovers the other nodes. `ros2_types` decodes them, because the Python codec of
+Cyclone DDS makes a list of all pixels and takes ten times as long. Names follow design.ros2.org, "Topic and Service
+name mapping to DDS": topic "/camera/image_raw" is "rt/camera/image_raw", type sensor_msgs/msg/Image is
+"sensor_msgs::msg::dds_::Image_". The type's hash is in USER_DATA, where newer middlewares expect it (REP-2016).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ LOOPBACK_ONLY = (
     "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>99</MaxAutoParticipantIndex>"
     "<Peers><Peer address='127.0.0.1'/></Peers></Discovery></Domain></CycloneDDS>"
 )
-"""What ROS_LOCALHOST_ONLY=1 asks for, in Cyclone DDS's words."""
+"""Configuration of Cyclone DDS for ROS_LOCALHOST_ONLY=1."""
 
 MAX_DOMAIN_ID = 232
-"""Above it, the ports of RTPS (7400 + 250 * domain) leave the range there is."""
+"""Highest domain: above it, the ports of RTPS (7400 + 250 * domain) exceed 65535."""
 
 _TOPIC = re.compile(r"/?[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
 _RELIABLE_WAIT_MS = 100
-_TAKE_AT_ONCE = 16
+_MAX_TAKEN = 16
 _POLICIES = {
     0: "type",
     2: "durability",
@@ -40,13 +40,13 @@ _POLICIES = {
     23: "representation",
     24: "type",
 }
-"""Numbers of the DDS and XTypes specifications for what the two sides must agree on, those that ROS nodes differ in."""
+"""Policy numbers of the DDS and XTypes specifications, for the policies in which ROS nodes differ."""
 
 log = logging.getLogger(__name__)
 
 
-class _Parcel:
-    """CDR bytes passed through Cyclone DDS as they are, in place of its own codec."""
+class _RawMessage:
+    """CDR bytes of a message. Replaces the codec of Cyclone DDS, which passes them unchanged."""
 
     data: bytes
 
@@ -57,20 +57,20 @@ class _Parcel:
         return self.data
 
     @classmethod
-    def deserialize(cls, data: bytes, **_: object) -> _Parcel:
+    def deserialize(cls, data: bytes, **_: object) -> _RawMessage:
         return cls(data)
 
     @classmethod
-    def deserialize_key(cls, data: bytes, **_: object) -> _Parcel:
-        """None of these types has a key: what comes is news of a publisher, without a message."""
+    def deserialize_key(cls, data: bytes, **_: object) -> _RawMessage:
+        """Return an empty message: these types have no key, so this is a state change of a publisher without data."""
         return cls(b"")
 
 
 class DdsTransport:
-    """Transport over DDS. Opening it joins the domain; `spin` is where callbacks run, `publish` may run beside it.
+    """Transport over DDS. The constructor joins the domain; `spin` runs the callbacks; `publish` is for any thread.
 
-    `domain_id` is ROS_DOMAIN_ID. `is_loopback_only` keeps to this machine; CYCLONEDDS_URI is not read then. Raises
-    Unsupported when the libraries are missing, ServingFault when the domain cannot be joined.
+    `domain_id` is ROS_DOMAIN_ID. With `is_loopback_only` only this machine is used, and CYCLONEDDS_URI is ignored.
+    Raises Unsupported when the libraries are missing, ServingFault when the domain cannot be joined.
     """
 
     def __init__(self, domain_id: int = 0, *, is_loopback_only: bool = False) -> None:
@@ -82,7 +82,7 @@ class DdsTransport:
         self._publishing: Any = import_library("cyclonedds.pub")
         self._subscribing: Any = import_library("cyclonedds.sub")
         self._topics: Any = import_library("cyclonedds.topic")
-        self._parcels: dict[str, Any] = {}
+        self._raw_types: dict[str, Any] = {}
         self._readers: list[tuple[Any, Any, str, str, Callable[[Any], None]]] = []
         self._writers: dict[str, tuple[MessageKind | None, Any]] = {}
         self._lock = threading.Lock()
@@ -120,46 +120,43 @@ class DdsTransport:
         kind, writer = self._writers.get(topic, (None, None))
         if writer is None or kind is not message.kind:
             raise NotFound(f"topic '{topic}' was not advertised for {message.kind.value}")
-        parcel = self._parcels[message.kind.value](self._types.encode(message))
+        raw = self._raw_types[message.kind.value](self._types.encode(message))
         with self._lock:
             try:
-                writer.write(parcel)
+                writer.write(raw)
             except self._core.DDSException as error:
-                # A reliable reader that does not keep up: its message is lost, the others' next one is not.
+                # A reliable reader is too slow: this message is lost, and the next one is sent as usual.
                 log.warning("%s: a message was not sent: %s", topic, error)
 
     def spin(self, timeout_s: float) -> bool:
         if self._waiting.wait(int(timeout_s * 1e9)) > 0:
             for reader, anything, topic, name, callback in self._readers:
-                for parcel in reader.take(_TAKE_AT_ONCE, condition=anything):
-                    if hasattr(parcel, "data"):
-                        self._deliver(parcel, topic, name, callback)
+                for raw in reader.take(_MAX_TAKEN, condition=anything):
+                    if hasattr(raw, "data"):
+                        self._deliver(raw, topic, name, callback)
         return True
 
     def close(self) -> None:
-        """Leave the domain. The others are told, and see the topics go."""
+        """Leave the domain; the other nodes see that the topics end."""
         with self._lock:
-            # Cyclone DDS ends an entity with its last reference; parts go before what they are part of.
+            # Cyclone DDS closes an entity with its last reference; children must be closed before their parents.
             self._waiting = None
             self._readers.clear()
             self._writers.clear()
             self._participant = self._domain = None
 
-    def _deliver(self, parcel: _Parcel, topic: str, name: str, callback: Callable[[Any], None]) -> None:
+    def _deliver(self, raw: _RawMessage, topic: str, name: str, callback: Callable[[Any], None]) -> None:
         try:
-            message = self._types.decode(parcel.data, name)
+            message = self._types.decode(raw.data, name)
         except InvalidRequest as error:
             log.warning("%s: %s", topic, error)
             return
         callback(message)
 
     def _topic(self, topic: str, kind: MessageKind) -> Any:
-        return self._topics.Topic(self._participant, dds_topic(topic), self._type(kind.value))
-
-    def _type(self, name: str) -> Any:
-        if name not in self._parcels:
-            self._parcels[name] = parcel_type(name, self._types.store.fielddefs)
-        return self._parcels[name]
+        if kind.value not in self._raw_types:
+            self._raw_types[kind.value] = raw_message_type(kind.value, self._types.store.fielddefs)
+        return self._topics.Topic(self._participant, dds_topic(topic), self._raw_types[kind.value])
 
     def _qos(self, kind: MessageKind, qos: Qos) -> Any:
         module: Any = import_library("cyclonedds.qos")
@@ -177,22 +174,22 @@ class DdsTransport:
 
 
 def _mismatch_logger(topic: str, kind: MessageKind, other: str) -> Callable[[Any, Any], None]:
-    """Return a listener's callback. It runs on a thread of Cyclone DDS, once for each endpoint that does not match."""
+    """Return a callback of a listener; Cyclone DDS calls it on its thread for each endpoint that does not match."""
 
-    def tell(_: Any, status: Any) -> None:
+    def log_mismatch(_: Any, status: Any) -> None:
         policy = _POLICIES.get(int(status.last_policy_id), f"policy {int(status.last_policy_id)}")
         log.warning(
             "%s: a %s does not match for its %s, and nothing passes to or from it; this side has %s",
             topic, other, policy, kind.value,
         )  # fmt: skip
 
-    return tell
+    return log_mismatch
 
 
 def open_transport(node_name: str, environment: Mapping[str, str]) -> DdsTransport:
-    """Join the domain that ROS_DOMAIN_ID and ROS_LOCALHOST_ONLY name, as a ROS 2 node would. DDS has no node names.
+    """Join the domain of ROS_DOMAIN_ID and ROS_LOCALHOST_ONLY, like a ROS 2 node. DDS has no node names.
 
-    An explicit CYCLONEDDS_URI, which Cyclone DDS reads by itself, decides about networks alone.
+    If CYCLONEDDS_URI is set, it alone decides about networks; Cyclone DDS reads it.
     """
     domain = environment.get("ROS_DOMAIN_ID", "") or "0"
     if not (domain.isascii() and domain.isdigit()):
@@ -203,43 +200,43 @@ def open_transport(node_name: str, environment: Mapping[str, str]) -> DdsTranspo
 
 
 def dds_topic(topic: str) -> str:
-    """Return the DDS name of a ROS topic. Raises InvalidRequest when it is no topic name."""
+    """Return the DDS name of a ROS topic. Raises InvalidRequest when the name is not valid."""
     if not _TOPIC.fullmatch(topic):
         raise InvalidRequest(f"'{topic}' is no ROS topic: expected words of letters, digits and '_' between '/'")
     return "rt/" + topic.removeprefix("/")
 
 
 def dds_type(name: str) -> str:
-    """Return the DDS name of a message type, with cyclonedds-python's dots for "::"."""
+    """Return the DDS name of a message type; cyclonedds-python writes dots for "::"."""
     package, _, message = name.split("/")
     return f"{package}.msg.dds_.{message}_"
 
 
-def parcel_type(name: str, fields_of: Any) -> Any:
-    """Return a class whose instances carry a message's bytes, and which describes the message to Cyclone DDS: names
-    and types of the fields are compared during discovery. `fields_of` is rosbags' table of fields."""
-    described = _described_type(name, fields_of)
-    # Not by inheritance: a base would be told to the others as a base of the message.
+def raw_message_type(name: str, fields_of: Any) -> Any:
+    """Return a class for the raw bytes of a message type. It describes the fields to Cyclone DDS, which compares their
+    names and types during discovery. `fields_of` is rosbags' table of fields."""
+    described = _struct_type(name, fields_of)
+    # Not by inheritance: a base class would become part of the type description.
     for part in ("__init__", "serialize", "deserialize", "deserialize_key"):
-        setattr(described, part, vars(_Parcel)[part])
+        setattr(described, part, vars(_RawMessage)[part])
     return described
 
 
-def _described_type(name: str, fields_of: Any) -> Any:
+def _struct_type(name: str, fields_of: Any) -> Any:
     idl: Any = import_library("cyclonedds.idl")
-    fields = {field: _described_field(description, fields_of) for field, description in fields_of[name][1]}
+    fields = {field: _field_type(description, fields_of) for field, description in fields_of[name][1]}
     return idl.make_idl_struct(name.replace("/", "_"), dds_type(name), fields, dataclassify=False)
 
 
-def _described_field(description: Any, fields_of: Any) -> Any:
-    """Return the annotation for one field: (node, detail) as rosbags.interfaces.Nodetype numbers them."""
+def _field_type(description: Any, fields_of: Any) -> Any:
+    """Return the type annotation of one field, described as (node, detail) of rosbags.interfaces.Nodetype."""
     types: Any = import_library("cyclonedds.idl.types")
     nodes: Any = import_library("rosbags.interfaces").Nodetype
     node, detail = description
     if node == nodes.BASE:
         return {"string": str, "bool": bool}.get(detail[0]) or getattr(types, detail[0])
     if node == nodes.NAME:
-        return _described_type(detail, fields_of)
+        return _struct_type(detail, fields_of)
     inner, size = detail
-    element = _described_field(inner, fields_of)
+    element = _field_type(inner, fields_of)
     return types.array[element, size] if node == nodes.ARRAY else types.sequence[element]

@@ -1,8 +1,8 @@
-"""ROS messages and the nouns of the frame stream, turned into each other without any ROS library.
+"""Conversion between ROS messages and frames or results, without any ROS library.
 
-Inward, whatever has the fields of sensor_msgs/Image or CompressedImage will do: objects of rospy, rclpy, rosbags or
-cyclonedds. Outward, a result becomes small values named after the messages of sensor_msgs and vision_msgs 4.x, which
-each transport copies into its own classes. Headers pass through as they are.
+Input is any object with the fields of sensor_msgs/Image or CompressedImage: of rospy, rclpy, rosbags or cyclonedds. A
+result becomes small values named after the messages of sensor_msgs and vision_msgs 4.x; each transport copies them into
+its own classes. Headers are not changed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from edge_server.core.frame import Buffer, Detection, Frame, FrameHeader, FrameResult, Mask
+from edge_server.core.frame import Buffer, Frame, FrameHeader, FrameResult, Mask
 from edge_server.errors import InvalidRequest
 
 
 class MessageKind(enum.Enum):
-    """A message type that bridges deal with. The value is its full ROS 2 name."""
+    """Message types of the bridge. The value is the full ROS 2 name."""
 
     IMAGE = "sensor_msgs/msg/Image"
     COMPRESSED_IMAGE = "sensor_msgs/msg/CompressedImage"
@@ -90,13 +90,13 @@ class ClassificationMessage:
 OutgoingMessage: TypeAlias = "ImageMessage | CompressedImageMessage | DetectionsMessage | ClassificationMessage"
 
 
-def frame_of(message: Any, *, age_us: int = 0, seq: int | None = None) -> Frame:
-    """Return a sensor_msgs/Image or CompressedImage as a frame whose data is the message's own memory.
+def make_frame(message: Any, *, age_us: int = 0, seq: int | None = None) -> Frame:
+    """Return the frame of a sensor_msgs/Image or CompressedImage; it uses the memory of the message.
 
-    `seq` is for ROS 2, whose header has none; without it a ROS 1 header's is kept, and 0 stands for none. Raises
-    InvalidRequest for an object that is neither message.
+    `seq` is for ROS 2, whose header has no number. Without it, the number of a ROS 1 header is used, or 0. Raises
+    InvalidRequest for another object.
     """
-    header = header_of(message, seq)
+    header = read_header(message, seq)
     if hasattr(message, "encoding"):
         return Frame(
             header,
@@ -106,14 +106,14 @@ def frame_of(message: Any, *, age_us: int = 0, seq: int | None = None) -> Frame:
             step=int(_field(message, "step")),
             is_bigendian=bool(_field(message, "is_bigendian")),
             age_us=age_us,
-            data=bytes_of(_field(message, "data")),
+            data=view_bytes(_field(message, "data")),
         )
-    data = bytes_of(_field(message, "data"))
+    data = view_bytes(_field(message, "data"))
     return Frame(header, format=str(_field(message, "format")), age_us=age_us, data=data)
 
 
-def header_of(message: Any, seq: int | None = None) -> FrameHeader:
-    """Return the std_msgs/Header of a message, whichever ROS it is of. Raises InvalidRequest when it has none."""
+def read_header(message: Any, seq: int | None = None) -> FrameHeader:
+    """Return the std_msgs/Header of a ROS 1 or ROS 2 message. Raises InvalidRequest when it has none."""
     header = _field(message, "header")
     stamp = _field(header, "stamp")
     # genpy's Time has secs and nsecs, builtin_interfaces/Time sec and nanosec.
@@ -126,8 +126,8 @@ def header_of(message: Any, seq: int | None = None) -> FrameHeader:
     )
 
 
-def bytes_of(data: Any) -> Buffer:
-    """Return a view of a uint8[] field: bytes, bytearray, array.array, numpy. Only a list of numbers is copied."""
+def view_bytes(data: Any) -> Buffer:
+    """Return a view of a uint8[] field (bytes, bytearray, array.array, numpy). A list of numbers is copied."""
     if isinstance(data, bytes):
         return data
     try:
@@ -152,9 +152,19 @@ def _field(message: Any, name: str) -> Any:
 
 
 def detections_message(result: FrameResult, *, has_numbers: bool = False) -> DetectionsMessage:
-    """Return what was found in a frame. `has_numbers` makes every class_id the class's number, also where it has a
-    label. Keypoints have no place in vision_msgs and are left out."""
-    return DetectionsMessage(result.header, tuple(_box(found, has_numbers) for found in result.detections))
+    """Return the detections of a frame. With `has_numbers`, each class_id is the number of the class instead of its
+    label. Keypoints are omitted: vision_msgs has no field for them."""
+    boxes = tuple(
+        DetectionMessage(
+            center_x=(found.x_min + found.x_max) / 2,
+            center_y=(found.y_min + found.y_max) / 2,
+            size_x=found.x_max - found.x_min,
+            size_y=found.y_max - found.y_min,
+            hypothesis=_hypothesis(found.label, found.class_index, found.score, has_numbers),
+        )
+        for found in result.detections
+    )
+    return DetectionsMessage(result.header, boxes)
 
 
 def classification_message(result: FrameResult, *, has_numbers: bool = False) -> ClassificationMessage:
@@ -165,14 +175,14 @@ def classification_message(result: FrameResult, *, has_numbers: bool = False) ->
 
 
 def annotated_message(result: FrameResult) -> CompressedImageMessage | None:
-    """Return the frame with the results drawn in, or None when the server sent none."""
+    """Return the annotated frame, or None when the server sent none."""
     if not len(result.annotated_jpeg):
         return None
     return CompressedImageMessage(result.header, "jpeg", result.annotated_jpeg)
 
 
 def mask_message(result: FrameResult) -> ImageMessage | None:
-    """Return the segmentation as an image of class numbers (mono8 or mono16), or None when there is none."""
+    """Return the segmentation mask as an image of class numbers (mono8 or mono16), or None."""
     mask: Mask | None = result.mask
     if mask is None:
         return None
@@ -180,22 +190,12 @@ def mask_message(result: FrameResult) -> ImageMessage | None:
     return ImageMessage(result.header, mask.height, mask.width, mask.encoding, step, mask.data)
 
 
-def _box(found: Detection, has_numbers: bool) -> DetectionMessage:
-    return DetectionMessage(
-        center_x=(found.x_min + found.x_max) / 2,
-        center_y=(found.y_min + found.y_max) / 2,
-        size_x=found.x_max - found.x_min,
-        size_y=found.y_max - found.y_min,
-        hypothesis=_hypothesis(found.label, found.class_index, found.score, has_numbers),
-    )
-
-
 def _hypothesis(label: str, index: int, score: float, has_numbers: bool) -> HypothesisMessage:
     return HypothesisMessage(str(index) if has_numbers or not label else label, score, index)
 
 
 def kind_of(type_name: str) -> MessageKind | None:
-    """Return the kind of a type name as ROS 1 or ROS 2 writes it ("sensor_msgs/Image"), None when it is another."""
+    """Return the kind of a ROS 1 or ROS 2 type name such as "sensor_msgs/Image", or None."""
     parts: Sequence[str] = type_name.split("/")
     full = f"{parts[0]}/msg/{parts[-1]}"
     return next((kind for kind in MessageKind if kind.value == full), None)

@@ -1,8 +1,8 @@
-"""ROS 2 as a transport of the bridge, through the rclpy of a sourced ROS 2 environment (Humble or newer).
+"""ROS 2 transport over rclpy, for a sourced ROS 2 environment (Humble or newer).
 
-For who has ROS 2 anyhow: it uses the middleware that is configured there, remapping and the graph's tools. `dds` needs
-no ROS. rclpy is on no package index, so what is used of it is little and documented: rclpy.init with a context of its
-own, one node, one executor, QoSProfile, and the message classes of sensor_msgs and vision_msgs 4.
+It uses the configured middleware, remapping and the tools of the ROS graph. `dds_transport` needs no ROS. rclpy is not
+on a package index, so only a small, documented part of it is used: rclpy.init with a context of its own, one node, one
+executor, QoSProfile, and the message classes of sensor_msgs and vision_msgs 4.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from edge_server.ros.message_conversion import (
     DetectionMessage,
     DetectionsMessage,
     HypothesisMessage,
-    ImageMessage,
     MessageKind,
     OutgoingMessage,
 )
@@ -32,52 +31,50 @@ log = logging.getLogger(__name__)
 
 
 class RclpyTransport:
-    """One rclpy node. `spin` is where callbacks run; `publish` may run beside it on another thread.
+    """Transport with one rclpy node. `spin` runs the callbacks; `publish` may run on another thread.
 
-    Without `node` it makes a context and a node of its own, which sees `arguments` ("--ros-args", ...), leaves signals
-    to the program, and ends both when closed. A node that is given stays its owner's. Raises Unsupported where there is
-    no rclpy.
+    Without `node` the transport owns a context and a node. They get `arguments` ("--ros-args", ...), install no signal
+    handlers, and end with `close`. A given `node` belongs to the caller. Raises Unsupported without rclpy.
     """
 
     def __init__(
         self, node_name: str = "edge_server_bridge", *, node: Any = None, arguments: Sequence[str] = ()
     ) -> None:
         self._rclpy = _import_ros("rclpy")
-        self._quality = _import_ros("rclpy.qos")
+        self._qos_module = _import_ros("rclpy.qos")
         executors = _import_ros("rclpy.executors")
-        self._ended_elsewhere: type[Exception] = executors.ExternalShutdownException
-        self._bad_name: type[Exception] = _import_ros("rclpy.exceptions").NameValidationException
+        self._shutdown_error: type[Exception] = executors.ExternalShutdownException
+        self._name_error: type[Exception] = _import_ros("rclpy.exceptions").NameValidationException
         self._is_owner = node is None
-        self._node = self._make_node(node_name, arguments) if node is None else node
+        if node is None:
+            context = _import_ros("rclpy.context").Context()
+            no_handlers = _import_ros("rclpy.signals").SignalHandlerOptions.NO
+            self._rclpy.init(args=list(arguments), context=context, signal_handler_options=no_handlers)
+            with self._translate_name_errors():
+                node = self._rclpy.create_node(node_name, context=context)
+        self._node = node
         self._context = self._node.context
         self._executor = executors.SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
         self._publishers: dict[str, tuple[MessageKind, Any]] = {}
         self._subscriptions: list[Any] = []
 
-    def _make_node(self, name: str, arguments: Sequence[str]) -> Any:
-        context = _import_ros("rclpy.context").Context()
-        no_handlers = _import_ros("rclpy.signals").SignalHandlerOptions.NO
-        self._rclpy.init(args=list(arguments), context=context, signal_handler_options=no_handlers)
-        with self._names_checked():
-            return self._rclpy.create_node(name, context=context)
-
     @contextlib.contextmanager
-    def _names_checked(self) -> Iterator[None]:
-        """Say in our words what rclpy says of names that ROS does not allow."""
+    def _translate_name_errors(self) -> Iterator[None]:
+        """Raise InvalidRequest for names that ROS does not allow."""
         try:
             yield
-        except self._bad_name as error:
+        except self._name_error as error:
             raise InvalidRequest(f"ROS does not allow that name: {error}") from None
 
     def subscribe(self, topic: str, kind: MessageKind, qos: Qos, callback: Callable[[Any], None]) -> None:
-        """Listen to a topic. A message's `data` is an array.array, which the bridge sends as it lies."""
-        with self._names_checked():
+        """Subscribe to a topic. The `data` of a message is an array.array, which the bridge sends without a copy."""
+        with self._translate_name_errors():
             made = self._node.create_subscription(message_class(kind.value), topic, callback, self._profile(qos))
         self._subscriptions.append(made)
 
     def advertise(self, topic: str, kind: MessageKind, qos: Qos) -> None:
-        with self._names_checked():
+        with self._translate_name_errors():
             made = self._node.create_publisher(message_class(kind.value), topic, self._profile(qos))
         self._publishers[topic] = kind, made
 
@@ -89,10 +86,10 @@ class RclpyTransport:
             publisher.publish(to_ros2(message))
 
     def spin(self, timeout_s: float) -> bool:
-        """Run the next callback, or wait for one. False once somebody shut the context down."""
+        """Run the next callback, or wait for one. Return False after a shutdown of the context."""
         try:
             self._executor.spin_once(timeout_sec=timeout_s)
-        except self._ended_elsewhere:
+        except self._shutdown_error:
             return False
         return bool(self._context.ok())
 
@@ -107,17 +104,18 @@ class RclpyTransport:
             self._context.try_shutdown()
 
     def _profile(self, qos: Qos) -> Any:
-        policy = self._quality.ReliabilityPolicy
-        return self._quality.QoSProfile(
-            history=self._quality.HistoryPolicy.KEEP_LAST,
+        policy = self._qos_module.ReliabilityPolicy
+        return self._qos_module.QoSProfile(
+            history=self._qos_module.HistoryPolicy.KEEP_LAST,
             depth=qos.depth,
             reliability=policy.RELIABLE if qos.is_reliable else policy.BEST_EFFORT,
-            durability=self._quality.DurabilityPolicy.VOLATILE,
+            durability=self._qos_module.DurabilityPolicy.VOLATILE,
         )
 
 
 def open_transport(node_name: str, environment: Mapping[str, str]) -> RclpyTransport:
-    """Return a transport with a node of that name. ROS_DOMAIN_ID, RMW_IMPLEMENTATION and the like are for rclpy."""
+    """Return a transport with a node of this name. rclpy reads ROS_DOMAIN_ID, RMW_IMPLEMENTATION and similar
+    variables."""
     if not environment.get("ROS_DISTRO"):
         log.warning("ROS_DISTRO is not set: has the setup.bash of ROS 2 been sourced?")
     return RclpyTransport(node_name)
@@ -126,7 +124,7 @@ def open_transport(node_name: str, environment: Mapping[str, str]) -> RclpyTrans
 def message_class(name: str) -> Any:
     """Return the Python class of a type such as "sensor_msgs/msg/Image".
 
-    Raises Unsupported where its package is missing, or is so old that it lacks the type.
+    Raises Unsupported when its package is missing, or is too old for the type.
     """
     package, _, base = name.split("/")
     module = _import_ros(f"{package}.msg")
@@ -151,40 +149,38 @@ def to_ros2(message: OutgoingMessage) -> Any:
     made = message_class(message.kind.value)()
     _copy_header(message.header, made.header)
     if isinstance(message, DetectionsMessage):
-        made.detections = [_detection(box, message.header) for box in message.detections]
+        made.detections = [_make_detection(box, message.header) for box in message.detections]
     elif isinstance(message, ClassificationMessage):
-        made.results = [_fill(message_class("vision_msgs/msg/ObjectHypothesis")(), one) for one in message.results]
+        made.results = [
+            _fill_hypothesis(message_class("vision_msgs/msg/ObjectHypothesis")(), one) for one in message.results
+        ]
     elif isinstance(message, CompressedImageMessage):
         made.format, made.data = message.format, _octets(message.data)
     else:
-        _copy_image(message, made)
+        made.height, made.width, made.step = message.height, message.width, message.step
+        made.encoding, made.is_bigendian = message.encoding, int(message.is_bigendian)
+        made.data = _octets(message.data)
     return made
 
 
-def _detection(box: DetectionMessage, header: FrameHeader) -> Any:
+def _make_detection(box: DetectionMessage, header: FrameHeader) -> Any:
     made = message_class("vision_msgs/msg/Detection2D")()
     _copy_header(header, made.header)
     made.bbox.center.position.x, made.bbox.center.position.y = float(box.center_x), float(box.center_y)
     made.bbox.size_x, made.bbox.size_y = float(box.size_x), float(box.size_y)
     found = message_class("vision_msgs/msg/ObjectHypothesisWithPose")()
-    _fill(found.hypothesis, box.hypothesis)
+    _fill_hypothesis(found.hypothesis, box.hypothesis)
     made.results = [found]
     return made
 
 
-def _fill(made: Any, one: HypothesisMessage) -> Any:
+def _fill_hypothesis(made: Any, one: HypothesisMessage) -> Any:
     made.class_id, made.score = one.class_id, float(one.score)
     return made
 
 
-def _copy_image(message: ImageMessage, made: Any) -> None:
-    made.height, made.width, made.step = message.height, message.width, message.step
-    made.encoding, made.is_bigendian = message.encoding, int(message.is_bigendian)
-    made.data = _octets(message.data)
-
-
 def _octets(data: Any) -> Any:
-    """rclpy checks every element of anything else that is assigned to a uint8[]."""
+    """Return an array.array: rclpy checks each element of any other type assigned to uint8[]."""
     return array.array("B", bytes(data))
 
 

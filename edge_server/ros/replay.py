@@ -1,7 +1,7 @@
-"""A recording through a model: every picture of a topic is sent, and what comes back is written beside its time.
+"""Replay of a recording through a model: sends each image of a topic, and writes the results with the image's time.
 
-At rate 0 nothing is lost: a few frames are under way at a time, and what was dropped after all (by the governor, with
-a connection that broke) is sent again. At any other rate frames come as they did when recorded, and drops are counted.
+At rate 0 no frame is lost: a few frames are in flight at a time, and dropped frames (by the governor, or with a broken
+connection) are sent again. At any other rate frames are sent at their recorded intervals, and drops are counted.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from edge_server.ros.message_conversion import (
 )
 from edge_server.ros.recording import RecordedFrame, RecordingWriter
 
-AT_ONCE = 4
-"""Frames under way at rate 0: enough to keep a model busy while pictures are read, few enough to cost no memory."""
+MAX_IN_FLIGHT = 4
+"""Frames in flight at rate 0: enough to keep a model busy while images are read, and little memory."""
 
 _RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayParameters:
-    """`rate`: 1.0 as recorded, 0 as fast as answered. `returns`: what to ask for, by default what the model declares.
+    """Parameters of a replay. `rate`: 1.0 as recorded, 0 as fast as the server responds. `returns` are the requested
+    results, by default those that the model declares.
 
-    Results go to topics below `namespace`: detections, classification, annotated/compressed, mask. A server that cannot
-    be reached for `patience_s` ends the replay.
+    Results go to topics below `namespace`: detections, classification, annotated/compressed, mask. The replay fails
+    when the server cannot be reached for `patience_s`.
     """
 
     model_name: str
@@ -54,15 +55,16 @@ class ReplayParameters:
 
     @property
     def is_lossless(self) -> bool:
+        """Whether dropped frames are sent again."""
         return self.rate == 0
 
 
 @dataclass(slots=True)
 class ReplaySummary:
-    """What a replay came to: sent = answered + failed + sum(dropped.values()). `repeated` frames count as sent once.
+    """Counts of a replay: sent = answered + failed + sum(dropped.values()). `repeated` frames count once in `sent`.
 
-    `dropped` is by reason; "unanswered" are frames of which nothing was heard: newer ones overtook them on this side,
-    or their connection broke.
+    `dropped` is by reason; "unanswered" are frames without a result or a report: replaced by newer ones before they
+    were sent, or lost with a connection.
     """
 
     sent: int = 0
@@ -75,54 +77,50 @@ class ReplaySummary:
 
 
 class TopicReplay:
-    """One run over the frames of one topic. `progress` hears how many frames are settled, from the thread of `run`.
+    """One run over the frames of one topic. Both callbacks are called on the thread of `run`.
 
-    `tell` hears once each time the server is lost that it is tried again, and why; on that thread as well.
+    `progress` gets the number of completed frames. `warn` gets a text each time the server is lost.
     """
 
     def __init__(
         self,
         parameters: ReplayParameters,
         writer: RecordingWriter,
-        progress: Callable[[int], None] = lambda settled: None,
-        tell: Callable[[str], None] = lambda trouble: None,
+        progress: Callable[[int], None] = lambda completed: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._parameters = parameters
         self._writer = writer
         self._progress = progress
-        self._tell = tell
-        self._is_told = False
+        self._warn = warn
+        self._has_warned = False
         self._changed = threading.Condition()
         self._pending: dict[int, RecordedFrame] = {}
         self._to_repeat: deque[int] = deque()
         self._is_over = False
-        self._heard_at = 0.0
-        self._stream = self._open()
+        self._last_message_s = 0.0
         self.summary = ReplaySummary()
-
-    def _open(self) -> FrameStream:
-        given = self._parameters
-        return FrameStream(
-            given.address,
-            given.model_name,
-            version=given.model_version,
-            stream_id=given.stream_id,
-            returns=given.returns,
-            delivery=Delivery(depth=AT_ONCE if given.is_lossless else 1, notifies_drops=True),
-            keeps_all=given.is_lossless,
+        self._stream = FrameStream(
+            parameters.address,
+            parameters.model_name,
+            version=parameters.model_version,
+            stream_id=parameters.stream_id,
+            returns=parameters.returns,
+            delivery=Delivery(depth=MAX_IN_FLIGHT if parameters.is_lossless else 1, notifies_drops=True),
+            keeps_all=parameters.is_lossless,
             client="ros replay",
             on_dropped=self._note_drop,
             on_broken=self._note_break,
         )
 
     def run(self, frames: Iterable[RecordedFrame]) -> ReplaySummary:
-        """Send the frames and write their results; block until the last is settled.
+        """Send the frames and write their results; block until the last one is complete.
 
-        Raises what reading or writing raises, and StreamError when the model cannot be had.
+        Raises errors of reading and writing, and StreamError when the model is not available.
         """
-        began = self._heard_at = time.monotonic()
+        began = self._last_message_s = time.monotonic()
         try:
-            for result in self._stream.results(self._feed(frames)):
+            for result in self._stream.results(self._due_frames(frames)):
                 self._receive(result)
         finally:
             with self._changed:
@@ -134,21 +132,28 @@ class TopicReplay:
         self.summary.seconds = time.monotonic() - began
         return self.summary
 
-    def _feed(self, frames: Iterable[RecordedFrame]) -> Iterator[Frame]:
-        """Yield the frames when they are due; runs on the stream's own thread, which waits for room at rate 0."""
-        pace = _Pace(self._parameters.rate)
+    def _due_frames(self, frames: Iterable[RecordedFrame]) -> Iterator[Frame]:
+        """Yield the frames when they are due. Runs on the stream's sending thread, which waits for room at rate 0."""
+        pace = _ReplayClock(self._parameters.rate)
         for recorded in frames:
             yield from self._repeats()
-            if not self._wait_until_due(pace, recorded):
-                return
             with self._changed:
+                while not self._is_over and (wait_s := pace.wait_s(recorded.recorded_ns, time.monotonic())) > 0:
+                    self._changed.wait(wait_s)
+                if self._is_over:
+                    return
                 self._pending[recorded.frame.header.seq] = recorded
                 self.summary.sent += 1
             yield recorded.frame
-        while self._parameters.is_lossless and self._wait_for_news():
+        while self._parameters.is_lossless:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over or not self._pending or self._to_repeat)
+                if self._is_over or not self._pending:
+                    return
             yield from self._repeats()
 
     def _repeats(self) -> Iterator[Frame]:
+        """Yield the frames to send again."""
         while True:
             with self._changed:
                 if not self._to_repeat or self._is_over:
@@ -158,24 +163,11 @@ class TopicReplay:
             if recorded is not None:
                 yield recorded.frame
 
-    def _wait_until_due(self, pace: _Pace, recorded: RecordedFrame) -> bool:
-        """Return whether the replay still goes on when it is the frame's turn."""
-        with self._changed:
-            while not self._is_over and (wait_s := pace.wait_s(recorded.recorded_ns, time.monotonic())) > 0:
-                self._changed.wait(wait_s)
-            return not self._is_over
-
-    def _wait_for_news(self) -> bool:
-        """Wait until there is something to repeat; False when every frame is settled."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or not self._pending or self._to_repeat)
-            return not self._is_over and bool(self._pending)
-
     def _receive(self, result: FrameResult) -> None:
-        """Write one result. A second answer to a frame that was sent twice is left out."""
+        """Write one result. A second result of a frame that was sent twice is ignored."""
         with self._changed:
-            self._heard_at = time.monotonic()
-            self._is_told = False
+            self._last_message_s = time.monotonic()
+            self._has_warned = False
             recorded = self._pending.pop(result.header.seq, None)
             if recorded is None:
                 return
@@ -187,10 +179,10 @@ class TopicReplay:
             self.summary.answered += 1
             for topic, message in self._messages(result):
                 self._writer.write(topic, message, recorded.recorded_ns)
-        self._tell_progress()
+        self._report_progress()
 
     def _messages(self, result: FrameResult) -> Iterator[tuple[str, OutgoingMessage]]:
-        """Yield what a result holds. Of a model that finds nothing else, finding nothing is an empty list of boxes."""
+        """Yield the messages of a result. A result without any content becomes an empty list of detections."""
         given, numbers = self._parameters, self._parameters.class_id_is_number
         annotated, mask = annotated_message(result), mask_message(result)
         if result.classes:
@@ -205,47 +197,47 @@ class TopicReplay:
 
     def _note_drop(self, notice: FrameDropped) -> None:
         with self._changed:
-            self._heard_at = time.monotonic()
+            self._last_message_s = time.monotonic()
             if notice.header.seq not in self._pending:
                 return
             if not self._parameters.is_lossless:
                 del self._pending[notice.header.seq]
                 self.summary.dropped[notice.reason.name.lower()] += 1
             else:
-                # A governor that says no says it again at once; a moment later it may not.
+                # The governor would drop the frame again at once; wait a moment.
                 self._changed.wait_for(lambda: self._is_over, _RETRY_S)
                 self._to_repeat.append(notice.header.seq)
             self._changed.notify_all()
-        self._tell_progress()
+        self._report_progress()
 
     def _note_break(self, error: StreamError) -> None:
-        """Send again what was under way. Raises the error once the server was away for too long."""
+        """Repeat the frames in flight. Raises the error when the server has been lost for too long."""
         waiting = self._stream.counters().waiting
         with self._changed:
-            if time.monotonic() - self._heard_at > self._parameters.patience_s:
+            if time.monotonic() - self._last_message_s > self._parameters.patience_s:
                 raise error
-            is_news, self._is_told = not self._is_told, True
+            is_new, self._has_warned = not self._has_warned, True
             if self._parameters.is_lossless:
-                # What waits on this side is the newest and goes by itself. One frame too many is answered twice.
-                under_way = list(self._pending)[: len(self._pending) - waiting]
-                self._to_repeat.extend(seq for seq in under_way if seq not in self._to_repeat)
+                # The newest frames still wait on this side, and are sent anyway. A frame too many gets two results.
+                in_flight = list(self._pending)[: len(self._pending) - waiting]
+                self._to_repeat.extend(seq for seq in in_flight if seq not in self._to_repeat)
             self._changed.notify_all()
-        if is_news:
-            self._tell(f"{error}; trying again for {self._parameters.patience_s:g} s")
+        if is_new:
+            self._warn(f"{error}; trying again for {self._parameters.patience_s:g} s")
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         self._progress(self.summary.answered + self.summary.failed + sum(self.summary.dropped.values()))
 
 
-class _Pace:
-    """When frames are due: as far apart as they were recorded, divided by the rate. Rate 0 is always now."""
+class _ReplayClock:
+    """Schedule of the frames: the recorded intervals divided by the rate. At rate 0 each frame is due at once."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._origin: tuple[int, float] | None = None
 
     def wait_s(self, recorded_ns: int, now_s: float) -> float:
-        """Return how long a frame must still wait; the first begins the count."""
+        """Return the time until a frame is due; the first frame starts the clock."""
         if self._rate == 0:
             return 0.0
         if self._origin is None:

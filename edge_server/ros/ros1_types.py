@@ -1,8 +1,8 @@
-"""The messages of vision_msgs for ROS 1, as text for genpy: the package is in few archives, and need not be installed.
+"""ROS 1 definitions of vision_msgs, as text for genpy, so that the package need not be installed.
 
-ROS 1 joins a publisher and a subscriber when the name and the checksum of their message type are equal. The checksum is
-over the fields alone, so what genpy makes of the text below is received by whoever has vision_msgs 0.0.1 or 0.0.2
-(Kinetic to Noetic), and anybody else can make the same classes from here.
+ROS 1 connects a publisher and a subscriber when the name and the checksum of their message types are equal. The
+checksum covers only the fields: classes that genpy makes from this text match vision_msgs 0.0.1 and 0.0.2 (Kinetic to
+Noetic).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TYPES: dict[MessageKind, str] = {
     MessageKind.DETECTIONS: "vision_msgs/Detection2DArray",
     MessageKind.CLASSIFICATION: "vision_msgs/Classification2D",
 }
-"""What each kind is called in ROS 1. Classification2D is the Classification of later versions."""
+"""ROS 1 name of each kind. Classification2D is called Classification in later versions."""
 
 DEFINITIONS: dict[str, str] = {
     "std_msgs/Header": "uint32 seq\ntime stamp\nstring frame_id\n",
@@ -41,28 +41,28 @@ DEFINITIONS: dict[str, str] = {
         "Header header\nvision_msgs/ObjectHypothesis[] results\nsensor_msgs/Image source_img\n"
     ),
 }
-"""Message type -> its fields. `Header` is short for std_msgs/Header, as in ROS 1 itself."""
+"""Message type -> its fields. `Header` means std_msgs/Header, as in ROS 1."""
 
 CHECKSUMS = {
     "vision_msgs/Detection2DArray": "402071f61477de256df9f1aa45e6e4c8",
     "vision_msgs/Classification2D": "b23d0855d0f41568e09106615351255f",
 }
-"""The md5sums of the released packages; what genpy computes must equal them, or nobody would be joined with us."""
+"""md5sums of the released packages. Those computed by genpy must be equal, or no other node would connect."""
 
 _SEPARATOR = "=" * 80
 
 
 def full_text(name: str) -> str:
-    """Return a definition with all that it needs behind it, as genpy.dynamic.generate_dynamic takes it."""
-    needed = list(dict.fromkeys(_needed(name)))
+    """Return a definition followed by the definitions it uses, in the format of genpy.dynamic.generate_dynamic."""
+    needed = list(dict.fromkeys(_used_types(name)))
     parts = [DEFINITIONS[name], *(f"MSG: {other}\n{DEFINITIONS[other]}" for other in needed)]
     return f"\n{_SEPARATOR}\n".join(parts)
 
 
-def _needed(name: str) -> Iterator[str]:
+def _used_types(name: str) -> Iterator[str]:
     for line in DEFINITIONS[name].splitlines():
         kind = line.split()[0].removesuffix("[]").partition("[")[0]
         kind = "std_msgs/Header" if kind == "Header" else kind
         if kind in DEFINITIONS:
             yield kind
-            yield from _needed(kind)
+            yield from _used_types(kind)

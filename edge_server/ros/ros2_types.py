@@ -1,7 +1,7 @@
-"""ROS 2 message layouts without ROS: types, CDR bytes and type hashes by rosbags.
+"""ROS 2 message types without ROS: layouts, CDR encoding and type hashes, by rosbags.
 
-rosbags brings the common interfaces (std_msgs, sensor_msgs, geometry_msgs); vision_msgs 4.x is stated here. Values
-are rosbags' plain classes, in which image data is a numpy view of the received bytes.
+rosbags has the common interfaces (std_msgs, sensor_msgs, geometry_msgs); vision_msgs 4.x is defined here. Messages are
+rosbags' plain classes; image data in them is a numpy view of the received bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from edge_server.ros.message_conversion import (
     CompressedImageMessage,
     DetectionsMessage,
     HypothesisMessage,
-    ImageMessage,
     OutgoingMessage,
 )
 
@@ -50,7 +49,7 @@ NO_CYCLONEDDS = (
 
 
 def import_library(name: str) -> ModuleType:
-    """Import a module of the extra `ros`. Raises Unsupported with the line to type when it is not there."""
+    """Import a module of the extra `ros`. Raises Unsupported, with the install command, when it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -62,7 +61,7 @@ def import_library(name: str) -> ModuleType:
 
 
 class MessageTypes:
-    """The known message types: makes their values, and their bytes."""
+    """Encoder and decoder of the known message types."""
 
     def __init__(self) -> None:
         typesys = import_library("rosbags.typesys")
@@ -76,13 +75,13 @@ class MessageTypes:
     def encode(self, message: OutgoingMessage) -> bytes:
         """Return the message in CDR with its four bytes of encapsulation."""
         name = message.kind.value
-        # A dds writer pads and keeps bytes; a view would be copied there all the same.
-        return bytes(self.store.serialize_cdr(self.value(message), name))
+        # The DDS writer pads and keeps bytes; it would copy a view anyway.
+        return bytes(self.store.serialize_cdr(self.to_rosbags(message), name))
 
     def decode(self, data: bytes, type_name: str) -> Any:
-        """Return the value that the CDR bytes hold; arrays in it are views of them. Raises InvalidRequest."""
+        """Return the message in CDR bytes; its arrays are views of them. Raises InvalidRequest."""
         try:
-            # Of bytes, rosbags would copy all that lies behind the encapsulation.
+            # With bytes instead of a view, rosbags would copy everything behind the encapsulation.
             return self.store.deserialize_cdr(memoryview(data), type_name)
         except self._error as error:
             raise InvalidRequest(f"what came is no {type_name}: {error}") from error
@@ -91,7 +90,7 @@ class MessageTypes:
         """Return "RIHS01_..." (REP-2016)."""
         return str(self.store.hash_rihs01(type_name))
 
-    def value(self, message: OutgoingMessage) -> Any:
+    def to_rosbags(self, message: OutgoingMessage) -> Any:
         """Return the message as rosbags' object of `message.kind`."""
         if isinstance(message, DetectionsMessage):
             return self._detections(message)
@@ -102,9 +101,6 @@ class MessageTypes:
         data = np.frombuffer(message.data, np.uint8)
         if isinstance(message, CompressedImageMessage):
             return self._new("sensor_msgs/msg/CompressedImage", header=header, format=message.format, data=data)
-        return self._image(message, header, data)
-
-    def _image(self, message: ImageMessage, header: Any, data: Any) -> Any:
         return self._new(
             "sensor_msgs/msg/Image",
             header=header,
@@ -154,7 +150,7 @@ class MessageTypes:
         return self._new("vision_msgs/msg/ObjectHypothesis", class_id=one.class_id, score=float(one.score))
 
     def _header(self, header: FrameHeader) -> Any:
-        # ROS 1 counts seconds unsigned, ROS 2 signed; both hold the same 32 bits.
+        # Seconds are unsigned in ROS 1 and signed in ROS 2, with the same 32 bits.
         sec = (header.sec + 2**31) % 2**32 - 2**31
         stamp = self._new("builtin_interfaces/msg/Time", sec=sec, nanosec=header.nanosec)
         return self._new("std_msgs/msg/Header", stamp=stamp, frame_id=header.frame_id)

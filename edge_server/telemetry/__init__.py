@@ -1,6 +1,6 @@
-"""What the server tells about itself while it runs: log lines, metrics, events.
+"""Log lines, metrics, events, traces and service manager messages of the server.
 
-May import core, errors and config. Everything here is passed in to whoever reports, never fetched from a global (the
-standard library's loggers excepted). No request passes through this folder: metrics are read from the versions'
-statistics when somebody asks.
+May import core, errors and config. Callers get the objects of this folder as arguments; the only globals are the
+standard library's loggers. No request passes through this folder: metrics are read from the statistics of the versions
+at each scrape.
 """

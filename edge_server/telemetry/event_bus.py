@@ -1,7 +1,7 @@
-"""One in-process bus for things that happened: a model loaded, failed, was unloaded.
+"""In-process event bus: model, engine and governor events go to subscribers and into a history.
 
-Who causes something publishes it and goes on; who wants to know subscribes or reads the history. Events are for people
-and dashboards: nothing in serving depends on one being seen.
+`publish` never waits for a reader: it calls the subscribers and returns. Events are for people and dashboards; serving
+does not depend on them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ EventValue = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`number` counts all events of the bus from 1; `time_s` is seconds since the epoch."""
+    """Something that happened. `number` counts the events of the bus from 1; `time_s` is in seconds since the epoch."""
 
     number: int
     time_s: float
@@ -55,13 +56,19 @@ class Event:
     fields: Mapping[str, EventValue]
 
 
+class PublishEvent(Protocol):
+    """`EventBus.publish`, for code that publishes events and needs nothing else of the bus."""
+
+    def __call__(self, kind: str, /, **fields: EventValue) -> object: ...
+
+
 Subscriber = Callable[[Event], None]
 
 
 class EventBus:
-    """Hands events to subscribers and remembers the latest `history_size`. Thread-safe.
+    """Calls subscribers with each event and keeps the latest `history_size` events. Thread-safe.
 
-    `run_id` differs from bus to bus: numbers of one run of the server mean nothing in the next.
+    `run_id` is random for each bus: event numbers are valid for one run of the server only.
     """
 
     def __init__(self, history_size: int = 1000, clock: Callable[[], float] = time.time) -> None:
@@ -75,8 +82,8 @@ class EventBus:
     def publish(self, kind: str, /, **fields: EventValue) -> Event:
         """Record an event and call every subscriber on this thread, outside any lock.
 
-        Two threads may reach a subscriber in either order; `Event.number` tells the true one. A subscriber that raises
-        is logged and does not disturb the publisher or the other subscribers.
+        Events of two threads may reach a subscriber in either order; `Event.number` has the true order. An error of a
+        subscriber is logged; the publisher and the other subscribers continue.
         """
         with self._lock:
             self._count += 1
@@ -86,7 +93,7 @@ class EventBus:
         for subscriber in subscribers:
             try:
                 subscriber(event)
-            except Exception:  # noqa: BLE001 - a listener's bug must not stop a model from loading
+            except Exception:  # noqa: BLE001 - a subscriber's bug must not stop a model from loading
                 _log.exception("a subscriber failed on event %d (%s)", event.number, kind)
         return event
 
@@ -102,11 +109,11 @@ class EventBus:
         return unsubscribe
 
     def latest(self) -> int:
-        """Return the number of the latest event, 0 when there was none."""
+        """Return the number of the latest event, or 0 before the first event."""
         with self._lock:
             return self._count
 
     def history(self, after: int = 0) -> list[Event]:
-        """Return the remembered events numbered above `after`, oldest first."""
+        """Return the kept events numbered above `after`, oldest first."""
         with self._lock:
             return [event for event in self._history if event.number > after]

@@ -1,4 +1,4 @@
-"""Load and memory of the machine, read from /proc (proc(5))."""
+"""Processor load and memory of the machine, read from /proc (proc(5))."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _IDLE, _IOWAIT = 3, 4
-_COUNTED_TICKS = 8  # user nice system idle iowait irq softirq steal; guest times are part of user and nice already
+_COUNTED_TICKS = 8  # user nice system idle iowait irq softirq steal; user and nice include guest time
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """`cpu_utilization` is 0..1 over all cores since the previous reading; memory in use is what is not available."""
+    """Load and memory of the machine. `cpu_utilization` is 0..1 over all cores, since the previous reading."""
 
     cpu_utilization: float
     memory_total_bytes: int
@@ -22,10 +22,7 @@ class HostReading:
 
 
 class HostSampler:
-    """Reads the machine, at most once per `interval_s`: scrapers that come sooner share the last reading.
-
-    Thread-safe. Where there is no /proc of Linux's kind, `read` returns None.
-    """
+    """Samples the machine's load at most once per `interval_s`; scrapes in between get the last sample. Thread-safe."""
 
     def __init__(
         self, interval_s: float, *, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic
@@ -34,30 +31,26 @@ class HostSampler:
         self._proc = proc
         self._clock = clock
         self._lock = threading.Lock()
-        self._read_at = clock()
+        self._sampled_s = clock()
         self._ticks = _read_ticks(proc)
         self._utilization = 0.0
 
     def read(self) -> HostReading | None:
-        """Return the machine's load and memory now, or None where they cannot be known."""
+        """Return the machine's load and memory now, or None on a system without Linux's /proc."""
         with self._lock:
-            if self._clock() - self._read_at >= self._interval_s:
-                self._advance()
+            now_s = self._clock()
+            if now_s - self._sampled_s >= self._interval_s:
+                before, self._ticks, self._sampled_s = self._ticks, _read_ticks(self._proc), now_s
+                if before and self._ticks:
+                    idle, total = (now - then for now, then in zip(self._ticks, before, strict=True))
+                    if total > 0:
+                        # Idle ticks can decrease for a moment when a core goes off-line.
+                        self._utilization = min(1.0, max(0.0, 1.0 - idle / total))
             utilization = self._utilization if self._ticks else None
         memory = _read_memory(self._proc)
         if utilization is None or memory is None:
             return None
         return HostReading(utilization, *memory)
-
-    def _advance(self) -> None:
-        before, self._ticks = self._ticks, _read_ticks(self._proc)
-        self._read_at = self._clock()
-        if not before or not self._ticks:
-            return
-        idle, total = (now - then for now, then in zip(self._ticks, before, strict=True))
-        if total > 0:
-            # Idle ticks of a core that was off-line may run backwards for a moment.
-            self._utilization = min(1.0, max(0.0, 1.0 - idle / total))
 
 
 def _read_ticks(proc: Path) -> tuple[int, int] | None:
@@ -73,7 +66,7 @@ def _read_ticks(proc: Path) -> tuple[int, int] | None:
 
 
 def _read_memory(proc: Path) -> tuple[int, int] | None:
-    """Return (total, used) in bytes."""
+    """Return (total, used) in bytes; used memory is the memory that is not available."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
         fields = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}

@@ -1,7 +1,7 @@
-"""Log lines over the standard `logging`: one line per record, whatever a client put into it.
+"""Log formats and log settings of the server, based on the standard `logging`: each record is exactly one line.
 
 Four formats: Triton's "default" and "ISO8601", "text" (level and logger in words) and "json" (one object per line).
-Loggers are named after modules; `setup_logging` puts one handler on the root logger and steers it from then on.
+Loggers are named after modules. `setup_logging` puts one handler on the root logger; LogSettings controls it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_VERBOSE_LEVEL = 2**31 - 1
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _CONTROL |= {0x09: "\\t", 0x0A: "\\n", 0x0D: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
-# Marks that reorder the text shown around them can make a line read as something else.
+# Unicode marks that reorder the displayed text could make a line look like another one.
 _CONTROL |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 _JOURNAL_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
@@ -33,12 +33,12 @@ _JOURNAL_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logg
 LogSettingValue = bool | int | str
 
 RELOADED = ("log.verbose_level", "log.shows_info", "log.shows_warning", "log.shows_error", "log.format")
-"""The settings that `LogSettings.take` takes over."""
+"""The configuration keys that `LogSettings.reload` applies."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
-    """LogSettings' values, replaced as a whole so that a handler on another thread sees all or none of a change."""
+class _LogValues:
+    """Values of LogSettings, replaced as a whole: a handler on another thread sees all of a change or nothing."""
 
     verbose_level: int
     shows_info: bool
@@ -57,18 +57,18 @@ class _Settings:
 
 
 class LogSettings:
-    """What is logged and how, changeable while the server runs: the object behind /v2/logging. Thread-safe."""
+    """Log levels and log format, changed by /v2/logging while the server runs. Thread-safe."""
 
     def __init__(self, config: LogConfig) -> None:
         self._lock = threading.Lock()
         self._file = config.file
-        self._now = _Settings(
+        self._now = _LogValues(
             config.verbose_level, config.shows_info, config.shows_warning, config.shows_error, config.format
         )
         self._set_logger_levels()
 
     def get(self) -> dict[str, LogSettingValue]:
-        """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format as in force now."""
+        """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
         now = self._now
         return {
             "log_file": self._file,
@@ -80,12 +80,12 @@ class LogSettings:
         }
 
     def update(self, settings: Mapping[str, object]) -> dict[str, LogSettingValue]:
-        """Apply the settings named, all or none, at once, and return the full settings after the change.
+        """Apply all the given settings, or none, and return the complete settings.
 
-        Unknown keys and None values are passed over, as Triton does.
+        Unknown keys and None values are ignored, as in Triton.
 
         Raises InvalidRequest for a value of the wrong type, Refusal (UNAVAILABLE) for an unknown format,
-        Unsupported for log_file: a client must not choose where the server writes.
+        Unsupported for log_file: a client must not choose the file that the server writes.
         """
         if settings.get("log_file") is not None:
             raise Unsupported("log file location can not be updated through network protocol")
@@ -102,40 +102,51 @@ class LogSettings:
             self._set_logger_levels()
         return self.get()
 
-    def take(self, config: LogConfig) -> None:
-        """Take over what a configuration says, as if the server had started with it; the file aside."""
+    def reload(self, config: LogConfig) -> None:
+        """Apply a new configuration, except its log file."""
         with self._lock:
-            self._now = _Settings(
+            self._now = _LogValues(
                 config.verbose_level, config.shows_info, config.shows_warning, config.shows_error, config.format
             )
             self._set_logger_levels()
 
     def shows(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is to be written."""
+        """Return whether the record is written."""
         return self._now.shows(record.levelno)
 
     def render(self, record: logging.LogRecord) -> str:
-        """Return the record as one line in the format in force."""
+        """Return the record as one line in the current format."""
         return _FORMATS[self._now.format](record)
 
     def _set_logger_levels(self) -> None:
-        """Stop what will not be shown at its logger, where it costs least."""
+        """Set the levels of the loggers, so that most unwanted records are dropped at little cost."""
         level = self._now.verbose_level
         logging.getLogger(SERVER_LOGGER).setLevel(logging.DEBUG if level > 0 else logging.INFO)
         logging.getLogger().setLevel(logging.DEBUG if level > 1 else logging.WARNING)
 
 
 def setup_logging(config: LogConfig) -> LogSettings:
-    """Send all records of the process to standard error or `config.file`, and return the object that steers them.
+    """Send all records of the process to standard error or `config.file`, and return their settings.
 
-    The file is appended to, and opened anew when a log rotation moved it. A second call replaces the first's handler.
+    Lines are appended to the file. It is opened again after a log rotation. A second call replaces the handler of the
+    first.
 
     Raises ConfigError when the file cannot be opened.
     """
     settings = LogSettings(config)
-    handler = _open_handler(config)
+    handler: logging.Handler
+    if config.file:
+        from logging.handlers import WatchedFileHandler
+
+        try:
+            handler = WatchedFileHandler(config.file, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise ConfigError(f"--log-file: cannot write to '{config.file}': {error.strerror}") from error
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+    has_priority = not config.file and _stderr_is_journal(config.journal_stream)
     handler.addFilter(settings.shows)
-    handler.setFormatter(_LineFormatter(settings, has_priority=_is_journal(config)))
+    handler.setFormatter(_LineFormatter(settings, has_priority=has_priority))
     handler.set_name(SERVER_LOGGER)
     root = logging.getLogger()
     for old in [old for old in root.handlers if old.get_name() == SERVER_LOGGER]:
@@ -146,6 +157,8 @@ def setup_logging(config: LogConfig) -> LogSettings:
 
 
 class _LineFormatter(logging.Formatter):
+    """Formatter that follows LogSettings; adds syslog priorities for the journal."""
+
     def __init__(self, settings: LogSettings, *, has_priority: bool) -> None:
         super().__init__()
         self._settings = settings
@@ -158,35 +171,24 @@ class _LineFormatter(logging.Formatter):
         return line
 
 
-def _open_handler(config: LogConfig) -> logging.Handler:
-    if not config.file:
-        return logging.StreamHandler(sys.stderr)
-    from logging.handlers import WatchedFileHandler
-
-    try:
-        return WatchedFileHandler(config.file, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise ConfigError(f"--log-file: cannot write to '{config.file}': {error.strerror}") from error
-
-
-def _is_journal(config: LogConfig) -> bool:
-    """Return whether standard error is the journal stream that systemd announced (systemd.exec(5), $JOURNAL_STREAM)."""
-    if config.file or not config.journal_stream:
+def _stderr_is_journal(journal_stream: str) -> bool:
+    """Return whether standard error is systemd's journal stream (systemd.exec(5), $JOURNAL_STREAM)."""
+    if not journal_stream:
         return False
     try:
         status = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError):  # no standard error, or one that is no file
+    except (OSError, ValueError):  # no standard error, or one without a file descriptor
         return False
-    return config.journal_stream == f"{status.st_dev}:{status.st_ino}"
+    return journal_stream == f"{status.st_dev}:{status.st_ino}"
 
 
 def escape(text: str) -> str:
-    """Return `text` with control characters spelled out, so that it can neither break a line nor steer a terminal."""
+    """Return `text` with control characters escaped: it can neither break a line nor control a terminal."""
     return text.translate(_CONTROL)
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return message and, when there is one, traceback, unescaped."""
+    """Return the message and the traceback, if any, not escaped."""
     parts = [record.getMessage()]
     if record.exc_info and record.exc_info[0] is not None:
         parts.append(logging.Formatter().formatException(record.exc_info))
@@ -201,7 +203,7 @@ def _triton_line(record: logging.LogRecord, stamp: str) -> str:
 
 
 def _default_line(record: logging.LogRecord) -> str:
-    """`I0131 23:59:59.123456 4711 manager.py:12] "message"`, the time in UTC as Triton has it."""
+    """`I0131 23:59:59.123456 4711 manager.py:12] "message"`, the time in UTC as in Triton."""
     micros = int(record.created * 1e6) % 1_000_000
     clock = time.strftime("%m%d %H:%M:%S", time.gmtime(record.created))
     return _triton_line(record, f"{record.levelname[:1]}{clock}.{micros:06d}")
@@ -223,7 +225,7 @@ def _text_line(record: logging.LogRecord) -> str:
 
 
 def _json_line(record: logging.LogRecord) -> str:
-    # ASCII only: the escapes of JSON then cover every control character but DEL.
+    # ASCII only: the escapes of JSON then cover each control character except DEL.
     fields = {
         "time": _utc_ms(record),
         "level": record.levelname,

@@ -1,10 +1,9 @@
-"""The Prometheus page: Triton's nv_* families, our edge_* ones, and those of the process.
+"""Prometheus metrics page: Triton's nv_* families, the edge_* families, and those of the process.
 
-Nothing is counted here. At each scrape the families are made from the versions' own statistics, so that serving touches
-no metric, counts are exact, and the series of an unloaded version are gone with it.
+Nothing is counted here. Each scrape makes the families from the statistics of the versions. Serving therefore updates
+no metric, counts are exact, and an unloaded version has no series.
 
-Rendered in the text format 0.0.4 by hand: Triton's counters have no "_total" at the end of their names, which
-prometheus_client would add.
+The text format 0.0.4 is written here because prometheus_client would add "_total" to the names of Triton's counters.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-"""Triton's reasons of failure; each has its series from the start, so that a rate over it is never undefined."""
+"""Triton's reasons of failure. Each has a series from the start: a rate over it is then always defined."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
@@ -37,7 +36,7 @@ MetricTags = Callable[[str, int], Mapping[str, str]]
 
 
 class Family:
-    """A metric name with its samples. Adding the same labels again replaces the sample: a page with two is invalid."""
+    """A metric family: name, kind, help and samples. A second sample with the same labels replaces the first."""
 
     __slots__ = ("_samples", "help", "kind", "name")
 
@@ -48,11 +47,11 @@ class Family:
         self._samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def add(self, labels: Mapping[str, str], value: float, *, part: str = "") -> None:
-        """Add a sample; `part` is what a histogram's sample has after the name: "_bucket", "_sum" or "_count"."""
+        """Add a sample. `part` is the suffix of a histogram's sample: "_bucket", "_sum" or "_count"."""
         self._samples[part, tuple(labels.items())] = value
 
     def render(self) -> Iterator[str]:
-        """Yield the lines of the family, none when it has no samples."""
+        """Yield the lines of the family; a family without samples has none."""
         if not self._samples:
             return
         yield f"# HELP {self.name} {self.help.translate(_HELP_ESCAPES)}\n"
@@ -60,7 +59,7 @@ class Family:
         for (part, labels), value in self._samples.items():
             name = self.name + part
             pairs = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels)
-            # Python spells floats, nan and inf in ways that Go's ParseFloat, which the format refers to, reads.
+            # Go's ParseFloat, which defines the format's numbers, reads Python's spelling of floats, nan and inf.
             yield f"{name}{{{pairs}}} {value}\n" if pairs else f"{name} {value}\n"
 
 
@@ -68,37 +67,33 @@ Source = Callable[[], Iterable[Family]]
 
 
 class Metrics:
-    """The page's sources, rendered on demand. `render` may be called from any thread.
+    """The metrics page: a list of sources, rendered on demand. `render` may be called from any thread.
 
-    `statistics` and `reports` give the versions that are loaded; `tags(name, version)` the version's `metric_tags`.
-    `host` None leaves the machine's families out.
+    `statistics` and `reports` return the loaded versions; `tags(name, version)` returns the version's `metric_tags`.
+    With `host` None the page has no families of the machine.
     """
 
     def __init__(self, statistics: Statistics, reports: Reports, tags: MetricTags, host: HostSampler | None) -> None:
         self._sources: list[Source] = [
             lambda: _model_families(statistics(), tags),
-            lambda: _information(reports()),
+            lambda: _info_families(reports()),
         ]
         if host is not None:
             self._sources.append(lambda: _host_families(host))
 
     def add_source(self, source: Source) -> None:
-        """Render the families that `source` returns too; it is called at every scrape."""
+        """Add the families of `source` to the page. It is called at each scrape."""
         self._sources.append(source)
 
     def render(self) -> tuple[bytes, str]:
         """Return the page and its content type."""
         lines = [line for source in self._sources for family in source() for line in family.render()]
-        # A folder name that is no Unicode has surrogates in it; they are spelled out.
+        # A folder name that is not valid Unicode has surrogates: they are escaped.
         page = "".join(lines).encode("utf-8", "backslashreplace")
-        return page + _process_page(), CONTENT_TYPE
+        # Imported at the first scrape: the library imports an HTTP server of its own.
+        from prometheus_client import generate_latest
 
-
-def _process_page() -> bytes:
-    # The library comes with the first who asks for the page: it brings an HTTP server of its own.
-    from prometheus_client import generate_latest
-
-    return generate_latest(_process_registry())
+        return page + generate_latest(_process_registry()), CONTENT_TYPE
 
 
 @functools.cache
@@ -114,8 +109,8 @@ def _model_families(versions: Sequence[VersionStatistics], tags: MetricTags) -> 
     counts = [(Family(name, "counter", help), read) for name, help, read in _COUNTERS]
     cached = [(Family(name, "counter", help), read) for name, help, read in _CACHE_COUNTERS]
     failures = Family("nv_inference_request_failure", "counter", "Requests that failed, by reason")
-    pending = Family("nv_inference_pending_request_count", "gauge", "Requests that wait for their execution now")
-    load = Family("nv_model_load_duration_secs", "gauge", "How long the version took to load, in seconds")
+    pending = Family("nv_inference_pending_request_count", "gauge", "Requests that wait for execution now")
+    load = Family("nv_model_load_duration_secs", "gauge", "Load time of the version, in seconds")
     live = Family("edge_sequences_live", "gauge", "Sequences that hold a slot of the model now")
     waiting = Family("edge_sequences_waiting", "gauge", "Sequences that wait for a slot of the model now")
     for version in versions:
@@ -136,32 +131,32 @@ def _model_families(versions: Sequence[VersionStatistics], tags: MetricTags) -> 
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...] = (
-    ("nv_inference_request_success", "Requests answered, of any batch size", lambda v: v.success.count),
-    ("nv_inference_count", "Inferences made: the sum of batch sizes", lambda v: v.inference_count),
+    ("nv_inference_request_success", "Successful requests, of any batch size", lambda v: v.success.count),
+    ("nv_inference_count", "Inferences: the sum of batch sizes", lambda v: v.inference_count),
     ("nv_inference_exec_count", "Model executions: batches run", lambda v: v.execution_count),
     (
         "nv_inference_request_duration_us",
-        "Time from arrival to answer, summed over answered requests, in microseconds",
+        "Time from arrival to response, summed over successful requests, in microseconds",
         lambda v: v.success.ns // 1000,
     ),
     (
         "nv_inference_queue_duration_us",
-        "Time spent waiting, summed over requests, in microseconds",
+        "Time in the queue, summed over requests, in microseconds",
         lambda v: v.queue.ns // 1000,
     ),
     (
         "nv_inference_compute_input_duration_us",
-        "Time spent gathering inputs, summed over requests, in microseconds",
+        "Time to gather inputs, summed over requests, in microseconds",
         lambda v: v.compute_input.ns // 1000,
     ),
     (
         "nv_inference_compute_infer_duration_us",
-        "Time spent executing the model, summed over requests, in microseconds",
+        "Execution time of the model, summed over requests, in microseconds",
         lambda v: v.compute_infer.ns // 1000,
     ),
     (
         "nv_inference_compute_output_duration_us",
-        "Time spent handing out outputs, summed over requests, in microseconds",
+        "Time to distribute outputs, summed over requests, in microseconds",
         lambda v: v.compute_output.ns // 1000,
     ),
 )
@@ -171,30 +166,32 @@ _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[VersionStatistics], int]], ...]
     ("nv_cache_num_misses_per_model", "Requests that were not in the response cache", lambda v: v.cache_miss.count),
     (
         "nv_cache_hit_duration_per_model",
-        "Time spent on requests answered from the response cache, in microseconds",
+        "Time of requests answered from the response cache, in microseconds",
         lambda v: v.cache_hit.ns // 1000,
     ),
     (
         "nv_cache_miss_duration_per_model",
-        "Time spent looking for answers that were not in the response cache, and storing them, in microseconds",
+        "Time of lookups without a hit in the response cache, and of insertions, in microseconds",
         lambda v: v.cache_miss.ns // 1000,
     ),
 )
-"""Only of versions whose answers may come from the cache."""
+"""Only for versions that use the response cache."""
 
 
 def _labels(version: VersionStatistics, tags: MetricTags) -> dict[str, str]:
     labels = {"model": version.name, "version": str(version.version)}
     for key, value in tags(version.name, version.version).items():
-        # Triton's prefix "_" keeps a tag from posing as a label of the server's.
+        # Triton's prefix "_": a tag cannot replace a label of the server.
         labels.setdefault("_" + re.sub(r"[^a-zA-Z0-9_]", "_", key), value)
     return labels
 
 
-def _information(reports: Sequence[InstanceReport]) -> list[Family]:
-    build = Family("edge_build_info", "gauge", "1, labelled with what is running")
+def _info_families(reports: Sequence[InstanceReport]) -> list[Family]:
+    build = Family("edge_build_info", "gauge", "1, labelled with the versions of the server and of Python")
     build.add({"version": edge_server.__version__, "python": platform.python_version()}, 1)
-    models = Family("edge_model_info", "gauge", "1, labelled with how each loaded version is executed")
+    models = Family(
+        "edge_model_info", "gauge", "1, labelled with backend, runtime, device and precision of each loaded version"
+    )
     for report in reports:
         labels = {
             "model": report.name,

@@ -1,8 +1,8 @@
-"""Traces as OpenTelemetry spans, sent to a collector over OTLP/HTTP (extra `otel`).
+"""OpenTelemetry export of traces: spans sent to a collector over OTLP/HTTP (extra `otel`).
 
-Spans, attributes and events have Triton's names: `InferRequest` for the request as the front end sees it, one span
-named after each model, and `compute` in it. The SDK keeps a bounded line of spans and sends them on a thread of its
-own, so that a collector that is slow or away costs spans and nothing else.
+Spans, attributes and events have Triton's names: `InferRequest` for the request, one span named after each model, and
+`compute` inside it. The SDK keeps a bounded queue of spans and sends them on its own thread: with a slow or absent
+collector only spans are lost.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class SpanExport:
-    """Makes spans of finished traces and hands them to the SDK. `take` is called by one thread."""
+    """Makes spans of finished traces and gives them to the SDK. `add` is called by one thread."""
 
     def __init__(self, config: TraceConfig) -> None:
-        named = {"service.name": SERVICE_NAME, **dict(config.resource)}
-        self._resource = Resource.create(dict(named))
+        self._resource = Resource.create({"service.name": SERVICE_NAME, **dict(config.resource)})
         self._exporter = OTLPSpanExporter(endpoint=config.url)
         self._processor = BatchSpanProcessor(
             self._exporter,
@@ -49,17 +48,18 @@ class SpanExport:
             max_export_batch_size=min(config.bsp_max_export_batch_size, config.bsp_max_queue_size),
         )
 
-    def take(self, trace: TracedRequest) -> None:
+    def add(self, trace: TracedRequest) -> None:
+        """Queue the spans of a trace."""
         for span in self.spans(trace):
             self._processor.on_end(span)
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits, for at most `timeout_s`; the rest is lost."""
+        """Send the queued spans for at most `timeout_s`; the rest is lost."""
         sending = threading.Thread(target=self._processor.shutdown, name="edge-otel-end", daemon=True)
         sending.start()
         sending.join(timeout_s)
         if sending.is_alive():
-            # Ends its waiting for a collector that does not answer.
+            # Stops its wait for a collector that does not answer.
             self._exporter.shutdown()
 
     def spans(self, trace: TracedRequest) -> Iterable[ReadableSpan]:

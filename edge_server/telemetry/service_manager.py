@@ -1,8 +1,7 @@
-"""Telling a service manager how it goes: readiness, status, watchdog, by datagrams as sd_notify(3) describes them.
+"""Messages to systemd: readiness, status and watchdog, as datagrams of sd_notify(3).
 
-None of systemd's libraries is needed; without $NOTIFY_SOCKET every call does nothing. `WatchdogFeeder` says when the
-watchdog
-is fed: never by a thread that lives on by itself, only after asking everything that has to live.
+No library of systemd is needed. Without $NOTIFY_SOCKET each call does nothing. `WatchdogFeeder` feeds the watchdog only
+after all health checks have passed, never from a thread of its own.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from collections.abc import Callable, Mapping, Sequence
 _log = logging.getLogger(__name__)
 
 _LONGEST_STATUS = 512
-"""Characters of a status line; more does not fit any screen, and a datagram has its limits."""
+"""Most characters of a status line: a datagram and a screen have limits."""
 
-MOST_LOOP_LAG_S = 1.0
-"""How late the event loop may come to a turn that it was due for, and still count as well."""
+MAX_LOOP_LAG_S = 1.0
+"""Delay of the event loop, in seconds, from which it counts as blocked."""
 
 FEEDS_PER_PERIOD = 3
-"""How often the watchdog is fed in the time after which it bites; sd_watchdog_enabled(3) asks for at least two."""
+"""Feeds per watchdog timeout; sd_watchdog_enabled(3) asks for at least two."""
 
 Check = Callable[[], str]
-"""Says what is not well, in words; "" when all is."""
+"""Health check: returns a description of the problem, "" when there is none."""
 
 
 class ServiceManager:
-    """One end of the notification socket. May be used by any thread; never waits, never raises.
+    """Sends messages to systemd's notification socket. For any thread; never waits, never raises.
 
-    `watchdog_s` is after how long without a sign of life the manager acts; 0: it does not watch.
+    `watchdog_s` is the timeout of systemd's watchdog, 0 for none.
     """
 
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
-        # "@name" is how an abstract socket is written where NUL cannot be.
+        # "@name" means an abstract socket, whose address begins with NUL.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._status = ""
         self._has_failed = False
@@ -42,13 +41,13 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], pid: int) -> ServiceManager:
-        """Return the manager that $NOTIFY_SOCKET, $WATCHDOG_USEC and $WATCHDOG_PID tell of.
+        """Return the manager described by $NOTIFY_SOCKET, $WATCHDOG_USEC and $WATCHDOG_PID.
 
-        A watchdog that is meant for another process (sd_watchdog_enabled(3)) is not ours to feed.
+        The watchdog of another process (sd_watchdog_enabled(3)) is not used.
         """
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
-            # vsock: addresses are for virtual machines that are services as a whole.
+            # An address "vsock:..." is for a whole virtual machine.
             return cls()
         microseconds = environment.get("WATCHDOG_USEC", "")
         is_ours = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
@@ -57,31 +56,32 @@ class ServiceManager:
 
     @property
     def is_present(self) -> bool:
+        """Whether a service manager listens for messages."""
         return bool(self._address)
 
     def ready(self, status: str) -> None:
-        """Tell that the start, or a reload, is complete."""
+        """Report that the start, or a reload, is complete."""
         self._send("READY=1", self._status_line(status))
 
     def reloading(self, status: str) -> None:
-        """Tell that a reload has begun; `ready` ends it."""
+        """Report that a reload has begun; `ready` ends it."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}", self._status_line(status))
 
     def stopping(self, status: str, at_most_s: float) -> None:
-        """Tell that the end has begun, and that it may take so long."""
+        """Report that the shutdown has begun and takes at most `at_most_s`."""
         self._send("STOPPING=1", _extension(at_most_s), self._status_line(status))
 
     def extend(self, seconds: float) -> None:
-        """Ask for so much time from now on for the start, or the stop, that is under way."""
+        """Ask for `seconds` more for the current start or stop."""
         self._send(_extension(seconds))
 
     def feed(self) -> None:
-        """Give the watchdog a sign of life."""
+        """Reset the watchdog's timeout."""
         self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
-        """Show a line in `systemctl status`, unless it is shown already."""
+        """Show a line in `systemctl status`; send it only when it changes."""
         before = self._status
         line = self._status_line(text)
         if self._status != before:
@@ -101,15 +101,14 @@ class ServiceManager:
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
-                _log.warning("the service manager at $NOTIFY_SOCKET cannot be told '%s': %s", lines[0], error)
+                _log.warning("cannot send '%s' to the service manager at $NOTIFY_SOCKET: %s", lines[0], error)
             self._has_failed = True
 
 
 class WatchdogFeeder:
-    """Decides, at each beat of the event loop, whether the watchdog is fed. Used by the loop's thread alone.
+    """Feeds the watchdog at the beats of the event loop while all checks pass. Used by the loop's thread alone.
 
-    A beat that finds something not well feeds nothing, and the next one asks again: what passes quickly costs no more
-    than the beats in which it lasted.
+    A beat that finds a problem does not feed; the next beat checks again. A short problem therefore has no consequence.
     """
 
     def __init__(
@@ -123,16 +122,19 @@ class WatchdogFeeder:
 
     @property
     def problem(self) -> str:
-        """What was not well at the last beat; "" when all was."""
+        """The problem found at the last beat, "" for none."""
         return self._problem
 
     def beat(self, lag_s: float) -> None:
-        """Take one beat that came `lag_s` late, and feed the watchdog if it is time and all is well."""
-        problem = self._find(lag_s)
+        """Run the checks after a beat that was `lag_s` late, and feed the watchdog if it is due and all checks pass."""
+        if lag_s >= MAX_LOOP_LAG_S:
+            problem = f"the event loop was {lag_s:.1f} s late"
+        else:
+            problem = next((problem for check in self._checks if (problem := check())), "")
         if problem and not self._problem:
             _log.error("the watchdog of the service manager is not fed: %s", problem)
         elif self._problem and not problem:
-            _log.info("all is well again: the watchdog is fed")
+            _log.info("the problem is over: the watchdog is fed again")
         self._problem = problem
         if problem or not self._manager.watchdog_s:
             return
@@ -140,11 +142,6 @@ class WatchdogFeeder:
         if self._fed_s is None or now_s - self._fed_s >= self._manager.watchdog_s / FEEDS_PER_PERIOD:
             self._fed_s = now_s
             self._manager.feed()
-
-    def _find(self, lag_s: float) -> str:
-        if lag_s >= MOST_LOOP_LAG_S:
-            return f"the event loop came {lag_s:.1f} s late to its turn"
-        return next((problem for check in self._checks if (problem := check())), "")
 
 
 def _extension(seconds: float) -> str:

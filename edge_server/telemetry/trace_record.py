@@ -1,6 +1,6 @@
-"""One traced request: the notes of the front end that took it and of every model that worked on it.
+"""Trace of one request: time stamps of the front end, and stamps and tensors of each model that ran for it.
 
-It is delivered once nobody can add to it any more: the front end has finished, and so has each model that began.
+The trace is delivered when it is complete: the front end and every model that began have finished.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.trace_settings import OPENTELEMETRY, TENSORS, TIMESTAMPS, CarriedTrace
-from edge_server.telemetry.trace_context import RemoteParent, traceparent
-from edge_server.telemetry.trace_sampling import TraceSampler
+from edge_server.telemetry.trace_sampling import RemoteParent, TraceSampler, traceparent
 
 REQUEST_START = "REQUEST_START"
 QUEUE_START = "QUEUE_START"
@@ -29,30 +28,32 @@ TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 UNKNOWN_VERSION = -1
 
-MOST_TENSOR_BYTES = 8 << 20
-"""Bytes of tensors that one trace holds, a picture in full HD among them; what comes on top is left out of it. As text
-they take several times as much."""
+MAX_TENSOR_BYTES = 8 << 20
+"""Most bytes of tensors in one trace: enough for an image in full HD. Further tensors are omitted. Their text takes
+several times this size."""
 
-MOST_MODELS = 4096
-"""Runs of models that one trace holds: a stream that never ends, or a model that asks others for ever, must not fill
-the memory."""
+MAX_MODELS = 4096
+"""Most model runs in one trace: an endless stream, or a model that calls others without end, must not fill memory."""
 
 _ELEMENT_BYTES = 48
-"""What an element of BYTES takes beside its own bytes."""
+"""Overhead of one BYTES element."""
 
 Stamp = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TracedTensor:
-    """A tensor as it was at an activity; `data` is a copy of its own."""
+    """Copy of a tensor at an activity."""
 
     activity: str
     tensor: Tensor
 
 
 class TracedModel:
-    """See core.trace.RequestTrace. `span_id` is that of its span, should it become one."""
+    """Trace of one model's run for a request; implements core.trace_settings.RequestTrace.
+
+    `span_id` is 0 unless the trace becomes spans.
+    """
 
     __slots__ = (
         "_holds", "compute", "id", "model", "parent_id", "request_id", "root", "span_id", "stamps", "tensors",
@@ -100,7 +101,7 @@ class TracedModel:
         if self._holds:
             self._holds = False
             self.stamps.append((REQUEST_END, ns))
-            self.root.let_go()
+            self.root.release()
 
     def child(self) -> TracedModel:
         return TracedModel(self.root, next(self.root.ids), self.id)
@@ -109,7 +110,7 @@ class TracedModel:
         root = self.root
         if not root.makes_spans:
             return None
-        # Both are of letters that JSON takes as they are, but for the state, which a client wrote.
+        # Only the state, which a client wrote, can have characters that JSON escapes.
         state = "" if root.parent is None else root.parent.state.replace("\\", "\\\\").replace('"', '\\"')
         tail = f', "tracestate": "{state}"' if state else ""
         return f'{{"traceparent": "{traceparent(root.trace_id, self.span_id)}"{tail}}}'
@@ -118,26 +119,30 @@ class TracedModel:
         return CarriedTrace, (self.id, self.context())
 
     def _copies(self, activity: str, tensors: Iterable[Tensor]) -> list[TracedTensor]:
-        """Copy what may change, or go, before it is written: inputs are views of what clients lend.
+        """Copy the tensors: inputs are views of memory that may change or be freed before the trace is written.
 
-        Never raises: the threads that ask have requests to answer, and instances to give back.
+        Never raises: the calling thread must complete requests and release instances.
         """
         copies: list[TracedTensor] = []
         if not self.root.keeps_tensors:
             return copies
         for item in tensors:
             try:
-                if self.root.has_room(_size(item)):
+                if item.dtype is DType.BYTES:
+                    size = sum(_ELEMENT_BYTES + len(element) for element in item.array.ravel().tolist())
+                else:
+                    size = item.array.nbytes
+                if self.root.reserve_bytes(size):
                     copies.append(TracedTensor(activity, Tensor(item.name, item.dtype, item.array.copy())))
-            except Exception:  # noqa: BLE001 - memory of a lost GPU, a string that is none: left out, and counted
-                self.root.leave_out()
+            except Exception:  # noqa: BLE001 - e.g. memory of a lost GPU, an invalid string: omitted, and counted
+                self.root.count_omitted()
         return copies
 
 
 class TracedRequest:
-    """A request from its arrival at a front end to the end of whatever was done for it. Thread-safe.
+    """Trace of a request from its arrival at a front end to the end of all work for it. Thread-safe.
 
-    `parent` is the caller's span. `deliver` takes the whole when it is complete; it must return at once.
+    `parent` is the caller's span. `deliver` receives the complete trace; it must return at once.
     """
 
     def __init__(
@@ -159,7 +164,7 @@ class TracedRequest:
         self.keeps_stamps = TIMESTAMPS in level
         self.start_ns = self.end_ns = now_ns
         self.epoch_ns = time.time_ns() - time.monotonic_ns()
-        """What to add to the stamps for nanoseconds since 1970."""
+        """Offset that turns a stamp into nanoseconds since 1970."""
         self.trace_id = 0
         self.span_id = 0
         if self.makes_spans:
@@ -167,8 +172,8 @@ class TracedRequest:
             self.span_id = new_id(64)
         self.stamps: list[Stamp] = []
         self.byte_count = 0
-        self.left_out_count = 0
-        """Tensors, and runs of models, for which there was no room."""
+        self.omitted_count = 0
+        """Tensors and model runs that did not fit."""
         self._deliver = deliver
         self._lock = threading.Lock()
         self._holders = 1
@@ -177,61 +182,56 @@ class TracedRequest:
         self.models = [self.first]
 
     def stamp(self, name: str, at_ns: int = 0) -> None:
-        """Note that something happens at `at_ns` (time.monotonic_ns; 0: now)."""
+        """Add a stamp at `at_ns` (time.monotonic_ns; 0: now)."""
         self.stamps.append((name, at_ns or time.monotonic_ns()))
 
     def finish(self) -> None:
-        """Say that the front end adds nothing any more. More than once is once."""
+        """Note that the front end has finished. Further calls have no effect."""
         with self._lock:
             if self._is_finished:
                 return
             self._is_finished = True
             self.end_ns = time.monotonic_ns()
-        self.let_go()
+        self.release()
 
     def hold(self, model: TracedModel) -> bool:
-        """Keep the whole from being delivered until `let_go`. False when it was delivered already, or is full."""
+        """Delay the delivery until `release`. Return False when the trace is already delivered or full."""
         with self._lock:
             if not self._holders:
                 return False
             if model not in self.models:
-                if len(self.models) >= MOST_MODELS:
-                    self.left_out_count += 1
+                if len(self.models) >= MAX_MODELS:
+                    self.omitted_count += 1
                     return False
                 self.models.append(model)
             self._holders += 1
             return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
+        """End one `hold`, and deliver the trace after the last one."""
         with self._lock:
             self._holders -= 1
             is_complete = not self._holders
         if is_complete:
             self._deliver(self)
 
-    def leave_out(self) -> None:
-        """Count a tensor that the trace does without."""
+    def count_omitted(self) -> None:
+        """Count a tensor that is not in the trace."""
         with self._lock:
-            self.left_out_count += 1
+            self.omitted_count += 1
 
-    def has_room(self, count: int) -> bool:
-        """Return whether a tensor of so many bytes may be added, and count it."""
+    def reserve_bytes(self, count: int) -> bool:
+        """Reserve `count` bytes for a tensor. Return False, and count an omission, when they do not fit."""
         with self._lock:
-            if self.byte_count + count > MOST_TENSOR_BYTES:
-                self.left_out_count += 1
+            if self.byte_count + count > MAX_TENSOR_BYTES:
+                self.omitted_count += 1
                 return False
             self.byte_count += count
             return True
 
 
 def new_id(bits: int) -> int:
-    """Return a random number that is not 0, as W3C wants ids."""
+    """Return a random id; the W3C standard excludes 0."""
     while not (number := random.getrandbits(bits)):
         pass
     return number
-
-
-def _size(tensor: Tensor) -> int:
-    if tensor.dtype is DType.BYTES:
-        return sum(_ELEMENT_BYTES + len(item) for item in tensor.array.ravel().tolist())
-    return tensor.array.nbytes

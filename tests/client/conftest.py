@@ -1,4 +1,4 @@
-"""A real gRPC server that does as a test says, and both clients behind one face."""
+"""Fixtures: a real gRPC server controlled by the test, and both clients behind one interface."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class LoopedStream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        mine = ("AioFrameStream", "_AioLink")
+        mine = ("AioFrameStream", "_AioConnection")
         assert wait_until(lambda: not any(name in str(self._call(asyncio.all_tasks)) for name in mine))
 
     @property

@@ -1,4 +1,4 @@
-"""The client's rule: the newest wins, never more than allowed, and every frame is counted exactly once."""
+"""Flow control of the client: the newest frame is kept, the credit is respected, each frame is counted exactly once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ def frame(seq: int, age_us: int = 0) -> Frame:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("offer")),
-        st.tuples(st.just("take")),
+        st.tuples(st.just("take_frame")),
         st.tuples(st.just("allow"), st.integers(0, 20)),
-        st.tuples(st.just("settle"), st.dictionaries(st.sampled_from(list(DropReason)), st.integers(0, 4), max_size=2)),
-        st.tuples(st.just("notice"), st.sampled_from(list(DropReason))),
+        st.tuples(
+            st.just("count_result"), st.dictionaries(st.sampled_from(list(DropReason)), st.integers(0, 4), max_size=2)
+        ),
+        st.tuples(st.just("count_drop_notice"), st.sampled_from(list(DropReason))),
         st.tuples(st.just("connect")),
         st.tuples(st.just("disconnect")),
         st.tuples(st.just("clear")),
@@ -37,8 +39,8 @@ def test_whatever_the_server_says_the_counts_add_up(depth: int, most: int, steps
         if name == "offer":
             offered += 1
             flow.offer(frame(offered), 0.0)
-        elif name == "take":
-            flow.take(0.0)
+        elif name == "take_frame":
+            flow.take_frame(0.0)
         else:
             getattr(flow, name)(*arguments)
         now = flow.counters()
@@ -53,14 +55,14 @@ def test_without_leave_nothing_is_sent_and_leave_is_never_taken_back() -> None:
     flow = FlowControl(2)
     flow.connect()
     flow.offer(frame(1), 0.0)
-    assert flow.take(0.0) is None
+    assert flow.take_frame(0.0) is None
     flow.allow(2)
     flow.allow(0)
     flow.offer(frame(2), 0.0)
     flow.offer(frame(3), 0.0)
-    assert [flow.take(0.0).header.seq for _ in range(2)] == [2, 3]
+    assert [flow.take_frame(0.0).header.seq for _ in range(2)] == [2, 3]
     flow.offer(frame(4), 0.0)
-    assert flow.take(0.0) is None
+    assert flow.take_frame(0.0) is None
     assert flow.counters() == Counters(offered=4, sent=2, dropped_here=1, waiting=1, in_flight=2, connections=1)
 
 
@@ -69,14 +71,14 @@ def test_a_new_connection_needs_leave_of_its_own() -> None:
     flow.connect()
     flow.allow(5)
     flow.offer(frame(1), 0.0)
-    assert flow.take(0.0) is not None
+    assert flow.take_frame(0.0) is not None
     flow.disconnect()
     flow.offer(frame(2), 0.0)
-    assert flow.take(0.0) is None
+    assert flow.take_frame(0.0) is None
     flow.connect()
-    assert flow.take(0.0) is None
+    assert flow.take_frame(0.0) is None
     flow.allow(1)
-    assert flow.take(0.0) is not None
+    assert flow.take_frame(0.0) is not None
     assert flow.counters() == Counters(offered=2, sent=2, in_flight=1, lost=1, connections=2)
 
 
@@ -85,12 +87,12 @@ def test_a_limit_of_frames_under_way_holds_back_until_one_landed() -> None:
     flow.allow(100)
     for seq in (1, 2, 3):
         flow.offer(frame(seq), 0.0)
-    assert flow.take(0.0) is not None
-    assert flow.take(0.0) is None
-    flow.settle({})
-    assert flow.take(0.0) is not None
-    flow.notice(DropReason.MAX_AGE)
-    assert flow.take(0.0) is not None
+    assert flow.take_frame(0.0) is not None
+    assert flow.take_frame(0.0) is None
+    flow.count_result({})
+    assert flow.take_frame(0.0) is not None
+    flow.count_drop_notice(DropReason.MAX_AGE)
+    assert flow.take_frame(0.0) is not None
 
 
 @pytest.mark.parametrize("is_notice_first", [True, False])
@@ -99,17 +101,17 @@ def test_a_drop_told_twice_counts_once(is_notice_first: bool) -> None:
     flow.allow(100)
     for seq in range(5):
         flow.offer(frame(seq), 0.0)
-        flow.take(0.0)
+        flow.take_frame(0.0)
     if is_notice_first:
-        flow.notice(DropReason.NEWER)
-        flow.settle({DropReason.NEWER: 1})
+        flow.count_drop_notice(DropReason.NEWER)
+        flow.count_result({DropReason.NEWER: 1})
     else:
-        flow.settle({DropReason.NEWER: 1})
-        flow.notice(DropReason.NEWER)
+        flow.count_result({DropReason.NEWER: 1})
+        flow.count_drop_notice(DropReason.NEWER)
     assert flow.counters().dropped == {DropReason.NEWER: 1}
-    flow.notice(DropReason.NEWER)
+    flow.count_drop_notice(DropReason.NEWER)
     assert flow.counters().dropped == {DropReason.NEWER: 2}
-    flow.settle({DropReason.NEWER: 1})
+    flow.count_result({DropReason.NEWER: 1})
     assert flow.counters() == Counters(offered=5, sent=5, answered=2, dropped={DropReason.NEWER: 2}, in_flight=1)
 
 
@@ -118,7 +120,7 @@ def test_age_grows_by_the_wait_and_stays_within_its_field() -> None:
     flow.allow(2)
     flow.offer(frame(1, age_us=500), 10.0)
     flow.offer(frame(2, age_us=2**32 - 10), 10.0)
-    assert [flow.take(10.25).age_us, flow.take(10.25).age_us] == [250_500, 2**32 - 1]
+    assert [flow.take_frame(10.25).age_us, flow.take_frame(10.25).age_us] == [250_500, 2**32 - 1]
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 1))

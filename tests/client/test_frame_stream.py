@@ -1,4 +1,4 @@
-"""Both clients against a real gRPC server that behaves, misbehaves, dies and comes back."""
+"""Both clients against a real gRPC server that works, fails, ends and returns."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_notices_of_drops_reach_their_listener_and_count_once(scripted: Connect,
                 yield encode_server_message(FrameDropped(frame.header, DropReason.MAX_FPS, "too soon"))
             if number == 3:  # all are sent: a client counts no drops of frames that it has yet to send
                 yield call.result(frame, 100, dropped={DropReason.MAX_FPS: 2})
-                # Told by the result before already.
+                # The previous result has reported it already.
                 yield encode_server_message(FrameDropped(frame.header, DropReason.MAX_FPS, "late notice"))
 
     told: list[FrameDropped] = []
@@ -243,7 +243,7 @@ def test_a_server_that_restarts_on_its_port_is_found_again(
         stream.send(JPEG)
         assert eventually(lambda: len(taken.results) == 1)
         server.stop()
-        # Several tries fail while nobody listens.
+        # Several attempts fail without a server.
         assert eventually(lambda: len(broken) >= 3)
         stream.send(JPEG, header=FrameHeader(seq=2))
         server.start()
@@ -296,19 +296,19 @@ def test_a_frame_written_after_the_end_of_the_call_does_not_hide_who_ended_it(
         call.context.add_callback(has_ended.release)
         yield call.opened(3)
 
-    plain_read = aio_module._AioLink.read
+    plain_read = aio_module._AioConnection.read_message
 
     async def read_late(link: Any) -> bytes | None:
         data = await plain_read(link)
         if data is not None and waits:
-            # The loop hears of nothing until the call is over, and writes then.
+            # The loop learns nothing until the call has ended, and writes then.
             has_ended.acquire(timeout=20)
             waits.pop()
             with contextlib.suppress(grpc.RpcError):
                 await link._call.write(b"")
         return data
 
-    monkeypatch.setattr(aio_module._AioLink, "read", read_late)
+    monkeypatch.setattr(aio_module._AioConnection, "read_message", read_late)
     waits = [True] * 10
     broken: list[StreamError] = []
     with connect(scripted(*[leaving] * 10).address, on_broken=broken.append) as stream:
@@ -558,8 +558,8 @@ def test_frames_from_a_list_leave_the_loop_its_other_tasks() -> None:
             with pytest.raises(StreamError):
                 async for _ in stream.results(frames()):
                     pass
-            assert stream._pump is not None
-            await stream._pump
+            assert stream._sender is not None
+            await stream._sender
         beside.cancel()
 
     asyncio.run(run())

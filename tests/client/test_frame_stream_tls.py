@@ -1,4 +1,4 @@
-"""TLS as the client's files say it."""
+"""TLS of the client, with its certificate files."""
 
 from __future__ import annotations
 

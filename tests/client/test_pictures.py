@@ -1,4 +1,4 @@
-"""Images become frames without a needless copy, and what is none is refused."""
+"""Conversion of images to frames without unnecessary copies, and refusal of invalid images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.client.pictures import frame_of, header_of
+from edge_server.client.pictures import make_frame, make_header
 from edge_server.core.frame import FrameHeader, RegionSlice
 from edge_server.errors import InvalidRequest
 
@@ -18,7 +18,7 @@ HEADER = FrameHeader(1, 2, "front", 3)
     ("stamp", "expected"), [(12.5, (12, 500_000_000)), ((7, 9), (7, 9)), (0, (0, 0)), (-0.25, (-1, 750_000_000))]
 )
 def test_a_stamp_is_seconds_or_seconds_and_nanoseconds(stamp: Any, expected: tuple[int, int]) -> None:
-    header = header_of(stamp, "front", 4)
+    header = make_header(stamp, "front", 4)
     assert (header.sec, header.nanosec, header.frame_id, header.seq) == (*expected, "front", 4)
 
 
@@ -30,26 +30,26 @@ def test_a_stamp_is_seconds_or_seconds_and_nanoseconds(stamp: Any, expected: tup
 def test_any_view_of_an_array_arrives_packed(cut: Any, copies: bool) -> None:
     whole = np.random.default_rng(5).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     picture = whole[cut]
-    frame = frame_of(picture, HEADER, copies=copies)
+    frame = make_frame(picture, HEADER, copies=copies)
     assert (frame.height, frame.width, frame.step) == (picture.shape[0], picture.shape[1], 3 * picture.shape[1])
     assert bytes(frame.data) == picture.tobytes()
 
 
 def test_a_copy_stays_as_it_was_and_without_one_the_array_is_seen() -> None:
     picture = np.zeros((2, 2), np.uint8)
-    copied, seen = frame_of(picture, HEADER), frame_of(picture, HEADER, copies=False)
+    copied, seen = make_frame(picture, HEADER), make_frame(picture, HEADER, copies=False)
     picture[:] = 9
     assert (bytes(copied.data), bytes(seen.data)) == (bytes(4), b"\x09" * 4)
 
 
 def test_bytes_that_cannot_change_are_never_copied() -> None:
     data = bytes(12)
-    assert frame_of(data, HEADER, encoding="rgb8", height=2, width=2).data is data
+    assert make_frame(data, HEADER, encoding="rgb8", height=2, width=2).data is data
 
 
 @pytest.mark.parametrize("dtype", ["<u2", ">u2"])
 def test_the_byte_order_of_an_array_is_told(dtype: str) -> None:
-    frame = frame_of(np.array([[258]], dtype), HEADER, encoding="mono16")
+    frame = make_frame(np.array([[258]], dtype), HEADER, encoding="mono16")
     assert frame.is_bigendian == (dtype == ">u2")
     assert bytes(frame.data) == (b"\x01\x02" if frame.is_bigendian else b"\x02\x01")
 
@@ -72,4 +72,4 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_what_is_no_picture_is_refused(what: str) -> None:
     picture, options, message = WRONG[what]
     with pytest.raises(InvalidRequest, match=message):
-        frame_of(picture, HEADER, **options)
+        make_frame(picture, HEADER, **options)

@@ -1,4 +1,4 @@
-"""A front end on a real socket, with real shared memory and log settings, over a service of plain Python."""
+"""Fixtures: a front end on a real socket, with shared memory and log settings, over a service in plain Python."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.telemetry.event_bus import EventBus
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.tracing import Traces
 
 Compute = Callable[[Request], list[Response]]
 
@@ -129,7 +129,7 @@ class StubTicket:
 
 
 class StubService:
-    """Answers from a thread of its own, as the serving core does. Keeps what it was told for tests to look at."""
+    """Responds from a thread of its own, like the serving core, and records its calls."""
 
     def __init__(self) -> None:
         self.models: dict[str, tuple[ModelSpec, Compute]] = {

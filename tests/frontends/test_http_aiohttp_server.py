@@ -1,4 +1,4 @@
-"""Requests that aiohttp answers on the server's own connections: raw bytes, and what one leaves to the next."""
+"""Requests served by aiohttp on the server's own connections, as raw bytes, and their effect on the next request."""
 
 from __future__ import annotations
 

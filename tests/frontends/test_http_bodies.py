@@ -1,3 +1,5 @@
+"""HTTP request bodies: compression, chunks, sizes and limits."""
+
 from __future__ import annotations
 
 import gzip
@@ -17,7 +19,7 @@ from edge_server.frontends.http.compression import (
     UnknownEncoding,
     accepted_encoding,
     compress,
-    inflate,
+    decompress,
     request_encoding,
 )
 
@@ -96,16 +98,16 @@ def test_a_bomb_is_stopped_at_the_bound():
     bomb = gzip.compress(bytes(50_000_000))
     assert len(bomb) < 60_000
     with pytest.raises(InvalidRequest, match="larger than the limit of 1000000 bytes"):
-        inflate(bomb, "gzip", 1_000_000)
-    assert len(inflate(gzip.compress(bytes(1000)), "gzip", 1000)) == 1000
+        decompress(bomb, "gzip", 1_000_000)
+    assert len(decompress(gzip.compress(bytes(1000)), "gzip", 1000)) == 1000
     with pytest.raises(InvalidRequest, match="larger than"):
-        inflate(gzip.compress(bytes(600)) * 2, "gzip", 1000)
+        decompress(gzip.compress(bytes(600)) * 2, "gzip", 1000)
 
 
 def test_gzip_members_in_a_row_are_one_text():
-    assert inflate(gzip.compress(b"ab") + gzip.compress(b"cd"), "gzip", 10) == b"abcd"
+    assert decompress(gzip.compress(b"ab") + gzip.compress(b"cd"), "gzip", 10) == b"abcd"
     with pytest.raises(InvalidRequest, match="follow"):
-        inflate(zlib.compress(b"ab") + b"cd", "deflate", 10)
+        decompress(zlib.compress(b"ab") + b"cd", "deflate", 10)
 
 
 def test_members_without_end_cost_no_more_than_their_bytes(monkeypatch):
@@ -129,27 +131,27 @@ def test_members_without_end_cost_no_more_than_their_bytes(monkeypatch):
 
     monkeypatch.setattr(compression, "zlib", SimpleNamespace(decompressobj=Watched, error=zlib.error))
     text = gzip.compress(b"") * 3000 + gzip.compress(b"end")
-    assert inflate(text, "gzip", 10) == b"end"
+    assert decompress(text, "gzip", 10) == b"end"
     # zlib copies what lies behind a member, so that all of the rest, each time, would make the cost its square.
     assert max(behind) < 16384 < len(text)
     with pytest.raises(InvalidRequest, match="more than 65536 members"):
-        inflate(gzip.compress(b"") * 65537, "gzip", 10)
+        decompress(gzip.compress(b"") * 65537, "gzip", 10)
 
 
 def test_compressed_text_may_end_anywhere_within_the_pieces_it_is_read_in():
     noise = random.Random(1).randbytes(40_000)
     for count in (16_383, 16_384, 16_385, 40_000):
-        assert inflate(gzip.compress(noise[:count]) * 2, "gzip", 2 * count) == noise[:count] * 2
-        assert inflate(zlib.compress(noise[:count]), "deflate", count) == noise[:count]
+        assert decompress(gzip.compress(noise[:count]) * 2, "gzip", 2 * count) == noise[:count] * 2
+        assert decompress(zlib.compress(noise[:count]), "deflate", count) == noise[:count]
         with pytest.raises(InvalidRequest, match="truncated"):
-            inflate(zlib.compress(noise[:count])[:-1], "deflate", count)
+            decompress(zlib.compress(noise[:count])[:-1], "deflate", count)
         with pytest.raises(InvalidRequest, match="larger than"):
-            inflate(zlib.compress(noise[:count]), "deflate", count - 1)
+            decompress(zlib.compress(noise[:count]), "deflate", count - 1)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_what_is_compressed_inflates_again(encoding):
-    assert inflate(compress([b"ab", memoryview(b"cd"), b""], encoding), encoding, 4) == b"abcd"
+    assert decompress(compress([b"ab", memoryview(b"cd"), b""], encoding), encoding, 4) == b"abcd"
 
 
 def test_request_encodings_are_known_or_refused():

@@ -1,4 +1,4 @@
-"""One bound for all bodies that are on their way: real sockets, half-sent huge ones, and honest clients beside them."""
+"""Memory budget for all received bodies: real sockets, large incomplete uploads, and honest clients beside them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_half_sent_huge_body_gives_way_to_one_that_comes_whole(
     honest.sendall(message(500_000, *WAYS[way]))
     assert head_of(honest).startswith(b"HTTP/1.1 200 ")
     assert budget.refused == 1
-    # It is told though it sends the rest before it reads, and its connection ends after it.
+    # The client gets the response although it sends the rest before it reads; then the connection ends.
     hoarder.sendall(huge[3 * MIB :])
     told = everything(hoarder) if way == "plain" else head_of(hoarder)
     assert told.startswith(b"HTTP/1.1 503 ")
@@ -323,7 +323,7 @@ def test_what_is_made_of_a_body_that_is_all_there_is_refused_when_there_is_no_ro
         settled, _ = reader(budget)
         settled.append(memoryview(zlib.compress(bytes(999))))
         with pytest.raises(Refusal, match="hold more than 1000 bytes together"):
-            await settled.inflate(settled.finish(), "deflate", None)
+            await settled.decompress(settled.finish(), "deflate", None)
         assert (budget.held, budget.refused) == (0, 1)
 
     asyncio.run(inflate())
@@ -400,4 +400,4 @@ def test_the_bound_is_a_quarter_of_the_memory_at_hand_and_never_less_than_one_bo
     monkeypatch: pytest.MonkeyPatch, setting: int, largest: int, available: int, expected: int
 ) -> None:
     monkeypatch.setattr(budgets, "available_bytes", lambda: available)
-    assert budgets.most_bytes(setting, largest) == expected
+    assert budgets.budget_bytes(setting, largest) == expected

@@ -1,4 +1,4 @@
-"""Connections as bytes: whatever a client sends, and however it cuts it."""
+"""HTTP connections as raw bytes, with any input and any split of it."""
 
 from __future__ import annotations
 
@@ -313,9 +313,9 @@ def test_forwarded_headers_reach_the_model_on_a_kept_head(open_site, begun, conn
 @pytest.fixture
 def stalling(monkeypatch: pytest.MonkeyPatch, open_site: Any) -> Any:
     """A front end whose clients may stall for a moment only."""
-    from edge_server.frontends.http import listener
+    from edge_server.frontends.http import connection
 
-    monkeypatch.setattr(listener, "STALL_S", 0.2)
+    monkeypatch.setattr(connection, "STALL_S", 0.2)
     return open_site()
 
 

@@ -1,3 +1,5 @@
+"""Control endpoints of the HTTP front end, TLS, and the limit of connections."""
+
 from __future__ import annotations
 
 import base64

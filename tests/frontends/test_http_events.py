@@ -1,4 +1,4 @@
-"""Events and operators' orders over HTTP: frames, numbers, bounds, and who may give orders."""
+"""Event endpoint and operator endpoints: event frames, numbers, limits, and access."""
 
 from __future__ import annotations
 
@@ -298,4 +298,4 @@ def test_without_a_key_orders_are_taken_from_this_machine_alone(
     remote: str | None, is_guarded: bool, expected: bool
 ) -> None:
     operator = OperatorEndpoints(None, None, is_guarded=is_guarded)  # type: ignore[arg-type]
-    assert operator._may_order(SimpleNamespace(remote=remote, headers={})) is expected  # type: ignore[arg-type]
+    assert operator._may_change(SimpleNamespace(remote=remote, headers={})) is expected  # type: ignore[arg-type]

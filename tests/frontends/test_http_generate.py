@@ -1,3 +1,5 @@
+"""Generate endpoints: single responses and streams of events."""
+
 from __future__ import annotations
 
 import contextlib

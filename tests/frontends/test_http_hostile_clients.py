@@ -1,4 +1,4 @@
-"""Clients that send or take next to nothing, or come in crowds: they lose their place, and slow but honest ones do not.
+"""Hostile HTTP clients: very slow or very many ones lose their connections, slow but honest ones do not.
 
 The time-outs of a minute are made fractions of a second here; the ratios between them stay.
 """
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.frontends.http import accept_loop, client_timeouts, listener
+from edge_server.frontends.http import accept_loop, client_timeouts
+from edge_server.frontends.http import connection as connection_module
 from edge_server.frontends.http.connection import TICKS, _Phase
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -61,7 +62,7 @@ NEVER = request(
 @pytest.fixture
 def open_impatient(monkeypatch: pytest.MonkeyPatch, open_site: Any) -> Callable[..., Any]:
     def start(stall_s: float, **config: Any) -> Any:
-        monkeypatch.setattr(listener, "STALL_S", stall_s)
+        monkeypatch.setattr(connection_module, "STALL_S", stall_s)
         return open_site(**config)
 
     return start
@@ -363,7 +364,7 @@ def test_a_storm_of_connections_leaves_no_more_open_than_allowed(open_impatient,
     for _ in range(200):
         connect(site)
     until(lambda: open_count(site) <= 8)
-    # All of them are silent: after a look at them the next to come has a place.
+    # All of them are silent: after a tick there is room for the next one.
     until(lambda: _is_served(site))
     assert open_count(site) <= 8
 
@@ -414,7 +415,7 @@ def _dropped(left: int, ticks: int) -> tuple[Deaf, int]:
     """Return a transport whose connection had to make room, so many ticks later, and what the listener still knows."""
 
     async def drop() -> tuple[Deaf, int]:
-        server = listener.Connections(lambda head: None, MemoryBudget(1, 1), listener.NoDrainDelay())
+        server = connection_module.Connections(lambda head: None, MemoryBudget(1, 1), connection_module.NoDrainDelay())
         connection, transport = server.expect(), Deaf(left)
         connection.connection_made(transport)
         server._tick()
@@ -447,14 +448,14 @@ def test_a_closed_connection_whose_client_does_not_agree_to_the_end_is_cut_after
 
 def test_nothing_more_is_written_to_a_connection_that_broke_within_an_answer():
     async def answer() -> int:
-        server = listener.Connections(lambda head: None, MemoryBudget(1, 1), listener.NoDrainDelay())
+        server = connection_module.Connections(lambda head: None, MemoryBudget(1, 1), connection_module.NoDrainDelay())
         connection, transport = server.expect(), Deaf(0)
         connection.connection_made(transport)
         connection._phase = _Phase.BUSY
-        connection.answer([b"head", b"piece", b"piece"])
-        assert connection.is_under_way
+        connection.send_pieces([b"head", b"piece", b"piece"])
+        assert connection.is_busy
         connection.connection_lost(None)
-        assert not connection.is_under_way
+        assert not connection.is_busy
         return transport.left
 
     assert asyncio.run(answer()) == len(b"head")

@@ -1,3 +1,5 @@
+"""Inference over HTTP: JSON, binary data, compression, errors and cancellation."""
+
 from __future__ import annotations
 
 import http.client

@@ -1,10 +1,12 @@
+"""Delivery of responses from serving threads to the event loop."""
+
 from __future__ import annotations
 
 import asyncio
 import threading
 
 from edge_server.core.request_response import Response
-from edge_server.frontends.http.loop_dispatch import LoopDispatch
+from edge_server.frontends.http.inference_route import LoopDispatch
 
 
 def response(number: int, *, is_final: bool = True) -> Response:

@@ -1,3 +1,5 @@
+"""Metrics endpoint."""
+
 from __future__ import annotations
 
 import asyncio

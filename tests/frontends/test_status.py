@@ -1,3 +1,5 @@
+"""Status numbers of all error codes."""
+
 from __future__ import annotations
 
 import inspect

@@ -1,4 +1,4 @@
-"""Headers that are remembered decode to what they decode to at first sight, and what must not be remembered is not."""
+"""Header cache: cached headers decode like new ones, and some headers must not be cached."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""JSON codec of inference bodies."""
+
 from __future__ import annotations
 
 import contextlib

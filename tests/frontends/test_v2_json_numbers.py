@@ -1,4 +1,4 @@
-"""Large arrays of JSON bodies: parsed piece by piece to what the parser makes of the whole, and at little cost."""
+"""Large JSON arrays: parsed in pieces with the result of the whole, and with little memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2 import json_number_arrays, json_parser
 from edge_server.frontends.v2.json_codec import decode_infer
 from edge_server.frontends.v2.json_number_arrays import ArrayText, cut_out
-from edge_server.frontends.v2.json_parser import parse_json
+from edge_server.frontends.v2.json_parser import numbers_text, parse_json, parse_numbers
 from edge_server.frontends.v2.json_tensor_data import tensor_from_json
 
 
@@ -221,3 +221,48 @@ def test_structure_is_found_however_the_text_is_cut(monkeypatch, size):
     text = json.dumps({'a"\\"': ['\\\\"[', "]\\", {"b": [[1, '"']], "c\\": {}}], "": '\\"' * 9 + "}"}).encode()
     found = b"".join(piece.tobytes() for piece in json_parser._outside_strings(text))
     assert found == b"{:[,,{:[[,]],:{}}],:}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1,2.5,-0,-0.0,1e5,1E-7]", "[true,false,null]", "[[1,2],[3,4]]", "[18446744073709551615,-9223372036854775808]",
+        "[NaN,Infinity,-Infinity]", "[1e400]", "[]", " [ 1 ,\t2 ] ",
+    ],
+)  # fmt: skip
+def test_numbers_are_parsed_as_by_the_standard_library(text: str) -> None:
+    expected = json.loads(text)
+    got = parse_numbers(text.encode())
+    assert repr(got) == repr(expected)
+
+
+@pytest.mark.parametrize("text", ["[1,]", "[01]", "[1.]", "[1 2]", "[1", "1]", "", "[\xff]"])
+def test_text_that_is_no_array_of_numbers_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_numbers(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("numbers", [[1, -2, 2**64 - 1], [0.1, 1e300, 1e-300, -0.0, 5e-324], []])
+def test_numbers_are_written_so_that_they_are_read_again(numbers: list[object]) -> None:
+    text = numbers_text(numbers)
+    assert json.loads(text) == numbers
+    assert "n" not in text
+    assert " " not in text
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_text_with_a_number_that_json_lacks_has_the_letter_n(number: float) -> None:
+    assert "n" in numbers_text([1.0, number])
+
+
+@pytest.mark.parametrize(("datatype", "words"), [("INT64", "out of range for INT64"), ("UINT64", "out of range")])
+def test_a_large_array_with_an_integer_beyond_64_bits_is_out_of_range(make_spec, datatype, words):
+    data = b"[" + b"1," * 40_000 + b"18446744073709551616]"
+    with pytest.raises(InvalidRequest, match=words):
+        decoded(body(data, 40_001, datatype), make_spec, datatype)
+
+
+def test_a_large_array_that_is_nested_too_deeply_within_a_piece_is_refused(make_spec):
+    data = b"[" + b"1," * 40_000 + b"[" * 150 + b"1" + b"]" * 150 + b"]"
+    with pytest.raises(InvalidRequest, match="nested deeper than 100 levels"):
+        decoded(body(data, 40_001), make_spec)

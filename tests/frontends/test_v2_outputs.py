@@ -1,3 +1,5 @@
+"""Requested outputs: classification and shared memory."""
+
 from __future__ import annotations
 
 import numpy as np

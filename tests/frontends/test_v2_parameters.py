@@ -1,3 +1,5 @@
+"""Request parameters."""
+
 from __future__ import annotations
 
 import re

@@ -1,3 +1,5 @@
+"""Raw tensor bytes in inference bodies."""
+
 from __future__ import annotations
 
 import struct

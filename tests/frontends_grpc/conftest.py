@@ -22,7 +22,7 @@ from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.protocol import messages
 from edge_server.telemetry.log import LogSettings
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.tracing import Traces
 
 
 @dataclass

@@ -256,5 +256,5 @@ def test_a_token_lets_calls_and_streams_in_beside_the_shared_word(
     page = "".join(text for family in tokens.families() for text in family.render())
     assert 'edge_auth_requests_total{name="alice",category="inference"} 2\n' in page
     (tmp_path / "tokens").write_text("")
-    tokens.read(str(tmp_path / "tokens"))
+    tokens.load(str(tmp_path / "tokens"))
     assert refusal(door, "RepositoryModelLoad", metadata=right)[0] is grpc.StatusCode.UNAUTHENTICATED

@@ -1,4 +1,4 @@
-"""A frame service that answers as it is told, over real gRPC, and DDS that stays on this machine."""
+"""Fixtures: a frame service over real gRPC whose results a test controls, and DDS limited to this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A camera and a listener as another ROS 2 program would be: cyclonedds and its own codec, none of this package.
+"""Camera and listener like another ROS 2 program: cyclonedds with its own codec, without this package.
 
 usage: dds_camera.py DOMAIN IMAGE_TOPIC DETECTIONS_TOPIC COUNT [PICTURE]. Publishes images with a stamp of their own
 until COUNT different detections messages have come back, and prints each as a line of JSON. PICTURE is an .npy file of

@@ -1,4 +1,4 @@
-"""A camera of ROS 1: publishes one picture again and again, with a new stamp each time, until it is told to end.
+"""ROS 1 camera: publishes one image repeatedly, with a new stamp each time, until it gets the order to end.
 
     python ros1_camera.py TOPIC PICTURE FRAME_ID RATE [--compressed]
 

@@ -1,4 +1,4 @@
-"""A node of ROS 1 that prints each message of a topic as a line of JSON, as a user's node would receive it.
+"""ROS 1 node that prints each message of a topic as a line of JSON.
 
     python ros1_listener.py TOPIC TYPE MD5SUM
 

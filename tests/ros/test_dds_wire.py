@@ -1,4 +1,4 @@
-"""ROS 2 names, types and bytes over DDS: the installed bridge in one process, a foreign codec in another."""
+"""ROS 2 names, types and bytes over DDS: the bridge in one process, the codec of cyclonedds in another."""
 
 from __future__ import annotations
 

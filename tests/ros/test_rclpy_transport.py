@@ -1,4 +1,4 @@
-"""The rclpy transport against a fake rclpy that records calls: there is no ROS 2 here, so rclpy itself was not run."""
+"""rclpy transport against a fake rclpy that records calls; rclpy itself is not available here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_server.ros.message_conversion import (
     annotated_message,
     classification_message,
     detections_message,
-    frame_of,
+    make_frame,
     mask_message,
 )
 from edge_server.ros.rclpy_transport import RclpyTransport, message_class, open_transport
@@ -114,7 +114,7 @@ def test_an_image_is_called_back_and_its_pixels_are_not_copied(rclpy: Any, trans
     sent = image()
     rclpy.nodes[0].subscriptions[0].receive(sent)
     assert transport.spin(1.0)
-    frame = frame_of(heard[0], seq=1)
+    frame = make_frame(heard[0], seq=1)
     assert (frame.header.sec, frame.header.nanosec, frame.header.frame_id) == (5, 6, "cam")
     assert (frame.height, frame.width, frame.step, frame.encoding) == (2, 3, 12, "bgr8")
     assert frame.data.obj is sent.data

@@ -1,4 +1,4 @@
-"""Recordings through a frame service: every picture is answered, and what comes back is a recording anyone reads."""
+"""Replay of recordings through a frame service: each image gets a result, and the output is a valid recording."""
 
 from __future__ import annotations
 
@@ -309,11 +309,11 @@ def test_the_topic_is_named_when_there_are_several(recorded: Callable[..., Path]
 
     with TopicRecording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
         assert recording.image_topics() == {"/left": 2, "/right": 2}
-        assert recording.choose("right") == ("/right", 2)
+        assert recording.choose_topic("right") == ("/right", 2)
         with pytest.raises(InvalidRequest, match="2 topics of images: name one of /left, /right"):
-            recording.choose()
+            recording.choose_topic()
         with pytest.raises(NotFound, match="no images on topic '/clock'"):
-            recording.choose("/clock")
+            recording.choose_topic("/clock")
 
 
 def test_frames_are_views_numbered_from_one_with_padding_and_stamp(recorded: Callable[..., Path]) -> None:

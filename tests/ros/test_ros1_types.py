@@ -1,4 +1,4 @@
-"""The definitions of vision_msgs for ROS 1 against the checksums of the released packages, without any ROS."""
+"""ROS 1 definitions of vision_msgs against the checksums of the released packages, without ROS."""
 
 from __future__ import annotations
 

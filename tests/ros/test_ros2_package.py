@@ -1,4 +1,4 @@
-"""The ROS 2 package that ships: what a colcon workspace finds in it, and that its parts name the same things."""
+"""ROS 2 package for colcon: its content, and the agreement of its files."""
 
 from __future__ import annotations
 

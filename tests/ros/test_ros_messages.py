@@ -1,4 +1,4 @@
-"""ROS messages of every origin become frames without a copy, and results become messages of vision_msgs."""
+"""Conversion of ROS messages to frames without a copy, and of results to vision_msgs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edge_server.errors import InvalidRequest
 from edge_server.ros.message_conversion import (
     MessageKind,
     annotated_message,
-    bytes_of,
     classification_message,
     detections_message,
-    frame_of,
     kind_of,
+    make_frame,
     mask_message,
+    view_bytes,
 )
 
 HEADER = FrameHeader(sec=1_700_000_000, nanosec=999_999_999, frame_id="camera/left ø", seq=7)
@@ -49,20 +49,20 @@ class Image:
 
 
 def test_a_ros_2_image_keeps_every_field() -> None:
-    frame = frame_of(Image(b"x" * 16), age_us=1500, seq=7)
+    frame = make_frame(Image(b"x" * 16), age_us=1500, seq=7)
     assert frame.header == HEADER
     assert (frame.height, frame.width, frame.encoding, frame.step, frame.is_bigendian) == (2, 2, "rgb8", 8, True)
     assert (frame.age_us, frame.format, frame.region) == (1500, "", None)
 
 
 def test_a_ros_1_header_brings_its_own_number_and_unsigned_seconds() -> None:
-    frame = frame_of(Image(b"x" * 16, header=ros1_header()))
+    frame = make_frame(Image(b"x" * 16, header=ros1_header()))
     assert frame.header == FrameHeader(sec=4_000_000_000, nanosec=5, frame_id="camera", seq=41)
 
 
 def test_a_compressed_image_keeps_its_format() -> None:
     message = SimpleNamespace(header=ros2_header(), format="bgr8; jpeg compressed bgr8", data=b"\xff\xd8")
-    frame = frame_of(message)
+    frame = make_frame(message)
     assert (frame.format, bytes(frame.data), frame.encoding) == ("bgr8; jpeg compressed bgr8", b"\xff\xd8", "")
 
 
@@ -72,31 +72,31 @@ def test_a_compressed_image_keeps_its_format() -> None:
     ids=["bytes", "bytearray", "array", "numpy"],
 )
 def test_image_data_is_passed_on_without_a_copy(data: Any) -> None:
-    view = bytes_of(data)
+    view = view_bytes(data)
     assert bytes(view) == b"\x01\x02\x03"
     assert np.shares_memory(np.frombuffer(view, np.uint8), np.frombuffer(data, np.uint8))
 
 
 def test_a_list_of_numbers_is_image_data_too() -> None:
-    assert bytes(bytes_of([1, 2, 255])) == b"\x01\x02\xff"
+    assert bytes(view_bytes([1, 2, 255])) == b"\x01\x02\xff"
 
 
 @pytest.mark.parametrize("data", ["text", [256], [1.5], None, object()])
 def test_data_that_is_no_bytes_is_refused(data: Any) -> None:
     with pytest.raises(InvalidRequest, match="data of an image"):
-        frame_of(Image(data))
+        make_frame(Image(data))
 
 
 @pytest.mark.parametrize("missing", ["header", "height", "step", "data"])
 def test_an_object_that_is_no_image_is_refused_by_the_name_of_the_field(missing: str) -> None:
     message = SimpleNamespace(**{key: value for key, value in vars(Image(b"")).items() if key != missing})
     with pytest.raises(InvalidRequest, match=f"no field '{missing}'"):
-        frame_of(message)
+        make_frame(message)
 
 
 def test_a_header_without_a_stamp_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no field 'stamp'"):
-        frame_of(Image(b"", header=SimpleNamespace(frame_id="")))
+        make_frame(Image(b"", header=SimpleNamespace(frame_id="")))
 
 
 def test_detections_become_boxes_by_centre_and_size() -> None:

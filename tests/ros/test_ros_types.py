@@ -1,4 +1,4 @@
-"""CDR bytes of messages: what is written is read again, and damaged bytes are told, never more than that."""
+"""CDR encoding of messages: a round trip, and errors for damaged bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_server.ros.message_conversion import (
     HypothesisMessage,
     ImageMessage,
     OutgoingMessage,
-    frame_of,
+    make_frame,
 )
 
 pytestmark = [
@@ -55,7 +55,7 @@ def test_the_pixels_of_a_decoded_image_are_the_received_bytes() -> None:
 
     types = MessageTypes()
     data = types.encode(MESSAGES[0])
-    frame = frame_of(types.decode(data, "sensor_msgs/msg/Image"))
+    frame = make_frame(types.decode(data, "sensor_msgs/msg/Image"))
     assert np.shares_memory(np.frombuffer(frame.data, np.uint8), np.frombuffer(data, np.uint8))
     assert (frame.step, frame.encoding, frame.is_bigendian, bytes(frame.data)) == (3, "bayer_rggb8", True, data[-6:])
 

@@ -17,7 +17,7 @@ from edge_server.core.model_spec import OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import ServingFault
 from edge_server.telemetry.trace_record import TracedRequest
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.tracing import Traces
 
 
 class LostPiece:
@@ -76,7 +76,7 @@ def test_an_input_that_cannot_be_read_for_the_trace_is_the_models_to_fail_on(
     error = submit(house, request, new_mailbox()).error
     trace.finish()
     assert isinstance(error, ServingFault)
-    assert trace.left_out_count == 1
+    assert trace.omitted_count == 1
     assert submit(house, house.request(3), new_mailbox()).error is None
     assert empty(version)
 

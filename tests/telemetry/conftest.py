@@ -1,4 +1,4 @@
-"""Waiting for what another thread does."""
+"""Fixture that waits for the effect of another thread."""
 
 from __future__ import annotations
 

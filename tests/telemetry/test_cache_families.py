@@ -1,9 +1,9 @@
-"""The response cache on the metrics page."""
+"""Metric families of the response cache."""
 
 from __future__ import annotations
 
 from edge_server.core.model_statistics import CacheStatistics, Duration, VersionStatistics
-from edge_server.telemetry.cache_metrics import cache_families
+from edge_server.telemetry.metric_sources import cache_families
 from edge_server.telemetry.metrics_page import Metrics
 
 

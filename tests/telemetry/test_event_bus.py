@@ -1,3 +1,5 @@
+"""Event bus: subscribers, history and numbers."""
+
 import logging
 import threading
 

@@ -1,4 +1,4 @@
-"""Counts of loads: fed by the bus, rendered on the page, kept when a model is gone."""
+"""Load counts: fed by the event bus, shown on the metrics page, kept after the unload of a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 from edge_server.core.status_reports import VersionReport
 from edge_server.telemetry.event_bus import MODEL_DRAINING, MODEL_FAILED, MODEL_LOADING, MODEL_READY, EventBus
-from edge_server.telemetry.load_counts import LoadCounts
+from edge_server.telemetry.metric_sources import LoadCounts
 from edge_server.telemetry.metrics_page import Metrics
 
 

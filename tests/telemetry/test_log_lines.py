@@ -1,3 +1,5 @@
+"""Log formats and log settings."""
+
 import json
 import logging
 import os

@@ -1,3 +1,5 @@
+"""Metrics page."""
+
 import math
 import platform
 

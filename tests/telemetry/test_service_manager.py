@@ -1,4 +1,4 @@
-"""The notification socket as sd_notify(3) describes it, and when a watchdog is fed: with a socket that a test holds."""
+"""Messages of sd_notify(3) and the feeding of the watchdog, received by a socket of the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge_server.telemetry.service_manager import ServiceManager, WatchdogFeeder
 
 
 class Listener:
-    """What a service manager hears."""
+    """Socket of a service manager: receives the messages."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -98,7 +98,7 @@ def test_a_socket_that_is_gone_is_told_of_once_and_found_again(
     manager = ServiceManager(str(tmp_path / "gone"))
     manager.feed()
     manager.feed()
-    assert len([record for record in caplog.records if "cannot be told" in record.message]) == 1
+    assert len([record for record in caplog.records if "cannot send" in record.message]) == 1
     listener = Listener(str(tmp_path / "gone"))
     manager.feed()
     assert listener.next() == ["WATCHDOG=1"]

@@ -1,4 +1,4 @@
-"""Trace files: whole at any moment, numbered as asked, and never at the cost of anything but traces."""
+"""Trace files: always complete JSON, numbered as configured; only traces are lost."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from edge_server.config import TraceConfig
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.trace_settings import parse_change
 from edge_server.telemetry import trace_collector, trace_record
-from edge_server.telemetry.trace_file import TraceFile
+from edge_server.telemetry.trace_collector import TraceFile
 from edge_server.telemetry.trace_record import TracedRequest
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.tracing import Traces
 
 
 def traces_to(path: Path, *more: str) -> Traces:
@@ -250,7 +250,7 @@ def test_what_comes_faster_than_it_is_written_is_lost_and_counted(
     monkeypatch.setattr(trace_collector, "MAX_TRACES", 5)
     path = tmp_path / "t"
     hold = threading.Event()
-    monkeypatch.setattr(trace_collector, "records_of", _held(trace_collector.records_of, hold))
+    monkeypatch.setattr(trace_collector, "trace_records", _held(trace_collector.trace_records, hold))
     traces = traces_to(path, "count=50")
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
@@ -265,8 +265,8 @@ def test_what_comes_faster_than_it_is_written_is_lost_and_counted(
 def test_a_stream_that_never_ends_fills_no_memory_with_its_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trace_record, "MOST_TENSOR_BYTES", 1000)
-    monkeypatch.setattr(trace_record, "MOST_MODELS", 10)
+    monkeypatch.setattr(trace_record, "MAX_TENSOR_BYTES", 1000)
+    monkeypatch.setattr(trace_record, "MAX_MODELS", 10)
     traces = traces_to(tmp_path / "t", "level=TENSORS")
     trace = begin(traces)
     trace.first.begin("stream", 1, "", 1, ())

@@ -1,4 +1,4 @@
-"""What may be set about traces, by whom, and which requests are traced then."""
+"""Trace settings, and the choice of the requests to trace."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from edge_server.config import ConfigError, TraceConfig, parse_serve
 from edge_server.core.trace_settings import TraceBook, TraceChange, TraceSettings, parse_change
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.telemetry.trace_context import remote_parent
-from edge_server.telemetry.trace_sampling import Traces, TraceSampler, start_settings
+from edge_server.telemetry.trace_sampling import TraceSampler, remote_parent
+from edge_server.telemetry.tracing import Traces, start_settings
 
 START = TraceSettings(("TIMESTAMPS",), rate=6, file="t.json")
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -83,7 +83,7 @@ def test_a_change_that_is_refused_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rate", "expected"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3]), (3, [2]), (9, [])])
 def test_every_rateth_request_is_traced(rate: int, expected: list[int]) -> None:
     sampler = TraceSampler(TraceSettings(("TIMESTAMPS",), rate=rate, file="t"))
-    assert [index for index in range(5) if sampler.take()] == expected
+    assert [index for index in range(5) if sampler.sample()] == expected
 
 
 def test_the_count_is_told_as_what_is_left_and_starts_anew_when_it_is_set(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_change_of_one_model_does_not_disturb_the_count_of_others(tmp_path: Pa
 
 def test_a_change_that_meets_the_end_of_the_server_is_made(tmp_path: Path) -> None:
     class Ending(Traces):
-        """Is closed as soon as somebody has looked at the collector outside the lock."""
+        """Closes itself at the first read of the collector outside the lock."""
 
         def __getattribute__(self, name: str) -> Any:
             found = super().__getattribute__(name)
@@ -126,11 +126,11 @@ def test_a_change_that_meets_the_end_of_the_server_is_made(tmp_path: Path) -> No
     traces.close(30)
 
 
-def test_nothing_that_takes_notes_is_imported_before_it_is_needed() -> None:
+def test_nothing_that_records_traces_is_imported_before_tracing_is_on() -> None:
     code = (
-        "import sys; from edge_server.telemetry.trace_sampling import Traces; Traces();"
+        "import sys; from edge_server.telemetry.tracing import Traces; Traces();"
         "import edge_server.process.server;"
-        "print([name for name in ('trace_record', 'trace_collector', 'trace_file', 'opentelemetry_export')"
+        "print([name for name in ('trace_record', 'trace_collector', 'opentelemetry_export')"
         " if f'edge_server.telemetry.{name}' in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

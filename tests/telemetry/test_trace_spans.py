@@ -1,4 +1,4 @@
-"""Spans on their way to a collector: an OTLP/HTTP receiver on a real socket, and one that is slow or away."""
+"""OpenTelemetry export: spans to an OTLP/HTTP receiver on a real socket, also a slow or absent one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from edge_server.config import TraceConfig
 from edge_server.core.trace_settings import CarriedTrace, parse_change
 from edge_server.telemetry.trace_record import TracedRequest
-from edge_server.telemetry.trace_sampling import Traces
+from edge_server.telemetry.tracing import Traces
 
 pytestmark = pytest.mark.full
 
@@ -200,7 +200,7 @@ def test_without_the_libraries_the_server_says_which_extra_is_missing() -> None:
         "import sys; sys.modules['opentelemetry.sdk'] = None\n"
         "from edge_server.config import TraceConfig\n"
         "from edge_server.errors import BackendMissing\n"
-        "from edge_server.telemetry.trace_sampling import Traces\n"
+        "from edge_server.telemetry.tracing import Traces\n"
         "Traces(TraceConfig(('level=TIMESTAMPS', 'triton,file=t')))\n"
         "try:\n    Traces(TraceConfig(('mode=opentelemetry',)))\n"
         "except BackendMissing as error:\n    print(error)\n"

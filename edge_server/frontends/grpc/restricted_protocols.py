@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from edge_server.config import RestrictedGroup
 from edge_server.errors import Refusal
-from edge_server.frontends.access_control import is_word
+from edge_server.frontends.access_control import is_shared_key
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.grpc.call import Metadata
 
@@ -59,9 +59,9 @@ class Restriction:
     def check(self, metadata: Metadata) -> None:
         """Raise unless a call with this metadata may pass: Unauthenticated or Forbidden where a token would do, else
         Refusal, which is UNAVAILABLE as Triton has it."""
-        if self._group is not None and is_word(_values(metadata, self._key), self._group.value):
+        if self._group is not None and is_shared_key(_values(metadata, self._key), self._group.value):
             return
-        if self._tokens.closes(self._category):
+        if self._tokens.requires_token(self._category):
             name = self._tokens.admit(_values(metadata, "authorization"), self._category)
             if self._is_order:
                 _log.info("'%s' orders: %s", name, self._rpc)

@@ -9,7 +9,7 @@ from edge_server.config import GrpcConfig
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.grpc.rpc_table import StreamService, served_methods
-from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
+from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 
 if TYPE_CHECKING:
     from edge_server.frontends.grpc.grpcio_transport import GrpcioTransport
@@ -39,7 +39,7 @@ class GrpcFrontend:
     ) -> None:
         """`budget` bounds what messages that are not whole hold; None for one of its own, by the memory there is."""
         self._config = config
-        self._budget = budget or MemoryBudget(most_bytes(0, MAX_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
+        self._budget = budget or MemoryBudget(budget_bytes(0, MAX_MESSAGE_BYTES), MAX_MESSAGE_BYTES)
         self._methods = served_methods(service, config, guests, allows_code_upload=allows_code_upload, tokens=tokens)
         self._transport: GrpcioTransport | Http2Transport | None = None
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from edge_server.service import InferenceService, SubmittedRequest
     from edge_server.telemetry.trace_record import TracedRequest
-    from edge_server.telemetry.trace_sampling import Traces
+    from edge_server.telemetry.tracing import Traces
 
 
 # -- requests

@@ -1,7 +1,7 @@
-"""Accepting connections: as many as are allowed, also while the process has no file left for one more.
+"""Accept loop of a listening socket, with a limit of connections. It also works without free file descriptors.
 
-asyncio's own accepting knows no bound, and without a free file it tries a thousand times a second, with a traceback
-in the log for each.
+asyncio's accept loop has no limit. Without a free file descriptor it tries a thousand times a second, and logs a
+traceback each time.
 """
 
 from __future__ import annotations
@@ -14,27 +14,24 @@ import resource
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http.response import error_reply, reply_bytes
-
-if TYPE_CHECKING:
-    from edge_server.frontends.http.connection import HttpConnection
+from edge_server.frontends.http.connection import Connections, HttpConnection
+from edge_server.frontends.http.response import error_response, response_bytes
 
 log = logging.getLogger(__name__)
 
-MOST_BY_DEFAULT = 4096
+MAX_DEFAULT_CONNECTIONS = 4096
 
 _BACKLOG = 1024
 _IN_A_ROW = 64
-"""Connections accepted before the loop looks after those it has."""
+"""Connections accepted in one turn of the event loop."""
 
-_REST_S = 0.5
-"""How long nothing is accepted when there is no file for it."""
+_PAUSE_S = 0.5
+"""Pause of the accept loop without a free file descriptor."""
 
 _HANDSHAKE_S = 5.0
-"""How long a handshake of TLS keeps its place when there is no other for a new connection."""
+"""A TLS handshake that takes longer is cancelled when the limit is reached and a new connection comes."""
 
 _LOG_EVERY_S = 60.0
 _RETRY_AFTER_S = 5.0
@@ -47,47 +44,29 @@ def max_connections(setting: int) -> int:
     if setting:
         return setting
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_BY_DEFAULT if files == resource.RLIM_INFINITY else max(1, min(MOST_BY_DEFAULT, files // 2))
-
-
-class ConnectionLimit(Protocol):
-    """The connections of a listener."""
-
-    def count(self) -> int:
-        """Return how many are open or on their way, each counted once."""
-
-    def expect(self) -> HttpConnection:
-        """Return the protocol of one that was accepted; it counts from now on."""
-
-    def expect_no_more(self, connection: HttpConnection) -> None:
-        """It is open, or was given up on its way."""
-
-    def drop_idle(self) -> bool:
-        """Close the one that has been idle the longest; return whether there was one: a client that comes counts for
-        more than one that went silent, as with nginx."""
+    return (
+        MAX_DEFAULT_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MAX_DEFAULT_CONNECTIONS, files // 2))
+    )
 
 
 class Acceptor:
-    """Accepts for one listener, from `open` to `close`, on one event loop.
+    """Accepts the connections of one listener, from `open` to `close`, on one event loop."""
 
-    `crowd` knows the connections, and counts those on their way here with the open ones.
-    """
-
-    def __init__(self, crowd: ConnectionLimit) -> None:
-        self._crowd = crowd
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._tls: ssl.SSLContext | None = None
-        self._limit = MOST_BY_DEFAULT
+        self._limit = MAX_DEFAULT_CONNECTIONS
         self._arriving: dict[asyncio.Task[None], float] = {}
-        """Connections on their way, and since when; the earliest first."""
-        self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Connections that are being set up, with their start times; the oldest first."""
+        self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
         self._logged_s: dict[str, float] = {}
 
     async def open(self, address: str, port: int, *, reuses_port: bool, tls: ssl.SSLContext | None, limit: int) -> int:
-        """Listen; return the port of the first socket. Raises OSError when the address cannot be had."""
+        """Listen; return the port of the first socket. Raises OSError when the address cannot be used."""
         self._tls, self._limit = tls, limit
-        # asyncio finds the addresses and binds; the accepting is done here.
+        # asyncio finds the addresses and binds; this class accepts.
         bound = await self._loop.create_server(
             asyncio.Protocol, address, port, reuse_port=reuses_port or None, start_serving=False
         )
@@ -105,14 +84,14 @@ class Acceptor:
         return int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept nothing further, and give the address up. May be called again."""
-        for resting in self._resting.values():
-            resting.cancel()
+        """Stop accepting, and release the address. May be called again."""
+        for timer in self._paused.values():
+            timer.cancel()
         for item in self._sockets:
             self._loop.remove_reader(item)
             item.close()
         self._sockets.clear()
-        self._resting.clear()
+        self._paused.clear()
         for task in self._arriving:
             task.cancel()
 
@@ -124,63 +103,59 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in _NO_RESOURCE:
-                    self._rest(listening, error)
+                    self._pause(listening, error)
                     return
-                # accept(2): what went wrong with one connection on its way comes out here; it costs no other.
+                # accept(2): an error of one pending connection is returned here; the others are not affected.
                 continue
             accepted.setblocking(False)
-            if self._crowd.count() >= self._limit and not self._make_room(accepted):
+            if self._connections.count() >= self._limit and not self._free_place(accepted):
                 continue
-            task = self._loop.create_task(self._welcome(accepted, self._crowd.expect()))
+            task = self._loop.create_task(self._set_up(accepted, self._connections.expect()))
             self._arriving[task] = time.monotonic()
-            task.add_done_callback(self._arrived)
+            task.add_done_callback(lambda task: self._arriving.pop(task, None))
 
-    async def _welcome(self, accepted: socket.socket, protocol: HttpConnection) -> None:
-        """Make the connection; with TLS, this is where its handshake may take a minute, and fail."""
+    async def _set_up(self, accepted: socket.socket, protocol: HttpConnection) -> None:
+        """Set up the connection. A TLS handshake may take a minute, and fail."""
         try:
-            # TimeoutError, and all that a handshake fails with, is the client's affair.
+            # A failed handshake is an error of the client.
             with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
         finally:
-            self._crowd.expect_no_more(protocol)
+            self._connections.expect_no_more(protocol)
 
-    def _arrived(self, task: asyncio.Task[None]) -> None:
-        self._arriving.pop(task, None)
-
-    def _drop_arriving(self) -> bool:
-        """Give up the handshake that has taken longest, if that is long. False when there is none."""
-        task = next(iter(self._arriving), None)
-        if task is None or time.monotonic() - self._arriving[task] < _HANDSHAKE_S:
-            return False
-        del self._arriving[task]
-        task.cancel()
-        return True
-
-    def _make_room(self, accepted: socket.socket) -> bool:
+    def _free_place(self, accepted: socket.socket) -> bool:
+        """Close an idle connection, or cancel a slow handshake, for a new connection; else refuse the new one."""
         text = f"{self._limit} HTTP connections are open already"
-        if self._crowd.drop_idle() or self._drop_arriving():
+        is_free = self._connections.drop_idle()
+        oldest = next(iter(self._arriving), None)
+        if not is_free and oldest is not None and time.monotonic() - self._arriving[oldest] >= _HANDSHAKE_S:
+            del self._arriving[oldest]
+            oldest.cancel()
+            is_free = True
+        if is_free:
             self._log(f"{text}: those that idle the longest are closed for new ones")
             return True
         self._log(f"{text}, and none is idle: new ones are refused")
         with contextlib.suppress(OSError), accepted:
             if self._tls is None:
-                reply = error_reply(Refusal(text, retry_after_s=_RETRY_AFTER_S))
-                accepted.send(reply_bytes(reply, closes=True))
+                response = error_response(Refusal(text, retry_after_s=_RETRY_AFTER_S))
+                accepted.send(response_bytes(response, closes=True))
                 accepted.shutdown(socket.SHUT_WR)
-                # What lies unread when a socket is closed takes the answer with it.
+                # The kernel would discard the response if the socket were closed with unread bytes.
                 accepted.recv(65536)
         return False
 
-    def _rest(self, listening: socket.socket, error: OSError) -> None:
-        """Leave who waits in the system's queue for a moment: without a file, asking again at once would only spin."""
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Leave new connections in the kernel's queue for a moment: an immediate retry would only use processor
+        time."""
         self._loop.remove_reader(listening)
-        self._resting[listening] = self._loop.call_later(_REST_S, self._resume, listening)
-        has_room = self._crowd.drop_idle()
-        then = "the connection that idled the longest is closed" if has_room else "new connections wait"
+        self._paused[listening] = self._loop.call_later(_PAUSE_S, self._resume, listening)
+        is_free = self._connections.drop_idle()
+        then = "the connection that idled the longest is closed" if is_free else "new connections wait"
         self._log(f"no HTTP connection can be accepted: {error.strerror}; {then}")
 
     def _resume(self, listening: socket.socket) -> None:
-        del self._resting[listening]
+        del self._paused[listening]
         self._loop.add_reader(listening, self._accept, listening)
 
     def _log(self, text: str) -> None:

@@ -1,9 +1,9 @@
-"""Requests that are no inferences, answered by aiohttp, which is given one at a time as bytes.
+"""Adapter to aiohttp, which serves the requests that are not inference, one at a time.
 
-The connection finds where a request ends, whoever answers it. aiohttp's protocol then gets its head and body, parses
-them, calls the handler, and writes the answer to a transport of ours, which passes it on to the connection. The handler
-itself sends the whole answer, and so knows when it is out. aiohttp is imported on another thread, for the first such
-request or once the server is ready: neither the start nor inferences wait for that.
+The connection finds the end of a request. aiohttp's protocol then gets the head and the body as bytes, parses them,
+calls the handler, and writes the response to an AiohttpTransport, which passes it to the connection. The handler sends
+the complete response itself, and therefore knows when it is sent. aiohttp is imported on another thread, for the first
+such request or when the server is ready, so that neither the start nor an inference waits for the import.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from edge_server.frontends.http.client_timeouts import ClosingRefusal
 from edge_server.frontends.http.compression import request_encoding
 from edge_server.frontends.http.connection import HttpConnection
 from edge_server.frontends.http.request_head import MAX_LINE_BYTES, RequestHead
-from edge_server.frontends.http.response import SERVER, HttpResponse, error_reply, failure_reply
+from edge_server.frontends.http.response import SERVER, HttpResponse, error_response, failure_response
 from edge_server.frontends.v2.json_parser import parse_object
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 _LOG = logging.getLogger(__name__)
-# aiohttp logs a traceback for each head that it cannot read, with this code: any port scan would fill the log.
+# aiohttp logs a traceback, with code 400, for each invalid head: any port scan would fill the log.
 _LOG.addFilter(lambda record: not record.exc_info or getattr(record.exc_info[1], "code", None) != 400)
 
 _PIECE_BYTES = 256 * 1024
-"""How much of a body aiohttp is given at a time."""
+"""Most bytes of a body passed to aiohttp at a time."""
 
 _NEVER_S = 10.0 * 365 * 86400
-"""The listener closes connections that idle: aiohttp knows nothing of the inferences on them."""
+"""Keep-alive limit for aiohttp: the listener closes idle connections, because aiohttp does not see inferences."""
 
 _OF_THE_CONNECTION = frozenset(
     ("connection", "content-length", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
 )
-"""Fields of a head that are about the way of the bytes: the connection has seen to them."""
+"""Header fields about the connection or the transfer: the connection has handled them."""
 
-Answer: TypeAlias = Union[HttpResponse, "web.StreamResponse"]
-Handler: TypeAlias = Callable[["web.BaseRequest", Mapping[str, str]], Awaitable[Answer]]
-"""Returns the answer, or a stream that it began."""
+AiohttpResponse: TypeAlias = Union[HttpResponse, "web.StreamResponse"]
+Handler: TypeAlias = Callable[["web.BaseRequest", Mapping[str, str]], Awaitable[AiohttpResponse]]
+"""Returns the response, or a stream that it has started."""
 
 
 class AiohttpServer:
     """aiohttp's server for the connections of one listener. Lives on one event loop.
 
-    `workers` import aiohttp and inflate bodies; None: the loop's own.
+    `workers` import aiohttp and decompress bodies; None means the default executor of the loop.
     """
 
     def __init__(self, workers: Executor | None = None) -> None:
@@ -59,28 +59,29 @@ class AiohttpServer:
         self._server: web.Server | None = None
 
     def prepare(self) -> asyncio.Future[ModuleType]:
-        """Have aiohttp imported, on another thread, before a request needs it. The result may raise ImportError."""
+        """Import aiohttp on another thread, before a request needs it. The result may raise ImportError."""
         return asyncio.get_running_loop().run_in_executor(self.workers, importlib.import_module, "aiohttp.web")
 
     def begin(
         self, target: AiohttpTarget, connection: HttpConnection, body: Body, reader: BodyReader | None
     ) -> AiohttpTransport:
-        exchange = connection.side_protocol
-        if not isinstance(exchange, AiohttpTransport):
-            exchange = connection.side_protocol = AiohttpTransport(connection)
-        exchange.begin(target, body, reader)
+        """Start a request; aiohttp is imported first if necessary."""
+        transport = connection.side_protocol
+        if not isinstance(transport, AiohttpTransport):
+            transport = connection.side_protocol = AiohttpTransport(connection)
+        transport.begin(target, body, reader)
         if self._server is None:
-            task = asyncio.get_running_loop().create_task(self._start(exchange))
-            connection.note_task(task)
+            task = asyncio.get_running_loop().create_task(self._start(transport))
+            connection.track_task(task)
         else:
-            exchange.feed(self._server)
-        return exchange
+            transport.feed(self._server)
+        return transport
 
-    async def _start(self, exchange: AiohttpTransport) -> None:
+    async def _start(self, transport: AiohttpTransport) -> None:
         try:
             await self.prepare()
         except ImportError as error:
-            exchange.connection.reply(failure_reply(error, "the import of aiohttp"))
+            transport.connection.send_response(failure_response(error, "the import of aiohttp"))
             return
         if self._server is None:
             from aiohttp import web
@@ -89,44 +90,43 @@ class AiohttpServer:
                 self._handle,
                 handler_cancellation=True,
                 access_log=None,
-                auto_decompress=False,  # its own inflating knows no bound
+                auto_decompress=False,  # aiohttp's decompression has no limit
                 keepalive_timeout=_NEVER_S,
                 logger=_LOG,
                 max_field_size=MAX_LINE_BYTES,
                 max_line_size=MAX_LINE_BYTES,
                 tcp_keepalive=False,
             )
-        exchange.feed(self._server)
+        transport.feed(self._server)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         from aiohttp import web
 
-        exchange = request.transport
-        if not isinstance(exchange, AiohttpTransport):
-            return web.Response()  # the client left
+        transport = request.transport
+        if not isinstance(transport, AiohttpTransport):
+            return web.Response()  # the client has disconnected
         try:
-            reply = await exchange.answer(request)
-            if isinstance(reply, HttpResponse):
-                response = web.Response(
-                    body=reply.body, status=reply.status, headers={**reply.headers, "Server": SERVER}
-                )  # fmt: skip
-                if reply.closes:
+            response = await transport.call_handler(request)
+            if isinstance(response, HttpResponse):
+                closes = response.closes
+                headers = {**response.headers, "Server": SERVER}
+                response = web.Response(body=response.body, status=response.status, headers=headers)
+                if closes:
                     response.force_close()
-                reply = response
-            await reply.prepare(request)
-            await reply.write_eof()
+            await response.prepare(request)
+            await response.write_eof()
             await request.release()
         except ConnectionError:
-            # The client left, does not read, or has a broken answer. What is returned finds nobody to be sent to.
-            exchange.abort()
+            # The client has disconnected, does not read, or has a partial response. The result is not sent.
+            transport.abort()
             return web.Response()
-        exchange.end(stays=bool(reply.keep_alive))
-        return reply
+        transport.end_request(stays=bool(response.keep_alive))
+        return response
 
 
 @dataclass(slots=True)
 class AiohttpTarget:
-    """Target of a request that a handler answers through aiohttp."""
+    """Target of a request that aiohttp serves by a handler."""
 
     server: AiohttpServer
     handler: Handler
@@ -140,7 +140,7 @@ class AiohttpTarget:
 
 
 class AiohttpTransport(asyncio.Transport):
-    """What aiohttp takes for a client's transport: one request after the other, and where their answers go."""
+    """aiohttp's view of a connection: passes it one request after the other, and sends its responses."""
 
     def __init__(self, connection: HttpConnection) -> None:
         super().__init__()
@@ -148,24 +148,25 @@ class AiohttpTransport(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._protocol: web.RequestHandler | None = None
         self._target: AiohttpTarget | None = None
-        """That of the request under way."""
+        """Target of the current request."""
         self._reader: BodyReader | None = None
         self._unread = memoryview(b"")
-        """What aiohttp has not been given yet of the body."""
+        """Rest of the body that aiohttp has not received yet."""
         self._is_paused = False
         self._is_closed = False
         self._is_handled = False
-        """Whether the handler has been called: what is written before is aiohttp's own refusal of a head."""
+        """Whether the handler was called. Before that, aiohttp writes only its own refusal of a head."""
         self._has_written = False
 
     # -- requests
 
     def begin(self, target: AiohttpTarget, body: Body, reader: BodyReader | None) -> None:
+        """Store the next request."""
         self._target, self._reader, self._unread = target, reader, memoryview(body)
         self._is_handled = self._has_written = False
 
     def feed(self, server: web.Server) -> None:
-        """Give aiohttp the request that began."""
+        """Pass the stored request to aiohttp."""
         target = self._target
         if self._is_closed or target is None:
             return
@@ -175,7 +176,7 @@ class AiohttpTransport(asyncio.Transport):
         head, size = target.head, len(self._unread)
         lines = [f"{head.method} {head.target} HTTP/1.{0 if head.is_http_1_0 else 1}"]
         lines += [f"{name}: {value}" for name, value in head.headers.items() if name.lower() not in _OF_THE_CONNECTION]
-        lines.append("Connection: " + ("keep-alive" if self.connection.will_stay else "close"))
+        lines.append("Connection: " + ("keep-alive" if self.connection.keeps_alive else "close"))
         if size:
             lines.append(f"Content-Length: {size}")
         self._protocol.data_received("\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n")
@@ -186,26 +187,26 @@ class AiohttpTransport(asyncio.Transport):
             piece, self._unread = self._unread[:_PIECE_BYTES], self._unread[_PIECE_BYTES:]
             self._protocol.data_received(bytes(piece))
 
-    async def answer(self, request: web.BaseRequest) -> Answer:
-        """Return the answer to the request under way. Raises ConnectionError when no answer can be sent any more."""
+    async def call_handler(self, request: web.BaseRequest) -> AiohttpResponse:
+        """Return the response to the current request. Raises ConnectionError when none can be sent."""
         target, task = self._target, asyncio.current_task()
         if target is None:
-            raise ConnectionResetError("the request was taken back")
+            raise ConnectionResetError("the request is cancelled")
         self._is_handled = True
         if task is not None:
-            self.connection.note_task(task)
+            self.connection.track_task(task)
         try:
             return await target.handler(request, target.names)
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
-            reply = failure_reply(error, f"request {request.method} {request.raw_path}")
+        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+            response = failure_response(error, f"request {request.method} {request.raw_path}")
             if self._has_written:
-                raise ConnectionAbortedError("the answer broke off") from None
-            return reply
+                raise ConnectionAbortedError("the response is incomplete") from None
+            return response
 
-    async def read(self, request: web.BaseRequest) -> Body:
-        """Return the body of the request under way, inflated. Raises InvalidRequest, Unsupported and Refusal."""
+    async def read_body(self, request: web.BaseRequest) -> Body:
+        """Return the decompressed body of the current request. Raises InvalidRequest, Unsupported and Refusal."""
         encoding = request_encoding(request.headers.get("Content-Encoding"))
         data = bytearray()
         async for piece in request.content.iter_any():
@@ -213,27 +214,27 @@ class AiohttpTransport(asyncio.Transport):
         if encoding is None:
             return memoryview(data).toreadonly()
         assert self._target is not None
-        self._reader = self._reader or self.connection.body_share()
-        return await self._reader.inflate(memoryview(data), encoding, self._target.server.workers)
+        self._reader = self._reader or self.connection.register_body()
+        return await self._reader.decompress(memoryview(data), encoding, self._target.server.workers)
 
     def release_body(self) -> None:
-        """Count the body no more: it was used."""
+        """Remove the body from the memory budget."""
         if self._reader is not None:
             self._reader.release()
 
-    def end(self, *, stays: bool) -> None:
-        """The answer is out, and the body was read. `stays`: whether the connection goes on."""
+    def end_request(self, *, stays: bool) -> None:
+        """End a request whose response is sent and whose body is read. `stays`: the connection may stay open."""
         if self._target is not None:
             self._target = self._reader = None
-            self.connection.end_answer(stays=stays)
+            self.connection.end_response(stays=stays)
 
     # -- for the connection
 
     def cancel(self) -> None:
-        """See Call: `lost` does it."""
+        """Nothing to do: `lost` cancels the request."""
 
     def lost(self) -> None:
-        """The client is gone: the request under way, if any, is taken back."""
+        """Cancel the current request, if any: the client has disconnected."""
         self._is_closed = True
         self._target = self._reader = None
         self._unread = memoryview(b"")
@@ -261,15 +262,15 @@ class AiohttpTransport(asyncio.Transport):
         return self._is_closed or transport is None or transport.is_closing()
 
     def close(self) -> None:
-        """aiohttp is done with the connection: at the end of its last answer, or as it could not read the request."""
+        """End the request: aiohttp closes after the last response, or when it cannot read the request."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._target is not None and not self._is_handled:
             self._target = self._reader = None
-            self.connection.reply(error_reply(ClosingRefusal("the request's head cannot be read")))
+            self.connection.send_response(error_response(ClosingRefusal("the request's head cannot be read")))
         else:
-            self.end(stays=False)
+            self.end_request(stays=False)
 
     def abort(self) -> None:
         self._is_closed = True
@@ -295,17 +296,17 @@ class AiohttpTransport(asyncio.Transport):
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        # In another turn: aiohttp asks for more while it takes from what it has.
+        # In another turn of the loop: aiohttp asks for more while it processes its buffer.
         self._is_paused = False
         self._loop.call_soon(self._feed_body)
 
 
 async def read_members(request: web.BaseRequest) -> dict[str, object]:
-    """Return the JSON object that a request's body is. Raises InvalidRequest, Unsupported and Refusal."""
-    exchange = request.transport
-    if not isinstance(exchange, AiohttpTransport):
+    """Return the JSON object in a request's body. Raises InvalidRequest, Unsupported and Refusal."""
+    transport = request.transport
+    if not isinstance(transport, AiohttpTransport):
         raise ConnectionResetError("the client is gone")
     try:
-        return parse_object(await exchange.read(request))
+        return parse_object(await transport.read_body(request))
     finally:
-        exchange.release_body()
+        transport.release_body()

@@ -1,4 +1,4 @@
-"""Request bodies as they come: of a stated length, received in place without a copy, or in chunks (RFC 9112, 7.1)."""
+"""Readers of HTTP request bodies: of known length, received in place without a copy, or chunked (RFC 9112, 7.1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from edge_server.errors import EdgeServerError, Refusal
 from edge_server.frontends.http.client_timeouts import ClosingRefusal
-from edge_server.frontends.http.compression import inflate
+from edge_server.frontends.http.compression import decompress
 from edge_server.frontends.http.request_head import FIELD_LINE
 from edge_server.frontends.memory_budget import MemoryBudget
 
@@ -23,10 +23,10 @@ Body: TypeAlias = bytes | memoryview
 ALIGNMENT = 16
 
 MAX_CHUNKS = 65536
-"""Most chunks of a body, as Triton: each costs bookkeeping that its bytes do not pay for."""
+"""Most chunks of a body, as in Triton: the cost of a chunk does not depend on its size."""
 
 _CHUNKS_AT_ONCE = 2048
-"""Chunks that are read before the event loop turns to other connections: a millisecond or two."""
+"""Chunks read in one turn of the event loop: one or two milliseconds."""
 
 _MAX_SIZE_LINE_BYTES = 1024
 _MAX_TRAILER_BYTES = 8190
@@ -35,23 +35,23 @@ _LINE_END = b"\r\n"
 
 
 class ChunkDecoder:
-    """Finds the data of chunks, and the end of the last one. Extensions and trailers are checked and forgotten."""
+    """Decoder of a chunked body. Extensions and trailers are checked and ignored."""
 
     __slots__ = ("_in_trailer", "_left", "_needs_line_end", "_trailer_bytes", "is_complete")
 
     def __init__(self) -> None:
         self.is_complete = False
         self._left = 0
-        """Bytes of the chunk that are still to come."""
+        """Missing bytes of the current chunk."""
         self._needs_line_end = False
         self._in_trailer = False
         self._trailer_bytes = 0
 
     def decode(self, data: bytes, start: int, reader: BodyReader | DiscardedBody) -> tuple[int, bool]:
-        """Give the chunks' data in `data` from `start` on to `reader`.
+        """Append the chunks in `data`, from `start` on, to `reader`.
 
-        Return where the rest begins that must be shown again, and whether it is to be continued at once, after a turn
-        of the event loop. Once the body `is_complete`, the rest lies behind it. Raises ClosingRefusal.
+        Return the start of the unused rest, and whether to continue with it in the next turn of the event loop. After
+        `is_complete`, the rest follows the body. Raises ClosingRefusal.
         """
         view = memoryview(data)
         for _ in range(_CHUNKS_AT_ONCE):
@@ -95,7 +95,7 @@ class ChunkDecoder:
 
 
 class DiscardedBody:
-    """Where the chunks of a request that was refused go."""
+    """Reader for the chunks of a refused request: discards them."""
 
     def begin_chunk(self, size: int) -> None:
         pass
@@ -105,12 +105,12 @@ class DiscardedBody:
 
 
 class BodyReader:
-    """One body, counted in the budget from its first byte until `release`. Lives on one event loop, whose thread makes
-    it; the budget refuses it on any thread.
+    """Reader of one body, counted in the budget from its first byte until `release`.
 
-    `size` is in bytes, None for chunks. Byte `aligned_at` of a body of a stated size lies at an address that suits
-    every number type, so that tensors behind a JSON text of that length need no copy. `refuse` is called when the body
-    is too long, or is refused to make room for others: what is held is released then, and what still comes is dropped.
+    Lives on one event loop and is made on its thread; the budget may refuse it on any thread. `size` is in bytes, None
+    for chunks. Byte `aligned_at` of a body of known size gets an address that suits every number type, so that tensors
+    behind a JSON text of that length need no copy. `refuse` is called when the body is too long or is refused by the
+    budget: its bytes are then released, and further bytes are dropped.
     """
 
     __slots__ = (
@@ -136,14 +136,14 @@ class BodyReader:
         *,
         aligned_at: int = 0,
     ) -> None:
-        """Raises Refusal without memory for `size` bytes."""
+        """Raises Refusal when there is no memory for `size` bytes."""
         self.size = size
         self.received = 0
-        """Bytes that were put into `buffer`."""
+        """Bytes in `buffer`."""
         self.filled = 0
         """Bytes that the budget counts."""
         self.buffer: memoryview | bytearray | None = None
-        """The only reference while it grows, so that it is freed at once when the body is refused."""
+        """The only reference while the body is received, so that a refused body is freed at once."""
         self._budget = budget
         self._loop = loop
         self._thread_id = get_ident()
@@ -156,14 +156,14 @@ class BodyReader:
         else:
             pad = -aligned_at % ALIGNMENT
             try:
-                # Left uninitialised: pages of a body that never comes are never touched.
+                # Not initialised: the memory of a body that never arrives is not used.
                 self.buffer = np.empty(size + pad, np.uint8).data[pad:]
             except (MemoryError, ValueError):
                 raise Refusal(f"there is no memory for a request body of {size} bytes") from None
         budget.enter(self)
 
     def begin_chunk(self, size: int) -> None:
-        """Note that a chunk of `size` bytes comes; refuse the body when it is too long, or has too many of them."""
+        """Note that a chunk of `size` bytes follows; refuse a body that is too long or has too many chunks."""
         limit = self._budget.each
         self._chunk_count += 1
         if self.buffer is None:
@@ -174,7 +174,7 @@ class BodyReader:
             self._refuse_now(ClosingRefusal(f"request body comes in more than {MAX_CHUNKS} chunks"))
 
     def append(self, piece: memoryview) -> None:
-        """Take the next bytes; without effect once it gave way."""
+        """Append the next bytes; without effect after a refusal."""
         buffer, start = self.buffer, self.received
         if buffer is None:
             return
@@ -186,27 +186,26 @@ class BodyReader:
         self.count(len(piece))
 
     def count(self, nbytes: int) -> None:
-        """Count bytes that were put into `buffer`. This body, or others, may be refused for them."""
+        """Count bytes received into `buffer`. This body, or others, may be refused for them."""
         self.received += nbytes
         self._budget.grow(self, nbytes)
 
     def finish(self) -> Body:
-        """Return the body, which is all there; it still counts, but is not refused any more."""
+        """Return the complete body. It still counts in the budget, but is no longer refused."""
         buffer = self.buffer
         assert buffer is not None
         self._is_settled = True
         self._budget.settle(self)
         return memoryview(buffer).toreadonly() if buffer else b""
 
-    async def inflate(self, body: Body, encoding: str, workers: Executor | None) -> bytes:
-        """Return the body inflated, which counts too. Raises InvalidRequest, and Refusal when there is no room."""
-        inflated = await asyncio.get_running_loop().run_in_executor(
-            workers, inflate, body, encoding, self._budget.each
-        )  # fmt: skip
-        self._budget.grow(self, len(inflated))
+    async def decompress(self, body: Body, encoding: str, workers: Executor | None) -> bytes:
+        """Return the decompressed body, which counts too. Raises InvalidRequest, and Refusal by the budget."""
+        loop = asyncio.get_running_loop()
+        decompressed = await loop.run_in_executor(workers, decompress, body, encoding, self._budget.each)
+        self._budget.grow(self, len(decompressed))
         if self._refusal is not None:
             raise self._refusal
-        return inflated
+        return decompressed
 
     def release(self) -> None:
         """Leave the budget. May be called again."""
@@ -215,14 +214,15 @@ class BodyReader:
             self._budget.leave(self)
 
     def refuse(self, refusal: Refusal) -> None:
-        """See memory_budget.Body."""
+        """Refuse the body; see memory_budget.Body."""
         if get_ident() == self._thread_id:
             self._refuse_now(refusal)
         elif self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and all its bodies released
-                self._loop.call_soon_threadsafe(self._refuse_if_growing, refusal)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its bodies are released
+                self._loop.call_soon_threadsafe(self._refuse_on_loop, refusal)
 
-    def _refuse_if_growing(self, refusal: EdgeServerError) -> None:
+    def _refuse_on_loop(self, refusal: EdgeServerError) -> None:
+        # Meanwhile the body may be complete or released.
         if not self._is_settled and self.buffer is not None:
             self._refuse_now(refusal)
 

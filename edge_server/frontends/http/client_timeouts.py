@@ -1,6 +1,6 @@
-"""How fast a client has to be. Who sends or takes nothing, or next to nothing, gives its place to others.
+"""Time limits for slow clients: a client that sends or reads almost nothing loses its connection.
 
-An honest client over a thin link is far above these bounds: 20 kB/s is forty times the rate that is asked for.
+A regular client on a slow link is far above these limits: 20 kB/s is forty times the required rate.
 """
 
 from __future__ import annotations
@@ -11,32 +11,34 @@ import socket
 from edge_server.errors import InvalidRequest
 
 STALL_S = 60.0
-"""How long a client may send nothing of a request that it began, or take nothing of what was sent to it; how long a
-head may take; and the span over which a body's rate is looked at. nginx's time-outs, stated."""
+"""Longest pause of a client within a request, or in reading a response; longest time for a head; and the period over
+which the rate of a body is measured. These are the time-outs of nginx."""
 
-LEAST_BYTES_PER_S = 500
-"""The least rate of a body that is not all there yet, over each `STALL_S`; that of Apache's mod_reqtimeout."""
+MIN_BYTES_PER_S = 500
+"""Lowest rate of a body that is being received, over each `STALL_S`; the limit of Apache's mod_reqtimeout."""
 
 _TCP_INFO_BYTES = 192
 _ACKED = slice(120, 128)
-"""Where `tcpi_bytes_acked` lies in Linux's struct tcp_info (linux/tcp.h, since Linux 4.1)."""
+"""Position of `tcpi_bytes_acked` in Linux's struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 
 
 class ClosingRefusal(InvalidRequest):
-    """A refusal after which the connection is of no further use: an unread or unreadable body is on it."""
+    """Refusal after which the connection closes: its next bytes are an unread or unreadable body."""
 
 
 class StalledBody(ClosingRefusal):
-    """The client stopped sending in the middle, or nearly: 408."""
+    """The client stopped sending within a request, or sends too slowly: 408."""
 
 
 def stalled_text(filled: int, size: int | None, stall_s: float) -> str:
+    """Return the error message for a body that stopped."""
     return f"request body stalled after {_progress(filled, size)}: none came for {stall_s:g} s"
 
 
 def slow_text(filled: int, size: int | None, stall_s: float) -> str:
+    """Return the error message for a body below the lowest rate."""
     return (
-        f"request body is too slow after {_progress(filled, size)}: less than {LEAST_BYTES_PER_S} bytes/s came "
+        f"request body is too slow after {_progress(filled, size)}: less than {MIN_BYTES_PER_S} bytes/s came "
         f"for {stall_s:g} s"
     )
 
@@ -46,7 +48,7 @@ def _progress(filled: int, size: int | None) -> str:
 
 
 class ReadProgress:
-    """Whether the peer takes what is sent to it; looked at from time to time, and only while something is left over."""
+    """Checks at each tick whether the client reads what was sent to it, while the send buffer is not empty."""
 
     __slots__ = ("_mark", "_ticks")
 
@@ -55,23 +57,18 @@ class ReadProgress:
         self._ticks = 0
 
     def stalled_ticks(self, transport: asyncio.Transport) -> int:
-        """Return for how many looks in a row the peer has taken nothing of what waits for it."""
+        """Return the number of consecutive ticks in which the client read nothing of the send buffer."""
         if not transport.get_write_buffer_size():
             self._mark, self._ticks = -1, 0
             return 0
-        mark = _taken(transport)
+        connection = transport.get_extra_info("socket")
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except (OSError, AttributeError):
+            info = b""
+        # The mark changes when the client reads: it is the number of acknowledged bytes or, where the system does not
+        # count them (0), the size of the send buffer.
+        mark = int.from_bytes(info[_ACKED], "little") or transport.get_write_buffer_size()
         self._ticks = self._ticks + 1 if mark == self._mark else 0
         self._mark = mark
         return self._ticks
-
-
-def _taken(transport: asyncio.Transport) -> int:
-    """Return a number that changes when the peer takes something: the bytes that it acknowledged, if that is known."""
-    connection = transport.get_extra_info("socket")
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except (OSError, AttributeError):
-        info = b""
-    # Some bytes were acknowledged before any could be left over. Where none were, the system does not count them.
-    acked = int.from_bytes(info[_ACKED], "little")
-    return acked or transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""gzip and deflate (zlib format) on both ways: inflating within a bound, choosing what a client accepts."""
+"""Compression of HTTP bodies, gzip and deflate (zlib format): decompression with a limit, choice for responses."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from edge_server.errors import InvalidRequest, Unsupported
 
 ENCODINGS = ("gzip", "deflate")
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
-# Speed counts for more than the last few percent on a small machine that also has to run the model.
+# On a small machine that also runs the model, speed is worth more than a few percent of size.
 _LEVEL = 1
 
 MAX_MEMBERS = 65536
-"""Most gzip members of one text: each costs what its bytes, twenty at least, do not pay for."""
+"""Most gzip members of one body: the cost of a member is high compared to its size, twenty bytes at least."""
 
 _PIECE_BYTES = 16 * 1024
-"""How much zlib is given at a time: what lies behind a member's end is copied, so it must never be all the rest."""
+"""Bytes given to zlib at a time: it copies the bytes behind the end of a member, so the whole rest is too much."""
 
 
 class UnknownEncoding(Unsupported):
-    """A Content-Encoding that is not served; the answer names those that are."""
+    """Unsupported Content-Encoding; the response names the supported ones."""
 
 
 def request_encoding(header: str | None) -> str | None:
-    """Return "gzip", "deflate" or None (as is). Raises UnknownEncoding."""
+    """Return "gzip", "deflate" or None for no compression. Raises UnknownEncoding."""
     name = (header or "").strip().lower()
     if name in ("", "identity"):
         return None
@@ -32,16 +32,16 @@ def request_encoding(header: str | None) -> str | None:
     return name
 
 
-def inflate(data: bytes | memoryview, encoding: str, limit: int) -> bytes:
-    """Return the inflated bytes. Raises InvalidRequest when damaged, truncated, larger than `limit` bytes, or made of
-    more than MAX_MEMBERS members.
+def decompress(data: bytes | memoryview, encoding: str, limit: int) -> bytes:
+    """Return the decompressed bytes. Never produces more than `limit` bytes.
 
-    Never makes more than `limit` bytes, however small and well-packed `data` is.
+    Raises InvalidRequest when the data are damaged, truncated, larger than `limit` bytes, or have more than MAX_MEMBERS
+    members.
     """
     parts: list[bytes] = []
     rest = memoryview(data)
     size = members = 0
-    # Several gzip members in a row are one text (RFC 1952, 2.2).
+    # Several consecutive gzip members are one body (RFC 1952, 2.2).
     while not members or (rest and encoding == "gzip"):
         members += 1
         if members > MAX_MEMBERS:
@@ -65,20 +65,12 @@ def inflate(data: bytes | memoryview, encoding: str, limit: int) -> bytes:
 
 
 def accepted_encoding(header: str | None) -> str | None:
-    """Return the encoding of ENCODINGS that an Accept-Encoding header likes best, or None to send as is.
+    """Return the encoding of ENCODINGS that an Accept-Encoding header prefers, or None for no compression.
 
-    Follows RFC 9110, 12.5.3: q=0 forbids, "*" stands for those not named. gzip wins a draw.
+    Follows RFC 9110, 12.5.3: q=0 forbids an encoding, "*" means the encodings not named. With equal weights, gzip.
     """
     if not header:
         return None
-    weights = _weights(header)
-    others = weights.get("*", 0.0)
-    best = max(ENCODINGS, key=lambda name: weights.get(name, others))
-    weight = weights.get(best, others)
-    return best if weight > 0 and weight >= weights.get("identity", 0.0) else None
-
-
-def _weights(header: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for item in header.lower().split(","):
         name, _, parameters = item.partition(";")
@@ -90,11 +82,14 @@ def _weights(header: str) -> dict[str, float]:
             except ValueError:
                 weight = 0.0
         weights[name.strip()] = weight
-    return weights
+    others = weights.get("*", 0.0)
+    best = max(ENCODINGS, key=lambda name: weights.get(name, others))
+    weight = weights.get(best, others)
+    return best if weight > 0 and weight >= weights.get("identity", 0.0) else None
 
 
 def compress(chunks: list[bytes | memoryview], encoding: str) -> bytes:
-    """Return the chunks, one after the other, as one compressed text."""
+    """Return the chunks, joined and compressed."""
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
     parts = [stream.compress(chunk) for chunk in chunks]
     parts.append(stream.flush())

@@ -1,8 +1,8 @@
-"""One client's connection: reads requests, one at a time and in order, and writes their answers.
+"""HTTP/1.1 connections of one listener: each reads requests, one at a time and in order, and writes their responses.
 
-A request is its head (`request_head`), which names the target that answers it, and its body (`body_reader`). Clients
-send the same head over and over, so the heads of inference requests are kept by their bytes: one seen before is neither
-parsed nor routed again.
+A request is a head (`request_head`), which decides the target, and a body (`body_reader`). Clients send the same head
+again and again: heads of inference requests are cached by their bytes, and a known head is neither parsed nor routed
+again.
 """
 
 from __future__ import annotations
@@ -13,100 +13,129 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 from edge_server.errors import EdgeServerError, Refusal
 from edge_server.frontends.http.body_reader import Body, BodyReader, ChunkDecoder, DiscardedBody
 from edge_server.frontends.http.client_timeouts import (
-    LEAST_BYTES_PER_S,
+    MIN_BYTES_PER_S,
+    STALL_S,
     ClosingRefusal,
     ReadProgress,
     StalledBody,
     slow_text,
     stalled_text,
 )
-from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, RequestHead
-from edge_server.frontends.http.response import CONTINUE, HttpResponse, error_reply, head_bytes, reply_bytes
-
-if TYPE_CHECKING:
-    from edge_server.frontends.http.listener import Connections
+from edge_server.frontends.http.request_head import MAX_HEAD_BYTES, RequestHead, parse_head
+from edge_server.frontends.http.response import CONTINUE, HttpResponse, error_response, head_bytes, response_bytes
+from edge_server.frontends.memory_budget import MemoryBudget
 
 TICKS = 4
-"""A connection that does not move for as many ticks of its listener is stalled; what began within one has one more."""
+"""A connection without activity for this number of ticks is stalled. A period that begins within a tick has one
+more."""
 
 READ_BYTES = 64 * 1024
-"""Most bytes that are read at a time, but for bodies of a stated length: those are read whole."""
+"""Most bytes of one read. Bodies of a known length are read directly into their buffer, without this limit."""
+
+_KEEP_ALIVE_S = 3630.0
+"""Limit for idle connections: longer than the limit of usual proxies, so that the proxy closes first."""
+
+_MIN_WAIT_S = 0.01
+
+_MAX_KNOWN_HEADS = 256
+_MAX_KNOWN_HEAD_BYTES = 2048
+"""Limits of the head cache: a client with always different heads needs no more memory."""
+
 
 _HELD_BYTES = 64 * 1024
-"""What may wait behind the request under way before the client's next bytes are left in the socket."""
+"""Most bytes kept beyond the current request; more stay in the socket."""
 
 _UNREAD_BYTES = 256 << 20
 _UNREAD_CHUNKED_BYTES = 16 << 20
-"""How much of a body is still read once its request was answered. A client that sends all before it reads would
-otherwise not see the answer; one that sends without end is cut."""
+"""Most bytes of a body that are read and discarded after an early response. A client that sends everything before it
+reads would otherwise miss the response; a client that sends without end is disconnected."""
 
 _HEAD_END = b"\r\n\r\n"
 _EMPTY_LINE = b"\r\n"
 
 _METHOD = re.compile(rb"[A-Z-]{1,20}(?: |\Z)")
-"""How a request begins: what is none is refused before its end comes, if it has one."""
+"""Start of a request. Other bytes are refused at once, without waiting for the end of a head."""
 
-_FORGOTTEN = DiscardedBody()
+_DISCARDED = DiscardedBody()
 
 
 class HttpCall(Protocol):
-    """A request that is being answered."""
+    """A request that runs."""
 
     def cancel(self) -> None:
-        """Take it back: the client is gone. It answers nothing any more."""
+        """Cancel the request: the client has disconnected. It sends no response."""
 
 
 class SideProtocol(Protocol):
-    """What answers some requests of a connection by a protocol of its own, from the first of them on."""
+    """Second protocol of a connection that serves some of its requests: aiohttp."""
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is lost."""
 
     def pause_writing(self) -> None:
-        """The client does not take what was sent to it."""
+        """Note that the client does not read."""
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Note that the client reads again."""
 
 
 class RequestTarget(Protocol):
-    """What answers the requests with one head."""
+    """Serves the requests with one head."""
 
     @property
     def aligned_at(self) -> int:
-        """The byte of the body that is to lie at an aligned address, see BodyReader."""
+        """Byte of the body that gets an aligned address, see BodyReader."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether it answers all further requests with the same head too, until `Connections.forget_heads`."""
+        """Whether it serves all requests with the same head, until `Connections.forget_heads`."""
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> HttpCall:
-        """Start to answer a request, by one call of `answer` or `reply`, or a stream, perhaps before this returns.
+        """Start a request. It sends one response by `send_pieces`, `send_response` or a stream, maybe before this
+        returns.
 
-        `reader` is what received the body if it came in pieces: `release` it when the body is decoded.
+        `reader` has received the body if it came in pieces: `release` it when the body is decoded.
         """
 
 
+class ServerState(Protocol):
+    """State of the server that decides whether connections stay open."""
+
+    @property
+    def is_in_drain_delay(self) -> bool:
+        """Whether each response is the last one of its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoDrainDelay:
+    """State of a server without a drain delay."""
+
+    is_in_drain_delay: bool = False
+
+
 class _Phase(enum.Enum):
+    """Phase of a connection."""
+
     HEAD = enum.auto()
     """Between requests, or within a head."""
     BODY = enum.auto()
     """A body is being received."""
     BUSY = enum.auto()
-    """A request is being answered, or its answer sent."""
+    """A request runs, or its response is being sent."""
     DISCARD = enum.auto()
-    """The rest of a body whose request was answered already is read and forgotten."""
+    """The rest of a body is read and discarded: its request has its response already."""
     CLOSED = enum.auto()
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """See the module's text. Lives on one event loop."""
+    """One client's connection. Lives on one event loop."""
 
     __slots__ = (
         "_call",
@@ -123,21 +152,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_is_closing",
         "_is_full",
         "_is_reading_paused",
+        "_is_scheduled",
+        "_keeps_alive",
         "_known_heads",
         "_left",
         "_loop",
-        "_must_wait",
         "_outgoing",
         "_phase",
         "_read_buffer",
+        "_read_progress",
         "_reader",
         "_server_state",
-        "_taking",
         "_target",
         "_transport",
-        "_will_stay",
         "began_ns",
-        "has_moved",
+        "has_activity",
         "is_plain",
         "is_streaming",
         "side_protocol",
@@ -152,7 +181,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._phase = _Phase.HEAD
         self._head: RequestHead | None = None
-        """That of the request under way, or of the latest one."""
+        """Head of the current request, or of the latest one."""
         self._target: RequestTarget | None = None
         self._reader: BodyReader | None = None
         self._decoder: ChunkDecoder | None = None
@@ -160,30 +189,30 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.side_protocol: SideProtocol | None = None
         self._held = b""
         self._held_at = 0
-        self._must_wait = False
-        """Whether what is held is continued with in another turn of the loop."""
+        self._is_scheduled = False
+        """Whether `_continue` is scheduled for another turn of the loop."""
         self._left = 0
-        """Bytes of a body of a stated length that are still to be forgotten."""
+        """Bytes of a body of a known length that are still to be discarded."""
         self._discarded = 0
         self._outgoing: deque[bytes | memoryview] = deque()
         self._drained: asyncio.Future[None] | None = None
-        """Waits until the client takes more of a stream."""
-        self._will_stay = True
+        """Waits until the client reads more of a stream."""
+        self._keeps_alive = True
         self.is_plain = True
-        """Whether the answer needs no header about the connection."""
+        """Whether the response needs no header about the connection."""
         self.is_streaming = False
         self._is_full = False
         self._is_reading_paused = False
         self._is_closing = False
         self._idle_ticks = 0
         self._head_ticks = 0
-        """Ticks that a head has taken; while a body comes, those since its rate was looked at."""
+        """Ticks since the start of the head; during a body, ticks since the last check of its rate."""
         self._filled_before = 0
-        """How much of the body was there then."""
-        self._taking = ReadProgress()
+        """Bytes of the body at that check."""
+        self._read_progress = ReadProgress()
         self.began_ns = 0
-        """When the request under way began to come (time.monotonic_ns), 0 where it came at once."""
-        self.has_moved = False
+        """Arrival of the first byte of the current request (time.monotonic_ns), 0 if it came in one read."""
+        self.has_activity = False
 
     # -- asyncio.BufferedProtocol
 
@@ -216,22 +245,22 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.has_moved = True
+        self.has_activity = True
         phase = self._phase
         if phase is _Phase.BODY and self._decoder is None:
             reader = self._reader
             assert reader is not None
             reader.count(nbytes)
             if reader.received == reader.size and self._phase is _Phase.BODY:
-                self._run(reader.finish())
+                self._run_target(reader.finish())
             return
         data = bytes(self._read_buffer[:nbytes])
         if phase is _Phase.HEAD and not self._held and not self._is_full:
-            self._take(data, 0)
+            self._start_request(data, 0)
         elif phase is not _Phase.CLOSED:
             self._hold(data)
-            if not self._must_wait:
-                self._go_on()
+            if not self._is_scheduled:
+                self._continue()
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -247,35 +276,36 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._outgoing:
             self._send()
         elif self._phase is _Phase.HEAD and self._held:
-            self._go_on_soon()
+            self._continue_soon()
 
-    # -- bytes that came
+    # -- received bytes
 
     def _hold(self, data: bytes) -> None:
+        """Keep bytes for later; stop reading when there are many."""
         self._held = self._held[self._held_at :] + data if self._held else data
         self._held_at = 0
         if len(self._held) >= _HELD_BYTES and not self._is_reading_paused and self._transport is not None:
             self._is_reading_paused = True
             self._transport.pause_reading()
 
-    def _go_on_soon(self) -> None:
-        """Go on in another turn: a client that sends much at once must not keep others from theirs."""
-        if not self._must_wait:
-            self._must_wait = True
-            self._loop.call_soon(self._go_on)
+    def _continue_soon(self) -> None:
+        """Continue in another turn of the loop: a client that sends much at once must not delay others."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._continue)
 
-    def _go_on(self) -> None:
-        """Read on in what is held."""
-        self._must_wait = False
+    def _continue(self) -> None:
+        """Process the held bytes."""
+        self._is_scheduled = False
         phase = self._phase
         if not self._held or phase is _Phase.BUSY or (phase is _Phase.HEAD and self._is_full):
             return
         data, start = self._held, self._held_at
         self._held = b""
         if phase is _Phase.HEAD:
-            self._take(data, start)
+            self._start_request(data, start)
         elif phase is _Phase.BODY:
-            self._take_chunks(data, start)
+            self._read_chunks(data, start)
         elif phase is _Phase.DISCARD:
             self._discard(data, start)
         if self._is_reading_paused and len(self._held) - self._held_at < _HELD_BYTES and self._transport is not None:
@@ -288,8 +318,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # -- requests
 
-    def _take(self, data: bytes, start: int) -> None:
-        """Begin the request at byte `start` of `data`; what is behind it is held."""
+    def _start_request(self, data: bytes, start: int) -> None:
+        """Start the request at byte `start` of `data`, and hold the bytes behind it."""
         while data.startswith(_EMPTY_LINE, start):  # RFC 9112, 2.2
             start += len(_EMPTY_LINE)
         end = data.find(_HEAD_END, start, start + MAX_HEAD_BYTES) + len(_HEAD_END)
@@ -311,23 +341,23 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._refuse_connection(refusal)
                 return
         self._head, target = head, _ = known
-        self._will_stay = head.keeps_alive and not self._server_state.is_in_drain_delay
-        self.is_plain = self._will_stay and not head.is_http_1_0
+        self._keeps_alive = head.keeps_alive and not self._server_state.is_in_drain_delay
+        self.is_plain = self._keeps_alive and not head.is_http_1_0
         size = head.body_size
         if size is None or len(data) - end < size:
-            self._begin_body(head, target, data, end)
+            self._start_body(head, target, data, end)
             return
         self.began_ns = 0
         self._keep_rest(data, end + size)
         if isinstance(target, HttpResponse):
             self._phase = _Phase.BUSY
-            self.reply(target)
+            self.send_response(target)
             return
         self._target = target
-        self._run(memoryview(data)[end : end + size] if size else b"")
+        self._run_target(memoryview(data)[end : end + size] if size else b"")
 
-    def _begin_body(self, head: RequestHead, target: RequestTarget | HttpResponse, data: bytes, start: int) -> None:
-        """Receive a body that is not all there yet, or answer at once and forget it as it comes."""
+    def _start_body(self, head: RequestHead, target: RequestTarget | HttpResponse, data: bytes, start: int) -> None:
+        """Receive an incomplete body; if the request is refused, respond at once and discard the body."""
         size = head.body_size
         must_ask = head.expects_continue and start == len(data)
         self._decoder = ChunkDecoder() if size is None else None
@@ -342,16 +372,16 @@ class HttpConnection(asyncio.BufferedProtocol):
                     size, self._connections.budget, self._loop, self._refuse_body, aligned_at=target.aligned_at
                 )
             except Refusal as refusal:
-                target = error_reply(refusal)
+                target = error_response(refusal)
                 target.closes = True
         if isinstance(target, HttpResponse):
             if must_ask:
-                # A client that is not told to send its body may send none: what follows could be anything.
+                # Without "100 Continue" the client may send no body: the meaning of the next bytes is unknown.
                 target.closes = True
                 self._phase = _Phase.BUSY
-                self.reply(target)
+                self.send_response(target)
             else:
-                self._answer_early(target)
+                self._respond_early(target)
             return
         self._target = target
         if must_ask and self._transport is not None:
@@ -361,9 +391,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             piece, self._held = memoryview(data)[start:], b""
             self._reader.append(piece)
         elif self._held:
-            self._go_on()
+            self._continue()
 
-    def _take_chunks(self, data: bytes, start: int) -> None:
+    def _read_chunks(self, data: bytes, start: int) -> None:
         reader, decoder = self._reader, self._decoder
         assert reader is not None
         assert decoder is not None
@@ -378,14 +408,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keep_rest(data, start)
         if not decoder.is_complete:
             if goes_on:
-                self._go_on_soon()
+                self._continue_soon()
         elif self._phase is _Phase.BODY:
-            self._run(reader.finish())
-        else:  # it was refused on the way
+            self._run_target(reader.finish())
+        else:  # the body was refused meanwhile
             self._end_request()
 
-    def _run(self, body: Body) -> None:
-        """Answer the request, whose body is all there."""
+    def _run_target(self, body: Body) -> None:
+        """Run the request; its body is complete."""
         target, reader = self._target, self._reader
         assert target is not None
         self._phase = _Phase.BUSY
@@ -393,28 +423,28 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._phase is _Phase.BUSY and self._target is target and not self._outgoing:
             self._call = call
 
-    def body_share(self) -> BodyReader:
-        """Return the place in the budget of a body that came at once, for what is made of it."""
+    def register_body(self) -> BodyReader:
+        """Return a reader for a body that came in one read, so that the decompressed body counts in the budget."""
         self._reader = BodyReader(0, self._connections.budget, self._loop, lambda refusal: None)
         self._reader.finish()
         return self._reader
 
-    def note_task(self, task: asyncio.Task[None]) -> None:
-        """Have the listener wait for a task of the request under way before it ends."""
+    def track_task(self, task: asyncio.Task[None]) -> None:
+        """Make the listener's shutdown wait for a task of the current request."""
         self._connections.tasks.add(task)
         task.add_done_callback(self._connections.tasks.discard)
 
     def _refuse_connection(self, refusal: ClosingRefusal, *, is_silent: bool = False) -> None:
-        """Answer what is no request, and close; at once where the client is silent.
+        """Send an error and close; with `is_silent`, at once.
 
-        Else what it still sends is read and dropped until it closes: the kernel would reset a connection that is closed
-        with bytes unread, and the client could lose the answer.
+        Otherwise further bytes are read and discarded until the client closes: the kernel resets a connection that is
+        closed with unread bytes, and the client could lose the response.
         """
         transport = self._transport
         if transport is None:
             self._close()
             return
-        transport.write(reply_bytes(error_reply(refusal), closes=True))
+        transport.write(response_bytes(error_response(refusal), closes=True))
         if is_silent or self._is_closing or not transport.can_write_eof():
             self._close()
             return
@@ -422,7 +452,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._release_body()
         self._held = b""
         self._decoder = None
-        self._will_stay = False
+        self._keeps_alive = False
         self._left, self._discarded = _UNREAD_BYTES, 0
         self._head_ticks = self._filled_before = 0
         self._phase = _Phase.DISCARD
@@ -431,27 +461,28 @@ class HttpConnection(asyncio.BufferedProtocol):
             transport.resume_reading()
 
     def _refuse_body(self, refusal: EdgeServerError) -> None:
-        """Answer a request whose body is not all there: it is wrong, or gave way to others."""
-        reply = error_reply(refusal)
-        reply.closes = True
-        self._answer_early(reply)
+        """Refuse a request while its body is received."""
+        response = error_response(refusal)
+        response.closes = True
+        self._respond_early(response)
 
-    def _answer_early(self, reply: HttpResponse) -> None:
-        """Answer before the body's end, which is then read and forgotten."""
+    def _respond_early(self, response: HttpResponse) -> None:
+        """Respond before the end of the body; the rest is read and discarded."""
         reader, self._reader = self._reader, None
         if reader is not None:
             self._left -= reader.received
             reader.release()
-        self._will_stay = self._will_stay and not reply.closes
+        self._keeps_alive = self._keeps_alive and not response.closes
         self._phase = _Phase.DISCARD
         if self._transport is not None:
-            self._transport.write(self._bytes_of(reply))
+            self._transport.write(self._response_bytes(response))
         if self._held:
-            self._go_on_soon()
+            self._continue_soon()
         elif self._decoder is None and not self._left:
             self._end_request()
 
     def _discard(self, data: bytes, start: int) -> None:
+        """Discard bytes of a body whose request has its response already."""
         decoder = self._decoder
         begun = start
         goes_on = False
@@ -461,7 +492,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             is_complete = not self._left
         else:
             try:
-                start, goes_on = decoder.decode(data, start, _FORGOTTEN)
+                start, goes_on = decoder.decode(data, start, _DISCARDED)
             except ClosingRefusal:
                 self._close()
                 return
@@ -473,12 +504,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif self._discarded > (_UNREAD_BYTES if decoder is None else _UNREAD_CHUNKED_BYTES):
             self._close()
         elif goes_on:
-            self._go_on_soon()
+            self._continue_soon()
 
-    # -- answers
+    # -- responses
 
-    def answer(self, pieces: list[bytes | memoryview]) -> None:
-        """Send the bytes of a whole answer."""
+    def send_pieces(self, pieces: list[bytes | memoryview]) -> None:
+        """Send the bytes of a complete response."""
         self._call = None
         if self._transport is None:
             return
@@ -486,29 +517,31 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._send()
 
     def head_bytes(self, status: int, headers: Mapping[str, str]) -> bytes:
-        """Return the head of an answer to the request under way."""
+        """Return the head of a response to the current request."""
         head = self._head
-        says_keep_alive = self._will_stay and head is not None and head.is_http_1_0
-        return head_bytes(status, headers, says_keep_alive=says_keep_alive, closes=not self._will_stay)
+        shows_keep_alive = self._keeps_alive and head is not None and head.is_http_1_0
+        return head_bytes(status, headers, shows_keep_alive=shows_keep_alive, closes=not self._keeps_alive)
 
-    def reply(self, reply: HttpResponse) -> None:
-        """Send a whole answer."""
-        self._will_stay = self._will_stay and not reply.closes
-        self.answer([self._bytes_of(reply)])
+    def send_response(self, response: HttpResponse) -> None:
+        """Send a complete response."""
+        self._keeps_alive = self._keeps_alive and not response.closes
+        self.send_pieces([self._response_bytes(response)])
 
-    def _bytes_of(self, reply: HttpResponse) -> bytes:
+    def _response_bytes(self, response: HttpResponse) -> bytes:
         head = self._head
         assert head is not None
-        says_keep_alive = self._will_stay and head.is_http_1_0
+        shows_keep_alive = self._keeps_alive and head.is_http_1_0
         has_body = head.method != "HEAD"
-        return reply_bytes(reply, closes=not self._will_stay, says_keep_alive=says_keep_alive, has_body=has_body)
+        return response_bytes(
+            response, closes=not self._keeps_alive, shows_keep_alive=shows_keep_alive, has_body=has_body
+        )
 
     def _send(self) -> None:
         outgoing = self._outgoing
         transport = self._transport
         assert transport is not None
         while outgoing:
-            # asyncio would log each piece that is written to a connection that broke, and is told of in a moment.
+            # asyncio logs each write to a broken connection; `connection_lost` follows soon.
             if self._is_full or transport.is_closing():
                 return
             transport.write(outgoing.popleft())
@@ -516,18 +549,18 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._end_request()
 
     def begin_stream(self, status: int, headers: Mapping[str, str]) -> None:
-        """Send the head of an answer whose length is not known. `write` and `end_stream` follow."""
+        """Send the head of a response of unknown length. Call `write` and `end_stream` next."""
         assert self._head is not None
         self.is_streaming = True
         if self._head.is_http_1_0:
-            self._will_stay = False  # it ends with the connection
+            self._keeps_alive = False  # the response ends with the connection
         else:
             headers = {**headers, "Transfer-Encoding": "chunked"}
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(self.head_bytes(status, headers))
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of a stream, not empty, and wait while the client takes nothing. Raises ConnectionResetError."""
+        """Send a piece of a stream, not empty, and wait while the client does not read. Raises ConnectionResetError."""
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the client is gone")
         assert self._head is not None
@@ -537,6 +570,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             await self._drained
 
     def end_stream(self) -> None:
+        """Send the end of a stream, and end the request."""
         self._call = None
         self.is_streaming = False
         if self._transport is None or self._head is None:
@@ -545,10 +579,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.write(b"0\r\n\r\n")
         self._end_request()
 
-    def end_answer(self, *, stays: bool) -> None:
-        """All of an answer was written to `transport`. `stays`: whether the connection may be used further."""
+    def end_response(self, *, stays: bool) -> None:
+        """End a request whose response was written to `transport`. `stays`: the connection may stay open."""
         self._call = None
-        self._will_stay = self._will_stay and stays
+        self._keeps_alive = self._keeps_alive and stays
         if self._phase is _Phase.BUSY:
             self._end_request()
 
@@ -557,67 +591,68 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._reader is not None:
             self._release_body()
         self._target = self._decoder = None
-        if not self._will_stay or self._is_closing:
+        if not self._keeps_alive or self._is_closing:
             self._close()
         elif self._held:
-            self._go_on_soon()
+            self._continue_soon()
 
-    # -- life
+    # -- lifetime
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """The way to the client, None once it is gone."""
+        """The transport to the client, None after the connection is lost."""
         return self._transport
 
     @property
-    def will_stay(self) -> bool:
-        """Whether the connection goes on after the request under way."""
-        return self._will_stay
+    def keeps_alive(self) -> bool:
+        """Whether the connection stays open after the current request."""
+        return self._keeps_alive
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether a request is being received, answered or sent."""
+    def is_busy(self) -> bool:
+        """Whether a body is being received, a request runs, or a response is being sent."""
         return self._phase in (_Phase.BODY, _Phase.BUSY)
 
     def begin_closing(self) -> None:
-        """Take no new request; close when the one under way is answered."""
+        """Accept no new request; close after the response to the current one."""
         self._is_closing = True
         if self._phase in (_Phase.HEAD, _Phase.DISCARD):
             self._close()
 
     def abort(self) -> None:
+        """Close at once; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def idle_ticks(self) -> int:
-        """For how many ticks nothing has been asked on it; 0 while anything is, or is on its way."""
-        return self._idle_ticks if self.is_idle and not self.has_moved else 0
+        """Number of ticks without a request or a part of one."""
+        return self._idle_ticks if self.is_idle and not self.has_activity else 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way, nor a part of one there."""
+        """Whether there is no request, nor a part of one."""
         return self._phase is _Phase.HEAD and not self._held and not self._is_full
 
     def close_idle(self) -> None:
-        """Close a connection on which nothing is under way; at once, whatever its client has not taken yet."""
-        is_left_over = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        """Close an idle connection at once, also if the client has not read all that was sent."""
+        has_unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
         self._close()
-        if is_left_over:
+        if has_unsent:
             self.abort()
 
     def tick(self, idle_limit: int, stall_s: float) -> None:
-        """Note that time passed, a part of `stall_s`; let go of who sends or takes too little, close what idles."""
-        if self._transport is not None and self._taking.stalled_ticks(self._transport) >= TICKS:
+        """Check the time limits: disconnect a client that sends or reads too slowly, close an idle connection."""
+        if self._transport is not None and self._read_progress.stalled_ticks(self._transport) >= TICKS:
             self._transport.abort()
             return
-        self._idle_ticks = 0 if self.has_moved else self._idle_ticks + 1
+        self._idle_ticks = 0 if self.has_activity else self._idle_ticks + 1
         phase = self._phase
         if phase is _Phase.BODY or phase is _Phase.DISCARD:
-            self._tick_body(stall_s)
+            self._check_body_rate(stall_s)
         elif phase is _Phase.HEAD:
             if self._is_full:
-                pass  # what is held waits for the client to read, not to send
+                pass  # the held bytes wait until the client reads
             elif self._held:
                 self._head_ticks += 1
                 if self._head_ticks > TICKS:
@@ -625,15 +660,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             elif self._idle_ticks >= idle_limit:
                 self._close()
         elif phase is _Phase.CLOSED:
-            # What has nothing to send and does not end: before Python 3.11, TLS waits for the client without limit.
+            # Before Python 3.11, closing with TLS waits for the client without limit.
             self._head_ticks += 1
             if self._head_ticks > TICKS and self._transport is not None and not self._transport.get_write_buffer_size():
                 self._transport.abort()
         else:
             self._idle_ticks = 0
-        self.has_moved = False
+        self.has_activity = False
 
-    def _tick_body(self, stall_s: float) -> None:
+    def _check_body_rate(self, stall_s: float) -> None:
+        """Refuse a body that has stopped or is too slow."""
         reader = self._reader
         filled = self._discarded if reader is None else reader.received
         size = None if reader is None else reader.size
@@ -643,7 +679,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head_ticks += 1
         if self._head_ticks <= TICKS:
             return
-        if filled - self._filled_before < LEAST_BYTES_PER_S * stall_s:
+        if filled - self._filled_before < MIN_BYTES_PER_S * stall_s:
             self._refuse_stalled(slow_text(filled, size, stall_s))
             return
         self._head_ticks, self._filled_before = 1, filled
@@ -666,3 +702,133 @@ class HttpConnection(asyncio.BufferedProtocol):
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.release()
+
+
+class Connections:
+    """The connections of one listener and their shared state. Lives on one event loop.
+
+    `find` returns the target of requests with a head, or the response that refuses them.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[RequestHead], RequestTarget | HttpResponse],
+        budget: MemoryBudget,
+        server_state: ServerState,
+    ) -> None:
+        self._find = find
+        self._loop = asyncio.get_running_loop()
+        self.budget = budget
+        self.server_state = server_state
+        self.known_heads: dict[bytes, tuple[RequestHead, RequestTarget | HttpResponse]] = {}
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """Shared by all connections: received bytes are copied or used before the next read."""
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Tasks of current requests."""
+        self.drops_any_idle = False
+        self._expected: set[HttpConnection] = set()
+        self._open: dict[HttpConnection, asyncio.Transport] = {}
+        self._leaving: set[HttpConnection] = set()
+        """Connections that no longer count, but are not closed yet."""
+        self._idle: list[HttpConnection] | None = None
+        self._changed = asyncio.Event()
+        self._stall_s = STALL_S
+        self._tick_s = self._stall_s / TICKS
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def read_head(self, raw: bytes) -> tuple[RequestHead, RequestTarget | HttpResponse]:
+        """Parse a head that is not in the cache, and find its target. Raises ClosingRefusal."""
+        head = parse_head(raw)
+        target = self._find(head)
+        size, limit = head.body_size or 0, self.budget.each
+        if isinstance(target, HttpResponse):
+            return head, target
+        if size > limit:
+            text = f"request body of {size} bytes is larger than the limit of {limit} bytes"
+            return head, error_response(ClosingRefusal(text))
+        if target.is_kept and len(raw) <= _MAX_KNOWN_HEAD_BYTES:
+            if len(self.known_heads) >= _MAX_KNOWN_HEADS:
+                del self.known_heads[next(iter(self.known_heads))]
+            self.known_heads[raw] = head, target
+        return head, target
+
+    def forget_heads(self) -> None:
+        """Clear the head cache, because `find` decides differently now."""
+        self.known_heads.clear()
+
+    def expect(self) -> HttpConnection:
+        """Return the protocol of an accepted connection, which counts from now on."""
+        connection = HttpConnection(self)
+        self._expected.add(connection)
+        return connection
+
+    def expect_no_more(self, connection: HttpConnection) -> None:
+        """Note that the connection is open, or that its setup failed."""
+        self._expected.discard(connection)
+
+    def opened(self, connection: HttpConnection, transport: asyncio.Transport) -> None:
+        """Note that a connection is open, and start the ticks."""
+        self._expected.discard(connection)
+        self._open[connection] = transport
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(self._tick_s, self._tick)
+
+    def lost(self, connection: HttpConnection) -> None:
+        """Note that a connection is closed."""
+        self._open.pop(connection, None)
+        self._leaving.discard(connection)
+        self._changed.set()
+
+    def count(self) -> int:
+        """Return the number of connections that are open or being set up."""
+        return len(self._open) + len(self._expected)
+
+    def drop_idle(self) -> bool:
+        """Close the connection that has been idle longest, for at least a tick. Return False when there is none."""
+        if self._idle is None:
+            # Sorted once a tick: with very many new connections, each must not cause a scan of all others.
+            self._idle = sorted((item for item in self._open if item.idle_ticks), key=lambda item: item.idle_ticks)
+        while self._idle:
+            longest = self._idle.pop()
+            if longest.idle_ticks and longest in self._open:
+                self._close_idle(longest)
+                return True
+        oldest = next((item for item in self._open if item.is_idle), None) if self.drops_any_idle else None
+        if oldest is not None:
+            self._close_idle(oldest)
+        return oldest is not None
+
+    def _close_idle(self, connection: HttpConnection) -> None:
+        """Close an idle connection. From now on it does not count, so that a new connection can be accepted."""
+        del self._open[connection]
+        self._leaving.add(connection)
+        connection.close_idle()
+
+    def _tick(self) -> None:
+        self._ticker = None
+        if not self._open and not self._leaving:
+            return
+        # Scheduled first, so that an error of one connection does not stop the ticks.
+        self._ticker = self._loop.call_later(self._tick_s, self._tick)
+        self._idle = None
+        for connection in (*self._open, *self._leaving):
+            connection.tick(int(_KEEP_ALIVE_S / self._tick_s), self._stall_s)
+
+    async def finish(self, grace_s: float) -> None:
+        """Accept no new requests, wait `grace_s` for the current ones, then abort the rest."""
+        limit_s = time.monotonic() + grace_s
+        for connection in list(self._open):
+            connection.begin_closing()
+        while any(connection.is_busy for connection in self._open):
+            self._changed.clear()
+            left_s = limit_s - time.monotonic()
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(left_s, _MIN_WAIT_S))
+            except asyncio.TimeoutError:
+                break
+        for connection in (*self._open, *self._leaving):
+            connection.abort()
+        # `connection_lost` cancels their requests soon.
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self._ticker is not None:
+            self._ticker.cancel()

@@ -1,7 +1,7 @@
-"""The rule for requests that give orders over HTTP: a web page of another site must not give them.
+"""Check against cross-site requests: a web page of another site must not change the server through a user's browser.
 
-A browser sends requests of any page to any address. It marks them with Origin and Sec-Fetch-Site, which a page cannot
-change, and asks the server first (CORS preflight) unless the content type is one of a form. Other clients send neither.
+A browser sends requests of any page to any address. It adds Origin and Sec-Fetch-Site, which a page cannot change, and
+asks the server first (CORS preflight) unless the content type is one of a form. Other clients send neither header.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from edge_server.frontends.http.request_head import RequestHead
 
 _FROM_PAGES = ("application/json", "application/octet-stream")
 _NEVER = ("text/plain", "multipart/form-data")
-"""Types of forms that no client of this API sends. The third, x-www-form-urlencoded, is what `curl -d` sends."""
+"""Content types of forms that no client of this API uses. `curl -d` uses the third, x-www-form-urlencoded."""
 
 _DEFAULT_PORT = {"http": 80, "https": 443}
 
 
-class OrderRule:
-    """`scheme` is what this server speaks. `allowed_hosts` are its names besides addresses and the machine's own."""
+class CrossSiteCheck:
+    """Refuses cross-site requests. `scheme` is "http" or "https"; `allowed_hosts` are further names of the machine."""
 
     def __init__(self, scheme: str, allowed_hosts: Iterable[str]) -> None:
         self._scheme = scheme
@@ -31,7 +31,7 @@ class OrderRule:
         self._names = {"localhost", name, label, f"{label}.local", *(host.lower() for host in allowed_hosts)} - {""}
 
     def check(self, head: RequestHead) -> None:
-        """Raise Forbidden for an order that a page of another site may have made a browser send."""
+        """Raise Forbidden for a request that a page of another site may have caused."""
         headers = head.headers
         content_type = (headers.get("Content-Type") or "").partition(";")[0].strip().lower()
         if "Origin" not in headers and "Sec-Fetch-Site" not in headers:
@@ -43,12 +43,12 @@ class OrderRule:
         if ours is None or not self._is_ours(ours[1]):
             raise Forbidden(
                 "orders of web pages are taken under an address of this machine or one of its names, "
-                f"got Host '{_told(hosts)}'; --http-allowed-host=<name> allows another"
+                f"got Host '{_shown(hosts)}'; --http-allowed-host=<name> allows another"
             )
         if len(origins) != 1 or self._parse(origins[0]) != ours:
             raise Forbidden(
                 f"orders are taken from this server's own web pages only ({self._scheme}://{hosts[0]}), "
-                f"got Origin '{_told(origins)}'"
+                f"got Origin '{_shown(origins)}'"
             )
         if content_type not in _FROM_PAGES and (content_type or head.body_size != 0):
             raise Forbidden(
@@ -56,7 +56,7 @@ class OrderRule:
             )
 
     def _parse(self, origin: str) -> tuple[str, str, int] | None:
-        """Return scheme, host and port; None for what is no origin."""
+        """Return scheme, host and port of an origin, None if it is not valid."""
         try:
             parts = urlsplit(origin)
             host, port = parts.hostname or "", parts.port or _DEFAULT_PORT.get(parts.scheme, 0)
@@ -66,7 +66,7 @@ class OrderRule:
         return (parts.scheme, host, port) if is_origin else None
 
     def _is_ours(self, host: str) -> bool:
-        """An address is: no other site can own the page that was read from it."""
+        """Return whether a host is this server. Any IP address is: its pages can only come from that address."""
         if host in self._names:
             return True
         try:
@@ -76,5 +76,5 @@ class OrderRule:
         return True
 
 
-def _told(values: list[str]) -> str:
+def _shown(values: list[str]) -> str:
     return ", ".join(values)[:200]

@@ -1,23 +1,32 @@
-"""The table of endpoints: Triton's paths, what answers them, and the category each can be restricted by."""
+"""Endpoint table of HTTP: paths, handlers and access categories, and the router that finds an endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.access_control import ORDERING_CATEGORIES
 from edge_server.frontends.http.aiohttp_server import Handler
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationHandler
 from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
-from edge_server.frontends.http.path_router import PathRouter
+
+_PLACE = re.compile(r"\\\{(\w+)\\\}")
+_CACHED_PATHS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class HttpEndpoint:
-    """What answers a path and verb; `category` is one of `config.CATEGORIES`. `handler`: by aiohttp; `generation`: by
-    a task of ours; neither: an inference. `is_order`: it changes something, and is judged by `OrderRule`."""
+    """An endpoint: a path and a method. `category` is one of `config.CATEGORIES`.
+
+    `handler` runs in aiohttp, `generation` in a task of its own; an endpoint with neither is inference. `is_order`: the
+    request changes the server, and `CrossSiteCheck` checks it.
+    """
 
     category: str
     handler: Handler | None = None
@@ -25,61 +34,88 @@ class HttpEndpoint:
     generation: GenerationHandler | None = None
 
 
+class NoSuchPath(Exception):
+    """No endpoint has this path: 404."""
+
+
+class NoSuchMethod(Exception):
+    """The path exists, but not with this method: 405."""
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        super().__init__(", ".join(allowed))
+        self.allowed = allowed
+
+
+class PathRouter:
+    """Finds endpoints by method and path. Patterns are tried in the order of their addition.
+
+    A pattern is a path with names in braces: "/v2/models/{model}/infer". A name matches one segment, never an empty
+    one, and is percent-decoded. Add all patterns before the first `find`.
+    """
+
+    def __init__(self) -> None:
+        self._patterns: list[tuple[re.Pattern[str], dict[str, HttpEndpoint]]] = []
+        # Clients send the same few paths again and again.
+        self._match = functools.lru_cache(maxsize=_CACHED_PATHS)(self._match_patterns)
+
+    def add(self, pattern: str, endpoints: Mapping[str, HttpEndpoint]) -> None:
+        """Add one path; `endpoints` maps methods to endpoints."""
+        expression = _PLACE.sub(r"(?P<\1>[^/]+)", re.escape(pattern))
+        self._patterns.append((re.compile(expression + "/?"), dict(endpoints)))
+
+    def find(self, method: str, target: str) -> tuple[HttpEndpoint, Mapping[str, str]]:
+        """Return the endpoint and the names found in the path. Raises NoSuchPath, NoSuchMethod, InvalidRequest.
+
+        `target` is that of the request line, still percent-encoded, with or without a query.
+        """
+        endpoints, names = self._match(target.partition("?")[0])
+        endpoint = endpoints.get(method)
+        if endpoint is None:
+            raise NoSuchMethod(tuple(sorted(endpoints)))
+        return endpoint, names
+
+    def _match_patterns(self, path: str) -> tuple[dict[str, HttpEndpoint], Mapping[str, str]]:
+        for pattern, endpoints in self._patterns:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                try:
+                    return endpoints, {name: unquote(text, errors="strict") for name, text in match.groupdict().items()}
+                except UnicodeDecodeError:
+                    raise InvalidRequest("the path is not UTF-8") from None
+        raise NoSuchPath(path)
+
+
 def build_router(
     control: ControlEndpoints, generation: GenerationEndpoints, events: EventEndpoints, operator: OperatorEndpoints
-) -> PathRouter[HttpEndpoint]:
-    router: PathRouter[HttpEndpoint] = PathRouter()
-    # Triton asks for the index with a POST.
-    questions = (control.repository_index, control.named_repository)
+) -> PathRouter:
+    """Return a router with all endpoints."""
+    router = PathRouter()
+    # POST requests that change nothing: Triton uses POST for the index.
+    queries = (control.repository_index, control.named_repository)
 
     def add(category: str, patterns: tuple[str, ...], **handlers: Handler) -> None:
         is_ordering = category in ORDERING_CATEGORIES
         endpoints = {
-            verb: HttpEndpoint(category, handler, is_order=is_ordering and verb != "GET" and handler not in questions)
+            verb: HttpEndpoint(category, handler, is_order=is_ordering and verb != "GET" and handler not in queries)
             for verb, handler in handlers.items()
         }
         for pattern in patterns:
             router.add(pattern, endpoints)
 
-    # Inference first: the patterns are tried in this order.
-    for pattern in _of_model("/infer"):
+    # Inference first: patterns are tried in this order.
+    for pattern in _model_paths("/infer"):
         router.add(pattern, {"POST": HttpEndpoint("inference")})
     for action, handler in (("/generate", generation.generate), ("/generate_stream", generation.generate_stream)):
-        for pattern in _of_model(action):
+        for pattern in _model_paths(action):
             router.add(pattern, {"POST": HttpEndpoint("inference", generation=handler)})
     add("health", ("/v2/health/live",), GET=control.live)
     add("health", ("/v2/health/ready",), GET=control.ready)
-    add("health", _of_model("/ready"), GET=control.model_ready)
-    add("statistics", ("/v2/models/stats", *_of_model("/stats")), GET=control.statistics)
-    add("model-config", _of_model("/config"), GET=control.model_config)
+    add("health", _model_paths("/ready"), GET=control.model_ready)
+    add("statistics", ("/v2/models/stats", *_model_paths("/stats")), GET=control.statistics)
+    add("model-config", _model_paths("/config"), GET=control.model_config)
     trace = ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
     add("trace", trace, GET=control.trace_setting, POST=control.update_trace_setting)
     add("logging", ("/v2/logging",), GET=control.log_settings, POST=control.update_log_settings)
-    _add_repository(add, control)
-    _add_shared_memory(add, control)
-    # Last: "stats" above is not a model's name here.
-    add("metadata", _of_model(""), GET=control.model_metadata)
-    add("metadata", ("/v2",), GET=control.server_metadata)
-    # Ours, not Triton's: which runtime, device and precision serve each model.
-    add("metadata", ("/edge/v1/models",), GET=control.instance_reports)
-    # Ours too: what happened, what there is, and going back to an earlier version.
-    add("model-repository", ("/edge/v1/events",), GET=events.events)
-    add("model-repository", ("/edge/v1/versions",), GET=operator.versions)
-    add("statistics", ("/edge/v1/streams",), GET=operator.frame_streams)
-    add("statistics", ("/edge/v1/governor",), GET=operator.governor)
-    add("statistics", ("/edge/v1/engines",), GET=operator.engines)
-    engine = ("/edge/v1/engines/{model}",)
-    add("model-repository", engine, POST=operator.build_engine, DELETE=operator.cancel_engine)
-    add("model-repository", ("/edge/v1/models/{model}/rollback",), POST=operator.rollback)
-    add("model-repository", ("/edge/v1/models/{model}/unpin",), POST=operator.unpin)
-    return router
-
-
-def _of_model(action: str) -> tuple[str, str]:
-    return (f"/v2/models/{{model}}{action}", f"/v2/models/{{model}}/versions/{{version}}{action}")
-
-
-def _add_repository(add: Callable[..., None], control: ControlEndpoints) -> None:
     add("model-repository", ("/v2/repository/index",), POST=control.repository_index)
     add("model-repository", ("/v2/repository/models/{model}/load",), POST=control.load)
     add("model-repository", ("/v2/repository/models/{model}/unload",), POST=control.unload)
@@ -89,9 +125,6 @@ def _add_repository(add: Callable[..., None], control: ControlEndpoints) -> None
         "/v2/repository/{repository}/models/{model}/unload",
     )
     add("model-repository", named, POST=control.named_repository)
-
-
-def _add_shared_memory(add: Callable[..., None], control: ControlEndpoints) -> None:
     for kind, status, register, unregister in (
         (
             "systemsharedmemory",
@@ -105,3 +138,23 @@ def _add_shared_memory(add: Callable[..., None], control: ControlEndpoints) -> N
         add("shared-memory", (f"{every}/status", f"{one}/status"), GET=status)
         add("shared-memory", (f"{one}/register",), POST=register)
         add("shared-memory", (f"{every}/unregister", f"{one}/unregister"), POST=unregister)
+    # After the statistics: "stats" is not a model's name in /v2/models/stats.
+    add("metadata", _model_paths(""), GET=control.model_metadata)
+    add("metadata", ("/v2",), GET=control.server_metadata)
+    # Endpoints of this server, which Triton does not have.
+    add("metadata", ("/edge/v1/models",), GET=control.instance_reports)
+    add("model-repository", ("/edge/v1/events",), GET=events.events)
+    add("model-repository", ("/edge/v1/versions",), GET=operator.versions)
+    add("statistics", ("/edge/v1/streams",), GET=operator.frame_streams)
+    add("statistics", ("/edge/v1/governor",), GET=operator.governor)
+    add("statistics", ("/edge/v1/engines",), GET=operator.engines)
+    engine = ("/edge/v1/engines/{model}",)
+    add("model-repository", engine, POST=operator.build_engine, DELETE=operator.cancel_engine)
+    add("model-repository", ("/edge/v1/models/{model}/rollback",), POST=operator.rollback)
+    add("model-repository", ("/edge/v1/models/{model}/unpin",), POST=operator.unpin)
+    return router
+
+
+def _model_paths(action: str) -> tuple[str, str]:
+    """Return the two paths of a model's action, without and with a version."""
+    return (f"/v2/models/{{model}}{action}", f"/v2/models/{{model}}/versions/{{version}}{action}")

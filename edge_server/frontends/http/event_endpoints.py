@@ -1,6 +1,7 @@
-"""The events of the bus over HTTP: as a JSON array, or followed as server-sent events.
+"""Event endpoint: the events of the bus as a JSON array, or as a stream of server-sent events.
 
-No event is queued for a client: each keeps the number of the last one it got and reads on in the bus's own history.
+There is no queue for each client: a client's stream keeps the number of its last event, and reads on in the history of
+the bus.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Refusal
-from edge_server.frontends.http.aiohttp_server import Answer
-from edge_server.frontends.http.query_string import parse_query, truth, whole_number
-from edge_server.frontends.http.response import SERVER, json_reply
+from edge_server.frontends.http.aiohttp_server import AiohttpResponse
+from edge_server.frontends.http.request_head import parse_query, parse_truth, parse_whole_number
+from edge_server.frontends.http.response import SERVER, json_response
 from edge_server.frontends.v2.json_parser import to_json
 from edge_server.telemetry.event_bus import Event, EventBus
 
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_FOLLOWERS = 32
-"""Most clients that follow at a time; each holds a connection for as long as it likes."""
+"""Most simultaneous streams; each keeps a connection for any time."""
 
 KEEP_ALIVE_S = 15.0
-"""After so long without an event a comment is sent, so that proxies and clients know that the line is alive."""
+"""Time without an event after which a comment is sent, so that proxies and clients keep the connection."""
 
 _WRITE_LIMIT_S = 10.0
-"""How long a client may leave what was sent to it unread before it is dropped."""
+"""A client that reads nothing for this time is disconnected."""
 
 RUN_HEADER = "Edge-Server-Run"
-"""Names the run of the server that the numbers belong to: they begin anew with the next."""
+"""Header with the id of the server's run: the event numbers start again with each run."""
 
 
 class EventEndpoints:
-    """Lives on one event loop, between `open` and `close`."""
+    """The handler and its streams. Lives on one event loop, between `open` and `close`."""
 
     def __init__(self, bus: EventBus, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
         self._bus = bus
@@ -43,40 +44,41 @@ class EventEndpoints:
         self._unsubscribe: Callable[[], None] = lambda: None
 
     def open(self) -> None:
-        """Begin to listen to the bus. Call on the loop that serves."""
+        """Subscribe to the bus. Call on the event loop that serves."""
         loop = asyncio.get_running_loop()
 
         def receive(event: Event) -> None:
             try:
                 loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
-                # The loop ended while the event was on its way: nobody follows any more.
+                # The loop ended meanwhile: there are no streams.
                 return
 
         self._unsubscribe = self._bus.subscribe(receive)
 
     def close(self) -> None:
-        """Let every follower have what happened so far, and end its answer."""
+        """Send the remaining events to each stream, and end it."""
         self._unsubscribe()
         self._is_closing = True
         self._wake()
 
-    async def events(self, request: web.BaseRequest, names: Mapping[str, str]) -> Answer:
+    async def events(self, request: web.BaseRequest, names: Mapping[str, str]) -> AiohttpResponse:
+        """Return the events after a number as an array, or follow them as a stream."""
         query = parse_query(request.raw_path, ("after", "follow"))
-        after = whole_number("after", query.get("after", "0"))
+        after = parse_whole_number("after", query.get("after", "0"))
         last_id = request.headers.get("Last-Event-ID")
         if last_id is not None:
-            # A client that lost the line repeats the address it began with, and says here how far it came.
-            after = whole_number("Last-Event-ID", last_id)
+            # A client that reconnects repeats its first address, and sends the number of its last event in this header.
+            after = parse_whole_number("Last-Event-ID", last_id)
         if after > self._bus.latest():
-            # A number of an earlier run: all that this run remembers is news.
+            # A number of an earlier run: send all events of this run.
             after = 0
         headers = {RUN_HEADER: self._bus.run_id, "Cache-Control": "no-cache"}
-        if truth("follow", query.get("follow", "true")):
+        if parse_truth("follow", query.get("follow", "true")):
             return await self._follow(request, after, headers)
-        reply = json_reply([event_json(event) for event in self._bus.history(after)])
-        reply.headers.update(headers)
-        return reply
+        response = json_response([event_json(event) for event in self._bus.history(after)])
+        response.headers.update(headers)
+        return response
 
     async def _follow(self, request: web.BaseRequest, after: int, headers: Mapping[str, str]) -> web.StreamResponse:
         from aiohttp import web
@@ -86,31 +88,27 @@ class EventEndpoints:
         waker = asyncio.Event()
         self._wakers.add(waker)
         try:
-            # X-Accel-Buffering: nginx would keep events back until a buffer is full.
+            # Without X-Accel-Buffering, nginx keeps events until a buffer is full.
             kind = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-            reply = web.StreamResponse(headers={**headers, **kind, "Server": SERVER})
-            await reply.prepare(request)
-            await _write(request, reply, b": the events of edge-server\n\n")
-            await self._send_all(request, reply, after, waker)
-            return reply
+            response = web.StreamResponse(headers={**headers, **kind, "Server": SERVER})
+            await response.prepare(request)
+            await _write(request, response, b": the events of edge-server\n\n")
+            while True:
+                is_closing = self._is_closing
+                waker.clear()
+                for event in self._bus.history(after):
+                    # JSON text has no line breaks, so that one "data:" line holds all of it.
+                    lines = (event.number, event.kind.encode(), to_json(event_json(event)))
+                    await _write(request, response, b"id: %d\nevent: %s\ndata: %s\n\n" % lines)
+                    after = event.number
+                if is_closing:
+                    return response
+                try:
+                    await asyncio.wait_for(waker.wait(), self._keep_alive_s)
+                except asyncio.TimeoutError:
+                    await _write(request, response, b": still here\n\n")
         finally:
             self._wakers.discard(waker)
-
-    async def _send_all(
-        self, request: web.BaseRequest, reply: web.StreamResponse, after: int, waker: asyncio.Event
-    ) -> None:
-        while True:
-            is_closing = self._is_closing
-            waker.clear()
-            for event in self._bus.history(after):
-                await _write(request, reply, _frame(event))
-                after = event.number
-            if is_closing:
-                return
-            try:
-                await asyncio.wait_for(waker.wait(), self._keep_alive_s)
-            except asyncio.TimeoutError:
-                await _write(request, reply, b": still here\n\n")
 
     def _wake(self) -> None:
         for waker in self._wakers:
@@ -118,18 +116,14 @@ class EventEndpoints:
 
 
 def event_json(event: Event) -> dict[str, object]:
+    """Return an event as a JSON object."""
     return {**event.fields, "number": event.number, "time_s": event.time_s, "kind": event.kind}
 
 
-def _frame(event: Event) -> bytes:
-    # JSON text has no line breaks of its own, so that one "data:" line holds all of it.
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind.encode(), to_json(event_json(event)))
-
-
-async def _write(request: web.BaseRequest, reply: web.StreamResponse, data: bytes) -> None:
-    """Write, and cut the connection of a client that does not read. Raises ConnectionError then."""
+async def _write(request: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
+    """Write to a stream. Disconnects a client that does not read, and raises ConnectionError."""
     try:
-        await asyncio.wait_for(reply.write(data), _WRITE_LIMIT_S)
+        await asyncio.wait_for(response.write(data), _WRITE_LIMIT_S)
     except asyncio.TimeoutError:
         if request.transport is not None:
             request.transport.abort()

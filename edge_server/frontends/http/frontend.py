@@ -1,4 +1,4 @@
-"""The HTTP/REST front end: from a request line to an endpoint, and from any failure to an answer."""
+"""HTTP/REST front end: starts the listener, finds the endpoint of a request, and checks access."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from concurrent.futures import ThreadPoolExecutor
 from edge_server.config import HttpConfig, RestrictedGroup
 from edge_server.core.status_reports import FrameStreamReport
 from edge_server.errors import EdgeServerError, Forbidden
-from edge_server.frontends.access_control import is_word
+from edge_server.frontends.access_control import is_shared_key
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.accept_loop import max_connections
 from edge_server.frontends.http.aiohttp_server import AiohttpServer, AiohttpTarget
 from edge_server.frontends.http.connection import RequestTarget
 from edge_server.frontends.http.control_endpoints import ControlEndpoints
-from edge_server.frontends.http.cross_site_check import OrderRule
-from edge_server.frontends.http.endpoint_table import HttpEndpoint, build_router
+from edge_server.frontends.http.cross_site_check import CrossSiteCheck
+from edge_server.frontends.http.endpoint_table import NoSuchMethod, NoSuchPath, PathRouter, build_router
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints, GenerationTarget
-from edge_server.frontends.http.inference_route import InferenceContext
+from edge_server.frontends.http.inference_route import InferenceContext, LoopDispatch
 from edge_server.frontends.http.listener import Listener, server_tls
-from edge_server.frontends.http.loop_dispatch import LoopDispatch
 from edge_server.frontends.http.operator_endpoints import EngineView, GovernorView, OperatorEndpoints
-from edge_server.frontends.http.path_router import NoSuchMethod, NoSuchPath, PathRouter
 from edge_server.frontends.http.request_head import Headers, RequestHead
-from edge_server.frontends.http.response import HttpResponse, failure_reply, plain_error
-from edge_server.frontends.memory_budget import MemoryBudget, most_bytes
+from edge_server.frontends.http.response import HttpResponse, failure_response, plain_error
+from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
 from edge_server.service import InferenceService
 
 _LOG = logging.getLogger(__name__)
 
-# Orders wait for model loads; a few must not keep each other, nor status questions, from being heard.
+# Threads for calls that wait for model loads; a few such calls must not delay each other or status requests.
 _BLOCKING_THREADS = 8
 _MAX_WORKER_THREADS = 4
 
@@ -54,9 +52,9 @@ class HttpFrontend:
         tokens: Tokens | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        """`budget` bounds the bodies that are on their way; by default, one of this front end's own."""
+        """`budget` limits the bodies being received; without it, the front end has a budget of its own."""
         largest = config.max_input_size_bytes
-        self._budget = budget or MemoryBudget(most_bytes(config.max_body_bytes_in_flight, largest), largest)
+        self._budget = budget or MemoryBudget(budget_bytes(config.max_body_bytes_in_flight, largest), largest)
         self._tokens = tokens or Tokens()
         self._engines = engines
         self._service = service
@@ -66,7 +64,7 @@ class HttpFrontend:
         self._restricted: Mapping[str, RestrictedGroup] = {
             category: group for group in config.restricted for category in group.categories
         }
-        self._order_rule = OrderRule("https" if config.tls_cert else "http", config.allowed_hosts)
+        self._cross_site_check = CrossSiteCheck("https" if config.tls_cert else "http", config.allowed_hosts)
         self._allows_code_upload = allows_code_upload
         self._tls: ssl.SSLContext | None = None
         self._listener = Listener(self._find, service)
@@ -75,19 +73,25 @@ class HttpFrontend:
         self._workers = ThreadPoolExecutor(min(_MAX_WORKER_THREADS, os.cpu_count() or 1), "http-worker")
         self._events = EventEndpoints(service.events)
         self._aiohttp = AiohttpServer(self._workers)
-        self._router: PathRouter[HttpEndpoint] = PathRouter()
+        self._router: PathRouter = PathRouter()
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault (address taken, certificate unreadable)."""
         config = self._config
         if config.tls_cert and config.tls_key:
             self._tls = server_tls(config.tls_cert, config.tls_key, config.client_ca)
-            self._tls.sni_callback = self._use_newest
+
+            def use_newest_context(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+                # Called at the start of each handshake, also without a server name.
+                if self._tls is not None:
+                    connection.context = self._tls
+
+            self._tls.sni_callback = use_newest_context
         loop = asyncio.get_running_loop()
         dispatch = LoopDispatch(loop)
         pattern = config.header_pattern
         self._inference = InferenceContext(self._service, dispatch, self._workers, self._tokens, pattern)
-        is_guarded = "model-repository" in self._restricted or self._tokens.closes("model-repository")
+        is_guarded = "model-repository" in self._restricted or self._tokens.requires_token("model-repository")
         self._events.open()
         self._router = build_router(
             ControlEndpoints(
@@ -107,7 +111,7 @@ class HttpFrontend:
                 engines=self._engines,
             ),
         )
-        # Heads that were let in by the tokens of before are judged anew.
+        # Cached heads were admitted by the previous tokens: check them again.
         self._tokens.on_change(lambda: loop.call_soon_threadsafe(self._listener.forget_heads))
         return await self._listener.open(
             config.address,
@@ -119,45 +123,41 @@ class HttpFrontend:
         )
 
     def prepare(self) -> None:
-        """Import what is needed beside inference, on another thread: for when the server is ready."""
+        """Import aiohttp on another thread. Call this when the server is ready."""
         self._aiohttp.prepare()
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """The context of new connections, which follows `renew_tls`; None without TLS. Known once it was started."""
+        """TLS context of new connections, also after `renew_tls`; None without TLS or before `start`."""
         return self._tls
 
     def renew_tls(self, cert: str, key: str, client_ca: str = "") -> None:
-        """Use these files for connections from now on. Raises ServingFault, and changes nothing then."""
+        """Use these files for new connections. Raises ServingFault, and changes nothing then."""
         if self._tls is None:
             return
-        # Another context: in one that is in use, a handshake would meet the new certificate without its key.
+        # A new context: while files are loaded into a context in use, a handshake could use a certificate without its
+        # key.
         self._tls = server_tls(cert, key, client_ca)
 
-    def _use_newest(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        """At the beginning of each handshake, whether the client names a server or not."""
-        if self._tls is not None:
-            connection.context = self._tls
-
     async def stop(self, grace_s: float) -> None:
-        """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""
+        """Accept no new connections, wait `grace_s` for open requests, abort the rest. May be called again."""
         self._events.close()
         await self._listener.close(grace_s)
         self._blocking.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _find(self, head: RequestHead) -> RequestTarget | HttpResponse:
-        """Return the target of requests with a head, or the reply that refuses them."""
+        """Return the target of requests with a head, or the response that refuses them."""
         try:
             endpoint, names = self._router.find(head.method, head.target)
             if endpoint.handler is None and endpoint.generation is None:
-                # Each request is counted when its body has come: the head is kept.
+                # Each request is counted when its body is received, because the head is cached.
                 caller = self._admit(head.headers, endpoint.category, self._name_of)
                 assert self._inference is not None
                 return self._inference.target(head, names["model"], names.get("version", ""), caller)
             caller = self._admit(head.headers, endpoint.category, self._tokens.admit)
             if endpoint.is_order:
-                self._order_rule.check(head)
+                self._cross_site_check.check(head)
                 if caller:
                     _LOG.info("'%s' orders: %s %s", caller, head.method, head.target)
             if endpoint.generation is not None:
@@ -167,11 +167,11 @@ class HttpFrontend:
         except NoSuchPath:
             return plain_error("Not Found", 404)
         except NoSuchMethod as error:
-            reply = plain_error("Method Not Allowed", 405)
-            reply.headers["Allow"] = str(error)
-            return reply
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
-            return failure_reply(error, f"request {head.method} {head.target}")
+            response = plain_error("Method Not Allowed", 405)
+            response.headers["Allow"] = str(error)
+            return response
+        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+            return failure_response(error, f"request {head.method} {head.target}")
 
     def _name_of(self, authorization: Sequence[str], category: str) -> str:
         try:
@@ -180,16 +180,16 @@ class HttpFrontend:
             self._tokens.count_refused(category)
             raise
 
-    def _admit(self, headers: Headers, category: str, ask: Callable[[Sequence[str], str], str]) -> str:
-        """Return the name of the token that lets a request in, "" when it needs none or shows a shared word.
+    def _admit(self, headers: Headers, category: str, token_name: Callable[[Sequence[str], str], str]) -> str:
+        """Return the name of the request's token, "" when it needs none or has a shared key.
 
-        `ask` names the token of Authorization headers. Raises Unauthenticated, Forbidden.
+        `token_name` returns the name for Authorization headers. Raises Unauthenticated, Forbidden.
         """
         group = self._restricted.get(category)
-        if group is not None and is_word(headers.getall(group.key), group.value):
+        if group is not None and is_shared_key(headers.getall(group.key), group.value):
             return ""
-        if self._tokens.closes(category):
-            return ask(headers.getall("Authorization"), category)
+        if self._tokens.requires_token(category):
+            return token_name(headers.getall("Authorization"), category)
         if group is not None:
             raise Forbidden(f"This API is restricted, expecting header '{group.key}'")
         return ""

@@ -1,4 +1,4 @@
-"""The generate extension: a flat JSON object in; out, one such object, or each response as a server-sent event."""
+"""Generate endpoints: a flat JSON object as input; one such object, or a stream of server-sent events, as output."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
 from edge_server.frontends.http.body_reader import Body, BodyReader
 from edge_server.frontends.http.compression import request_encoding
 from edge_server.frontends.http.connection import HttpConnection
-from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
-from edge_server.frontends.http.loop_dispatch import LoopDispatch
+from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES, LoopDispatch
 from edge_server.frontends.http.request_head import RequestHead
-from edge_server.frontends.http.response import HttpResponse, error_reply, failure_reply, json_reply
+from edge_server.frontends.http.response import HttpResponse, error_response, failure_response, json_response
 from edge_server.frontends.v2.generate_codec import decode_generate, encode_generate
 from edge_server.frontends.v2.header_forwarding import forwarded
 from edge_server.frontends.v2.json_parser import to_json
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest
 
 MAX_BACKLOG = 65_536
-"""Responses waiting for a client that does not read its events; one with more loses its connection."""
+"""Most responses that wait for a client; a client with more is disconnected."""
 
 _IN_A_ROW = 32
-"""Events of one stream written before the loop looks after everything else."""
+"""Events of one stream written in one turn of the event loop."""
 
 _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
@@ -44,7 +43,7 @@ _ONE_RESPONSE = (
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """One request under way, as a task of the event loop."""
+    """One generate request, as a task of the event loop."""
 
     target: GenerationTarget
     connection: HttpConnection
@@ -53,48 +52,50 @@ class GenerationRequest:
     task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
+        """Run the handler, and send its response."""
         connection, head = self.connection, self.target.head
         try:
-            reply = await self.target.handler(self)
+            response = await self.target.handler(self)
         except ConnectionError:
-            connection.abort()  # the client left, or does not read
+            connection.abort()  # the client has disconnected, or does not read
             return
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the client gets an answer
-            reply = failure_reply(error, f"request {head.method} {head.target}")
+        except Exception as error:  # noqa: BLE001 - the boundary: the client gets a response for any error
+            response = failure_response(error, f"request {head.method} {head.target}")
             if connection.is_streaming:
-                connection.abort()  # once a part of an answer is out, only this is honest
+                connection.abort()  # a part of the response is already sent
                 return
-        if reply is None:
+        if response is None:
             connection.end_stream()
         else:
-            connection.reply(reply)
+            connection.send_response(response)
 
-    async def read(self) -> Body:
-        """Return the body, inflated. Raises InvalidRequest, Unsupported (encoding) and Refusal (no room)."""
+    async def read_body(self) -> Body:
+        """Return the decompressed body. Raises InvalidRequest, Unsupported (encoding) and Refusal (budget)."""
         encoding = request_encoding(self.target.head.headers.get("Content-Encoding"))
         if encoding is None:
             return self.body
-        self.reader = self.reader or self.connection.body_share()
-        return await self.reader.inflate(self.body, encoding, self.target.workers)
+        self.reader = self.reader or self.connection.register_body()
+        return await self.reader.decompress(self.body, encoding, self.target.workers)
 
-    def release(self) -> None:
-        """Let go of the body. May be called again."""
+    def release_body(self) -> None:
+        """Release the body. May be called again."""
         self.body = b""
         if self.reader is not None:
             self.reader.release()
 
     def cancel(self) -> None:
+        """Cancel the request: the client has disconnected."""
         if self.task is not None:
             self.task.cancel()
 
 
 GenerationHandler: TypeAlias = Callable[[GenerationRequest], Awaitable["HttpResponse | None"]]
-"""Returns the answer, or None when it sent a stream."""
+"""Returns the response, or None after a stream."""
 
 
 @dataclass(slots=True)
 class GenerationTarget:
-    """Target of a request for a model's text. `workers` inflate bodies."""
+    """Target of a generate request. `workers` decompress bodies."""
 
     handler: GenerationHandler
     names: Mapping[str, str]
@@ -106,12 +107,12 @@ class GenerationTarget:
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> GenerationRequest:
         request = GenerationRequest(self, connection, body, reader)
         request.task = asyncio.get_running_loop().create_task(request.run())
-        connection.note_task(request.task)
+        connection.track_task(request.task)
         return request
 
 
 class GenerationEndpoints:
-    """Lives on one event loop; `workers` parse what would hold the loop up."""
+    """The handlers. Live on one event loop; `workers` parse large bodies."""
 
     def __init__(
         self,
@@ -127,20 +128,21 @@ class GenerationEndpoints:
         self._header_pattern = header_pattern
 
     async def generate(self, request: GenerationRequest) -> HttpResponse:
+        """Respond with one JSON object; the model must send exactly one response."""
         with self._trace(request) as trace:
             inference = await self._decode(request, trace)
-            found: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
+            done: asyncio.Future[list[Response]] = asyncio.get_running_loop().create_future()
             responses: list[Response] = []
 
             def receive(response: Response) -> None:
                 if not response.is_empty:
                     responses.append(response)
-                if response.is_final and not found.done():
-                    found.set_result(responses)
+                if response.is_final and not done.done():
+                    done.set_result(responses)
 
             ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive))
             try:
-                await found
+                await done
             except asyncio.CancelledError:
                 ticket.cancel()
                 raise
@@ -151,53 +153,52 @@ class GenerationEndpoints:
                     raise response.error
             if len(responses) != 1:
                 raise ServingFault(f"{_ONE_RESPONSE}, got {len(responses)}")
-            return json_reply(encode_generate(responses[0]))
+            return json_response(encode_generate(responses[0]))
 
     async def generate_stream(self, request: GenerationRequest) -> None:
-        """Answer with one server-sent event for each response; the first one decides the status.
+        """Respond with one server-sent event for each response; the first one decides the status.
 
-        What is refused before it has any response is raised; what a response failed with is an event, also of the first
-        one, beside a status that is not 200 (as Triton's GenerateRequestClass::InferResponseComplete). A client that
-        leaves takes its request back.
+        A refusal before the first response is raised. The error of a response is an event; if it is the first one, the
+        status is not 200 (as in Triton's GenerateRequestClass::InferResponseComplete). When the client disconnects, the
+        request is cancelled.
         """
         with self._trace(request) as trace:
-            await self._send_responses(request, await self._decode(request, trace))
+            await self._send_events(request, await self._decode(request, trace))
 
-    async def _send_responses(self, request: GenerationRequest, inference: Request) -> None:
+    async def _send_events(self, request: GenerationRequest, inference: Request) -> None:
         connection = request.connection
         responses: asyncio.Queue[Response] = asyncio.Queue()
 
         def receive(response: Response) -> None:
             responses.put_nowait(response)
-            # The task may be waiting for this very client to read: closing the connection ends that.
+            # The task may be waiting until this client reads; aborting the connection ends the wait.
             if responses.qsize() > MAX_BACKLOG:
                 connection.abort()
 
         ticket = self._service.submit(inference, partial(self._dispatch.deliver, receive))
         try:
             response = await responses.get()
-            event = _event(response)
-            first = error_reply(event) if isinstance(event, EdgeServerError) else HttpResponse()
-            connection.begin_stream(
-                first.status, {**first.headers, "Content-Type": "text/event-stream; charset=utf-8"}
-            )  # fmt: skip
+            event = _event_data(response)
+            first = error_response(event) if isinstance(event, EdgeServerError) else HttpResponse()
+            headers = {**first.headers, "Content-Type": "text/event-stream; charset=utf-8"}
+            connection.begin_stream(first.status, headers)
             for count in itertools.count(1):
                 if not response.is_empty:
-                    told = {"error": event.message} if isinstance(event, EdgeServerError) else event
-                    await connection.write(b"data: " + to_json(told) + b"\n\n")
+                    data = {"error": event.message} if isinstance(event, EdgeServerError) else event
+                    await connection.write(b"data: " + to_json(data) + b"\n\n")
                 if response.is_final:
                     return
                 if count % _IN_A_ROW == 0:
-                    # While responses come and the client reads, nothing here waits: others must get their turn.
+                    # While responses arrive and the client reads, nothing else here waits: let other tasks run.
                     await asyncio.sleep(0)
                 response = await responses.get()
-                event = _event(response)
+                event = _event_data(response)
         finally:
             ticket.cancel()
 
     @contextlib.contextmanager
     def _trace(self, request: GenerationRequest) -> Iterator[TracedRequest | None]:
-        """Yield the request's trace, None for most. It is finished when the block is."""
+        """Yield the request's trace or, for most requests, None. The trace ends with the block."""
         trace = None
         if self._traces.is_on:
             trace = self._traces.sample(
@@ -213,26 +214,25 @@ class GenerationEndpoints:
         finally:
             trace.finish()
 
-    async def _decode(
-        self, request: GenerationRequest, trace: TracedRequest | None
-    ) -> Request:  # fmt: skip
+    async def _decode(self, request: GenerationRequest, trace: TracedRequest | None) -> Request:
+        """Decode the body, a long one on a worker thread."""
         version = parse_version(request.target.names.get("version", ""))
         spec = self._service.model_spec(request.target.names["model"], version)
         extra = forwarded(request.target.head.headers.items(), self._header_pattern)
         try:
-            body = await request.read()
+            body = await request.read_body()
             decode = partial(decode_generate, body, spec, version=version, extra=extra)
             is_long = len(body) > TEXT_ON_LOOP_BYTES
             loop = asyncio.get_running_loop()
             inference = await loop.run_in_executor(self._workers, decode) if is_long else decode()
         finally:
-            request.release()
+            request.release_body()
         inference.trace = None if trace is None else trace.first
         return inference
 
 
-def _event(response: Response) -> Mapping[str, object] | EdgeServerError:
-    """Return what an event tells; the error of a response that has one, or that JSON cannot carry."""
+def _event_data(response: Response) -> Mapping[str, object] | EdgeServerError:
+    """Return the JSON object of an event, or the error of the response, also when JSON cannot represent it."""
     if response.error is not None:
         return response.error
     try:

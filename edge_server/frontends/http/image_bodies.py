@@ -1,4 +1,4 @@
-"""Image files as whole request bodies, for models that declare how an image becomes their input."""
+"""Image request bodies: an image file becomes the input of a model that declares the conversion."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ FORM_TYPE = "multipart/form-data"
 
 
 def is_image_body(content_type: str) -> bool:
-    """Return whether a body of that type is an image file, alone or as the one part of a form."""
+    """Return whether a body of this type is an image file, alone or as the only part of a form."""
     return content_type.startswith(("image/", FORM_TYPE))
 
 
 def form_file(body: Body, content_type: str) -> memoryview:
-    """Return the file that is the one part of a form, as `curl -F image=@frame.jpg` sends it. Raises InvalidRequest."""
+    """Return the file in a form with one part, as `curl -F image=@frame.jpg` sends it. Raises InvalidRequest."""
     message = Message()
     message["Content-Type"] = content_type
     boundary = re.escape(str(message.get_param("boundary", "")).encode("utf-8", "replace"))
     view = memoryview(body)
     marks = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--)?[ \t]*(?:\r\n|\Z)", view), 3))
-    # A part without headers says nothing of what it is; curl and browsers send some.
+    # A part must have headers, as curl and browsers send them.
     headers = re.compile(rb"\r\n\r\n").search(view, marks[0].end()) if len(marks) == 2 and boundary else None
     if headers is None or marks[0][1] or not marks[1][1] or headers.end() > marks[1].start():
         raise InvalidRequest(f"a body of type {FORM_TYPE} must have one part, an image file")
@@ -42,7 +42,7 @@ def form_file(body: Body, content_type: str) -> memoryview:
 
 
 class ImageBodies:
-    """Turns image bodies into requests. Usable from any thread; keeps one plan a model until its spec is replaced."""
+    """Decoder of image bodies. For any thread; caches the conversion plan of each model until its spec changes."""
 
     def __init__(self) -> None:
         self._plans: dict[str, tuple[ModelSpec, ImagePlan]] = {}
@@ -56,9 +56,9 @@ class ImageBodies:
         version: int | None,
         extra: Mapping[str, Parameter],
     ) -> DecodedRequest:
-        """Return the request for one image; with `image_top_k` declared every output is asked for as classes.
+        """Return the request for one image. If the model declares `image_top_k`, each output is requested as classes.
 
-        Raises InvalidRequest for a model that takes no images or declares them wrongly, and for a damaged image.
+        Raises InvalidRequest for a damaged image, and for a model that declares no valid image input.
         """
         plan = self._plan(spec)
         tensor = plan.tensor(body, model=spec.name)
@@ -80,7 +80,7 @@ class ImageBodies:
         known = self._plans.get(spec.name)
         if known is not None and known[0] is spec:
             return known[1]
-        # Not before an image comes: a server that gets none needs no memory for what reads them.
+        # Imported with the first image: a server without images saves the memory.
         from edge_server.vision.image_plan import image_plan
 
         try:

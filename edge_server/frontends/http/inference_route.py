@@ -1,7 +1,7 @@
-"""Inference requests over HTTP: every kind of body and answer, on one path.
+"""Inference route of HTTP: decodes each kind of request body, submits the request, and sends the response.
 
-What holds the event loop for more than some milliseconds (much JSON, inflating, images, compressing) is done on a
-worker thread; the steps are the same.
+Work that takes more than a few milliseconds (large JSON, decompression, images, compression) runs on a worker thread;
+the steps are the same.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from threading import get_ident
@@ -23,7 +24,6 @@ from edge_server.frontends.http.body_reader import Body, BodyReader
 from edge_server.frontends.http.compression import accepted_encoding, compress, request_encoding
 from edge_server.frontends.http.connection import HttpConnection
 from edge_server.frontends.http.image_bodies import FORM_TYPE, ImageBodies, form_file, is_image_body
-from edge_server.frontends.http.loop_dispatch import LoopDispatch
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import (
     BINARY_HEAD,
@@ -32,7 +32,7 @@ from edge_server.frontends.http.response import (
     JSON_TYPE,
     LAST_LINES,
     WRITE_BYTES,
-    failure_reply,
+    failure_response,
 )
 from edge_server.frontends.v2.header_cache import HeaderCache
 from edge_server.frontends.v2.header_forwarding import forwarded
@@ -47,18 +47,59 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
 
 TEXT_ON_LOOP_BYTES = 256 * 1024
-"""The longest JSON that the event loop parses itself: some milliseconds. More would keep everybody waiting, up to
-seconds, and is parsed on another thread."""
+"""Longest JSON text parsed on the event loop: some milliseconds. Longer ones, up to seconds, are parsed on a worker
+thread."""
 
 _COMPRESS_ON_LOOP_BYTES = 16 * 1024
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
-class InferenceContext:
-    """What every inference needs. Lives on one event loop; `workers` take what would hold the loop up."""
+Receiver = Callable[[Response], None]
 
-    __slots__ = ("_header_pattern", "dispatch", "images", "service", "texts", "tokens", "traces", "workers")
+
+class LoopDispatch:
+    """Passes responses from any thread to their receivers on the event loop, in order of arrival.
+
+    A batch produces many responses within microseconds: the loop is woken once for all that wait, because each wake-up
+    costs a system call.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Call on the loop's thread."""
+        self._loop = loop
+        self.arrived: deque[tuple[Receiver, Response]] = deque()
+        self._is_scheduled = False
+        self.thread_id = get_ident()
+
+    def deliver(self, receiver: Receiver, response: Response) -> None:
+        """Pass one response. Returns at once and never raises. On the loop's own thread, the receiver is called before
+        this returns."""
+        if get_ident() == self.thread_id and not self.arrived:
+            receiver(response)
+            return
+        self.arrived.append((receiver, response))
+        # No lock: the loop clears the flag before it empties the queue. A thread that finds the flag set has appended
+        # before that, so its response is seen. Two threads that both find it clear cause one unnecessary call.
+        if self._is_scheduled:
+            return
+        self._is_scheduled = True
+        try:
+            self._loop.call_soon_threadsafe(self._call_receivers)
+        except RuntimeError:
+            self.arrived.clear()  # the loop is closed: there are no receivers
+
+    def _call_receivers(self) -> None:
+        self._is_scheduled = False
+        while self.arrived:
+            receiver, response = self.arrived.popleft()
+            receiver(response)
+
+
+class InferenceContext:
+    """Shared objects of all inference requests. Lives on one event loop; `workers` do the long work."""
+
+    __slots__ = ("_header_pattern", "dispatch", "header_cache", "images", "service", "tokens", "traces", "workers")
 
     def __init__(
         self,
@@ -73,12 +114,12 @@ class InferenceContext:
         self.dispatch = dispatch
         self.workers = workers
         self.tokens = tokens
-        self.texts = HeaderCache(service.shared_memory)
+        self.header_cache = HeaderCache(service.shared_memory)
         self.images = ImageBodies()
         self._header_pattern = header_pattern
 
     def target(self, head: RequestHead, model: str, version: str, caller: str) -> InferTarget:
-        """Return the target of requests with this head. `caller`: the name of the token that lets them in, or "".
+        """Return the target of requests with this head. `caller` is the name of their token, or "".
 
         Raises InvalidRequest and Unsupported.
         """
@@ -107,7 +148,7 @@ class InferenceContext:
 
 @dataclass(frozen=True, slots=True)
 class InferTarget:
-    """Target of the inference requests with one head. `json_size` as `decode_infer` takes it; `extra` are forwarded
+    """Target of the inference requests with one head. `json_size` as in `decode_infer`; `extra` has the forwarded
     headers. `image_type` is the content type of an image body, "" for others."""
 
     inference: InferenceContext
@@ -121,18 +162,19 @@ class InferTarget:
     accepts: str | None
     image_type: str
     is_plain: bool
-    """Whether the body is read as it came, and nothing of the head is added to it."""
+    """Whether the body is decoded as received, and nothing of the head is added to the request."""
     aligned_at: int
     is_kept: bool = True
 
     def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> HttpInferCall:
+        """Start a request; see connection.RequestTarget."""
         call = HttpInferCall(self, connection)
-        call.begin(body, reader)
+        call.begin(connection, body, reader)
         return call
 
 
 class HttpInferCall:
-    """One inference under way."""
+    """One inference request that runs."""
 
     __slots__ = (
         "_connection",
@@ -157,16 +199,22 @@ class HttpInferCall:
         self._response_count = 0
         self._trace: TracedRequest | None = None
 
-    def begin(self, body: Body, reader: BodyReader | None) -> None:
+    def begin(self, connection: HttpConnection, body: Body, reader: BodyReader | None) -> None:
+        """Decode and submit the request; large bodies are decoded on a worker thread."""
         target = self._target
         inference = target.inference
         try:
             if target.caller:
                 inference.tokens.count(target.caller, "inference")
             if inference.traces.is_on:
-                self._begin_trace()
-            texts, size, version = inference.texts, target.json_size, target.version
-            decoded = texts.recall(body, size, target.model, version) if target.is_plain else None
+                began_ns = connection.began_ns
+                trace = inference.traces.sample(target.model, target.head.headers.items(), began_ns)
+                if trace is not None:
+                    self._trace = trace
+                    trace.stamp("HTTP_RECV_START", began_ns)
+                    trace.stamp("HTTP_RECV_END")
+            cache, size, version = inference.header_cache, target.json_size, target.version
+            decoded = cache.recall(body, size, target.model, version) if target.is_plain else None
             memo = None if decoded is None else decoded.request.memo
             if memo is not None:
                 self._spec = spec = inference.service.spec_of(memo, target.model, version)
@@ -176,17 +224,17 @@ class HttpInferCall:
                 raise Unsupported(DECOUPLED)
             if decoded is None:
                 if not target.is_plain or (len(body) if size is None else size) > TEXT_ON_LOOP_BYTES:
-                    self._start(self._decode_beside(body, spec, reader))
+                    self._start_task(self._decode_on_worker(body, spec, reader))
                     return
-                decoded = texts.learn(body, size, spec, version)
+                decoded = cache.learn(body, size, spec, version)
             if reader is not None:
                 reader.release()
             self._submit(decoded)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
             self._fail(error)
 
     def cancel(self) -> None:
-        """Take the request back: the client is gone."""
+        """Cancel the request: the client has disconnected."""
         self._connection = None
         if self._task is not None:
             self._task.cancel()
@@ -194,30 +242,30 @@ class HttpInferCall:
             self._ticket.cancel()
         self._release()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._connection is not None
         self._task = asyncio.get_running_loop().create_task(work)
-        self._connection.note_task(self._task)
+        self._connection.track_task(self._task)
 
-    async def _decode_beside(self, body: Body, spec: ModelSpec, reader: BodyReader | None) -> None:
-        """Decode on a worker thread. What was decoded for a client that left meanwhile is let go of."""
+    async def _decode_on_worker(self, body: Body, spec: ModelSpec, reader: BodyReader | None) -> None:
+        """Decode on a worker thread. If the client disconnects meanwhile, the decoded request is released."""
         target, workers = self._target, self._target.inference.workers
         connection = self._connection
         assert connection is not None
         try:
-            reader = reader or connection.body_share()
+            reader = reader or connection.register_body()
             if target.encoding is not None:
-                body = await reader.inflate(body, target.encoding, workers)
+                body = await reader.decompress(body, target.encoding, workers)
             work = workers.submit(self._decode, body, spec)
             del body
             try:
                 decoded = await asyncio.wrap_future(work)
             except asyncio.CancelledError:
-                work.add_done_callback(_let_go)
+                work.add_done_callback(_release_decoded)
                 raise
             reader.release()
             self._submit(decoded)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
             self._fail(error)
 
     def _decode(self, body: Body, spec: ModelSpec) -> DecodedRequest:
@@ -234,10 +282,10 @@ class HttpInferCall:
         self._decoded = decoded
         if self._trace is not None:
             decoded.request.trace = self._trace.first
-        self._ticket = inference.service.submit(decoded.request, self._take, hold_us=READING_THREAD_HOLD_US)
+        self._ticket = inference.service.submit(decoded.request, self._deliver, hold_us=READING_THREAD_HOLD_US)
 
-    def _take(self, response: Response) -> None:
-        """Take a response on any thread. One that was computed on the loop's own is not handed over."""
+    def _deliver(self, response: Response) -> None:
+        """Pass a response, from any thread, to `_receive` on the event loop."""
         dispatch = self._target.inference.dispatch
         if dispatch.thread_id == get_ident() and not dispatch.arrived:
             self._receive(response)
@@ -252,11 +300,12 @@ class HttpInferCall:
         if not response.is_final or self._connection is None:
             return
         try:
-            self._succeed()
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+            self._respond()
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
             self._fail(error)
 
-    def _succeed(self) -> None:
+    def _respond(self) -> None:
+        """Encode the response of the model, compress it if the client accepts that, and send it."""
         response, decoded, spec = self._response, self._decoded, self._spec
         assert decoded is not None
         assert spec is not None
@@ -266,27 +315,27 @@ class HttpInferCall:
             raise ServingFault(f"model '{spec.name}' sent {self._response_count} responses where one was expected")
         if self._trace is not None:
             self._trace.stamp("INFER_RESPONSE_COMPLETE")
-        text, chunks, json_size = self._target.inference.texts.encode(response, decoded, response.spec or spec)
+        text, chunks, json_size = self._target.inference.header_cache.encode(response, decoded, response.spec or spec)
         encoding = self._target.accepts
         if encoding is None:
             self._send([text, *chunks], json_size)
         elif len(text) + sum(map(len, chunks)) <= _COMPRESS_ON_LOOP_BYTES:
             self._send([compress([text, *chunks], encoding)], json_size)
         else:
-            self._start(self._compress_beside([text, *chunks], json_size))
+            self._start_task(self._compress_on_worker([text, *chunks], json_size))
 
-    async def _compress_beside(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:
+    async def _compress_on_worker(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:
         target = self._target
         try:
             assert target.accepts is not None
             loop = asyncio.get_running_loop()
             body = await loop.run_in_executor(target.inference.workers, compress, chunks, target.accepts)
             self._send([body], json_size)
-        except Exception as error:  # noqa: BLE001 - the boundary: `failure_reply` logs and maps
+        except Exception as error:  # noqa: BLE001 - the boundary: `failure_response` logs and maps
             self._fail(error)
 
     def _send(self, chunks: list[bytes | memoryview], json_size: int | None) -> None:
-        """Send the answer made of `chunks`, of which the first is the JSON text unless they are compressed."""
+        """Send the response body `chunks`; the first one is the JSON text unless they are compressed."""
         self._release()
         connection, self._connection = self._connection, None
         if connection is None:
@@ -307,26 +356,26 @@ class HttpInferCall:
         if trace is not None:
             trace.stamp("HTTP_SEND_START")
         if size < JOIN_BELOW_BYTES:
-            connection.answer([b"".join((head, *chunks))])
+            connection.send_pieces([b"".join((head, *chunks))])
         else:
             pieces: list[bytes | memoryview] = [head]
             for chunk in chunks:
                 view = memoryview(chunk)
                 pieces += [view[start : start + WRITE_BYTES] for start in range(0, len(view), WRITE_BYTES)]
-            connection.answer(pieces)
+            connection.send_pieces(pieces)
         if trace is not None:
             trace.stamp("HTTP_SEND_END")
             trace.finish()
 
     def _fail(self, error: Exception) -> None:
         spec, trace = self._spec, self._trace
-        reply = failure_reply(error, "inference" if spec is None else f"inference of model '{spec.name}'")
+        response = failure_response(error, "inference" if spec is None else f"inference of model '{spec.name}'")
         self._release()
         connection, self._connection = self._connection, None
         if trace is not None:
             trace.finish()
         if connection is not None:
-            connection.reply(reply)
+            connection.send_response(response)
 
     def _release(self) -> None:
         decoded, self._decoded = self._decoded, None
@@ -336,18 +385,9 @@ class HttpInferCall:
         if self._connection is None and self._trace is not None:
             self._trace.finish()
 
-    def _begin_trace(self) -> None:
-        target, connection = self._target, self._connection
-        assert connection is not None
-        began_ns = connection.began_ns
-        trace = target.inference.traces.sample(target.model, target.head.headers.items(), began_ns)
-        if trace is not None:
-            self._trace = trace
-            trace.stamp("HTTP_RECV_START", began_ns)
-            trace.stamp("HTTP_RECV_END")
 
-
-def _let_go(work: Future[DecodedRequest]) -> None:
+def _release_decoded(work: Future[DecodedRequest]) -> None:
+    """Release a decoded request that is not submitted."""
     if work.cancelled() or work.exception() is not None:
         return
     decoded = work.result()

@@ -1,4 +1,4 @@
-"""The metrics endpoint: GET /metrics on an address and port of its own."""
+"""Metrics endpoint: GET /metrics on its own address and port."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from edge_server.frontends.http.response import HttpResponse, plain_error
 if TYPE_CHECKING:
     from aiohttp import web
 
-_MOST_CONNECTIONS = 64
-"""Who collects metrics needs one or two."""
+_MAX_CONNECTIONS = 64
+"""A metrics collector needs one or two."""
 
 
 class MetricsFrontend:
-    """Serves what `render` returns, the text and its content type, to anyone who asks for /metrics.
+    """Serves the metrics page to any client.
 
-    `render` is called on a thread, since it may read sensors. A new connection takes the place of the oldest idle one.
+    `render` returns the page and its content type. It is called on a worker thread, because it may read sensors. At the
+    limit of connections, the oldest idle one is closed for a new one.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class MetricsFrontend:
     async def start(self) -> int:
         """Listen and return the bound port. Raises ServingFault."""
         return await self._listener.open(
-            self._address, self._port, tls=self._tls, max_connections=_MOST_CONNECTIONS, drops_any_idle=True
+            self._address, self._port, tls=self._tls, max_connections=_MAX_CONNECTIONS, drops_any_idle=True
         )
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new connections, wait `grace_s` for answers under way, cut the rest. May be called again."""
+        """Accept no new connections, wait `grace_s` for open requests, abort the rest. May be called again."""
         await self._listener.close(grace_s)
 
     def _find(self, head: RequestHead) -> RequestTarget | HttpResponse:
@@ -51,8 +52,8 @@ class MetricsFrontend:
             return plain_error("Not Found", 404)
         if head.method != "GET":
             return plain_error("Method Not Allowed", 405)
-        return AiohttpTarget(self._aiohttp, self._metrics, {}, head)
+        return AiohttpTarget(self._aiohttp, self._serve_page, {}, head)
 
-    async def _metrics(self, request: web.BaseRequest, names: Mapping[str, str]) -> HttpResponse:
+    async def _serve_page(self, request: web.BaseRequest, names: Mapping[str, str]) -> HttpResponse:
         body, content_type = await asyncio.get_running_loop().run_in_executor(None, self._render)
         return HttpResponse(body, headers={"Content-Type": content_type})

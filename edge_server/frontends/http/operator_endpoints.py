@@ -1,4 +1,4 @@
-"""What an operator asks and orders beyond Triton's endpoints: versions with their past, rollback, unpin."""
+"""Operator endpoints beyond Triton's API: version history, rollback, unpin, governor, engine builds, frame streams."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edge_server.core.status_reports import EngineBuildsReport, FrameStreamRepor
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.aiohttp_server import read_members
-from edge_server.frontends.http.query_string import parse_query
-from edge_server.frontends.http.response import HttpResponse, json_reply, plain_error
+from edge_server.frontends.http.request_head import parse_query
+from edge_server.frontends.http.response import HttpResponse, json_response, plain_error
 from edge_server.frontends.v2 import control_responses
 from edge_server.frontends.v2.json_parser import json_type
 from edge_server.service import InferenceService
@@ -25,25 +25,25 @@ Names = Mapping[str, str]
 
 
 class GovernorView(Protocol):
-    """What the governor tells of the box. Both return at once."""
+    """The governor's state, as these endpoints show it. Both methods return at once."""
 
     def state(self) -> GovernorState:
-        """Return the state in one word, and why."""
+        """Return the state in one word, and its reason."""
 
     def report(self) -> Mapping[str, object]:
-        """Return everything that is known, as JSON values."""
+        """Return the complete state as JSON values."""
 
 
 class EngineView(Protocol):
-    """What is known of engines, and what may be ordered. All return within milliseconds."""
+    """Engine builds, as these endpoints show and change them. All methods return within milliseconds."""
 
     def report(self) -> EngineBuildsReport: ...
 
     def cancel(self, model: str, version: int | None = None) -> int:
-        """Take back the builds for a model; return how many. Raises UnknownModel."""
+        """Cancel the builds for a model; return their number. Raises UnknownModel."""
 
     def order_again(self, model: str, version: int | None = None) -> int:
-        """Build what failed or was taken back; return how many. Raises UnknownModel."""
+        """Repeat failed or cancelled builds; return their number. Raises UnknownModel."""
 
 
 _Result = TypeVar("_Result")
@@ -60,10 +60,10 @@ _NOT_ALLOWED = (
 
 
 class OperatorEndpoints:
-    """`is_guarded`: every request that comes here has shown the key of the category model-repository.
+    """The handlers. `is_guarded`: each request has the key of the category model-repository.
 
-    Without a key, orders are taken from this machine alone: unlike load and unload they work in every control mode, so
-    the choice of a mode does not allow them.
+    Without a key, only this machine may make changes: unlike load and unload they work in every control mode, so that
+    the mode does not protect them.
     """
 
     def __init__(
@@ -85,66 +85,66 @@ class OperatorEndpoints:
 
     async def versions(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         name = parse_query(request.raw_path, ("model",)).get("model")
-        reports = await self._run(partial(self._service.versions, name))
-        return json_reply({"versions": control_responses.version_reports(reports, self._service.pins())})
+        reports = await self._run_blocking(partial(self._service.versions, name))
+        return json_response({"versions": control_responses.version_reports(reports, self._service.pins())})
 
     async def frame_streams(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        return json_reply({"streams": control_responses.frame_streams(self._streams())})
+        return json_response({"streams": control_responses.frame_streams(self._streams())})
 
     async def governor(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         if self._governor is None:
-            return json_reply({"enabled": False, "detail": "the server was started with --governor=false"})
-        return json_reply(self._governor.report())
+            return json_response({"enabled": False, "detail": "the server was started with --governor=false"})
+        return json_response(self._governor.report())
 
     async def engines(self, request: web.BaseRequest, names: Names) -> HttpResponse:
         if self._engines is None:
-            return json_reply({"enabled": False, "detail": _NO_ENGINES, "engines": []})
-        return json_reply(control_responses.engine_works(await self._run(self._engines.report)))
+            return json_response({"enabled": False, "detail": _NO_ENGINES, "engines": []})
+        return json_response(control_responses.engine_builds(await self._run_blocking(self._engines.report)))
 
     async def cancel_engine(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        return await self._order_engine(request, names["model"], "cancelled")
+        return await self._change_builds(request, names["model"], "cancelled")
 
     async def build_engine(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        return await self._order_engine(request, names["model"], "ordered")
+        return await self._change_builds(request, names["model"], "ordered")
 
-    async def _order_engine(self, request: web.BaseRequest, model: str, told: str) -> HttpResponse:
-        if not self._may_order(request):
+    async def _change_builds(self, request: web.BaseRequest, model: str, result: str) -> HttpResponse:
+        if not self._may_change(request):
             return plain_error(_NOT_ALLOWED, 403)
         if self._engines is None:
             raise Unsupported(_NO_ENGINES)
         await self._members(request)
-        order = self._engines.cancel if told == "cancelled" else self._engines.order_again
-        return json_reply({"model": model, told: await self._run(partial(order, model))})
+        change = self._engines.cancel if result == "cancelled" else self._engines.order_again
+        return json_response({"model": model, result: await self._run_blocking(partial(change, model))})
 
     async def rollback(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        if not self._may_order(request):
+        if not self._may_change(request):
             return plain_error(_NOT_ALLOWED, 403)
         members = await self._members(request, "version")
         version = members.get("version")
         if version is not None and (type(version) is not int or version < 0):
-            raise InvalidRequest(f"Unable to parse 'version': expected a number of 0 or more, got {_told(version)}")
-        report = await self._run(partial(self._service.rollback, names["model"], version))
-        return json_reply(control_responses.pin_report(report))
+            given = str(version)[:40] if type(version) is int else json_type(version)
+            raise InvalidRequest(f"Unable to parse 'version': expected a number of 0 or more, got {given}")
+        report = await self._run_blocking(partial(self._service.rollback, names["model"], version))
+        return json_response(control_responses.pin_report(report))
 
     async def unpin(self, request: web.BaseRequest, names: Names) -> HttpResponse:
-        if not self._may_order(request):
+        if not self._may_change(request):
             return plain_error(_NOT_ALLOWED, 403)
         await self._members(request)
-        return json_reply(control_responses.pin_report(await self._run(partial(self._service.unpin, names["model"]))))
+        return json_response(
+            control_responses.pin_report(await self._run_blocking(partial(self._service.unpin, names["model"])))
+        )
 
-    def _may_order(self, request: web.BaseRequest) -> bool:
+    def _may_change(self, request: web.BaseRequest) -> bool:
         return self._is_guarded or is_this_machine(request.remote)
 
     async def _members(self, request: web.BaseRequest, *known: str) -> dict[str, object]:
+        """Return the members of the body; other names than `known` are refused."""
         members = await read_members(request)
         for key in members:
             if key not in known:
                 raise InvalidRequest(f"unexpected member '{key[:80]}', expected {', '.join(known) or 'none'}")
         return members
 
-    async def _run(self, call: Callable[[], _Result]) -> _Result:
+    async def _run_blocking(self, call: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._blocking, call)
-
-
-def _told(value: object) -> str:
-    return str(value)[:40] if type(value) is int else json_type(value)

@@ -1,12 +1,17 @@
-"""Heads of HTTP/1.1 and HTTP/1.0 requests (RFC 9112), parsed strictly: what two readers could read in two ways is
-refused, so that no proxy in front and this server ever see the end of a request in different places."""
+"""Parser of HTTP/1.1 and HTTP/1.0 request heads (RFC 9112), and of the query in a request target.
+
+Heads are parsed strictly: an ambiguous head is refused, so that a proxy and this server always agree about the end of a
+request.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
+from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.client_timeouts import ClosingRefusal
 
 MAX_LINE_BYTES = 8190
@@ -15,6 +20,7 @@ MAX_LINE_BYTES = 8190
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINES = 128
 _MAX_BODY_DIGITS = 18
+_MAX_QUERY_FIELDS = 16
 _SHOWN_CHARACTERS = 80
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
@@ -24,7 +30,7 @@ FIELD_LINE = re.compile(rb"(" + _TOKEN + rb"):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)
 
 
 class Headers:
-    """The header fields of a request. Names compare without case; order and repetition are kept."""
+    """The header fields of a request. Names are case-insensitive; order and repetition are kept."""
 
     __slots__ = ("_fields", "_values")
 
@@ -43,16 +49,18 @@ class Headers:
         return values[0] if values else None
 
     def getall(self, name: str) -> list[str]:
+        """Return all values, in order."""
         return self._values.get(name.lower(), [])
 
     def items(self) -> Sequence[tuple[str, str]]:
+        """Return all fields as (name, value), in order."""
         return self._fields
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request up to its body. `target` is the request line's, still percent-encoded. `body_size` is in bytes, None
-    for a body in chunks. `expects_continue`: the client waits for leave to send the body."""
+    """Request line and header fields of a request. `target` is still percent-encoded. `body_size` is in bytes, None for
+    a chunked body. `expects_continue`: the client waits for "100 Continue" before it sends the body."""
 
     method: str
     target: str
@@ -64,7 +72,7 @@ class RequestHead:
 
 
 def parse_head(raw: bytes) -> RequestHead:
-    """Parse a head of at most MAX_HEAD_BYTES, the empty line at its end included. Raises ClosingRefusal."""
+    """Parse a head of at most MAX_HEAD_BYTES, including the empty line at its end. Raises ClosingRefusal."""
     lines = raw[:-4].split(b"\r\n")
     if len(lines) > _MAX_LINES:
         raise ClosingRefusal(f"the request's head has more than {_MAX_LINES} lines")
@@ -97,7 +105,7 @@ def parse_head(raw: bytes) -> RequestHead:
 
 
 def _body_size(headers: Headers, is_http_1_0: bool) -> int | None:
-    """Return the body's length, or None for chunks (RFC 9112, 6.3). Raises ClosingRefusal."""
+    """Return the length of the body, or None for a chunked one (RFC 9112, 6.3). Raises ClosingRefusal."""
     lengths, codings = headers.getall("content-length"), headers.getall("transfer-encoding")
     if codings:
         if lengths or is_http_1_0 or [item.strip().lower() for item in codings] != ["chunked"]:
@@ -113,3 +121,32 @@ def _body_size(headers: Headers, is_http_1_0: bool) -> int | None:
 
 def _shown(line: bytes) -> str:
     return repr(line[:_SHOWN_CHARACTERS].decode("latin-1"))
+
+
+def parse_query(target: str, known: Collection[str]) -> dict[str, str]:
+    """Return the query parameters of a request target. Raises InvalidRequest for an unknown or repeated one."""
+    text = target.partition("?")[2]
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_QUERY_FIELDS)
+    except ValueError as error:
+        raise InvalidRequest(f"the query cannot be read: {error}") from None
+    for key, _ in pairs:
+        if key not in known:
+            raise InvalidRequest(f"unexpected query parameter '{key[:80]}', expected {', '.join(sorted(known))}")
+    if len(dict(pairs)) != len(pairs):
+        raise InvalidRequest("the query names a parameter twice")
+    return dict(pairs)
+
+
+def parse_whole_number(what: str, text: str) -> int:
+    """Return a parameter's value as a number of 0 or more. Raises InvalidRequest."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_BODY_DIGITS):
+        raise InvalidRequest(f"'{what}' must be a whole number of 0 or more, got '{text[:80]}'")
+    return int(text)
+
+
+def parse_truth(what: str, text: str) -> bool:
+    """Return the value of a parameter that is "true" or "false". Raises InvalidRequest."""
+    if text not in ("true", "false"):
+        raise InvalidRequest(f"'{what}' must be true or false, got '{text[:80]}'")
+    return text == "true"

@@ -1,5 +1,5 @@
-"""What the HTTP and the gRPC front end share of KServe's v2 protocol and Triton's extensions. No aiohttp, no protobuf.
+"""KServe v2 protocol and Triton's extensions, shared by the HTTP and gRPC front ends. No aiohttp, no protobuf.
 
-Raw tensor bytes, request parameters, requested outputs, version text and the shapes of answers that are not inferences.
-A request passes through here on its way from a wire's own message to `message.Request`, a response on its way back.
+JSON codec, request parameters, requested outputs, version text, and the JSON of control responses. Front ends decode a
+request here to `core.request_response.Request`, and encode the response.
 """

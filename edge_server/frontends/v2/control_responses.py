@@ -1,4 +1,4 @@
-"""Answers that are not inferences, as JSON-able dicts in Triton's shape."""
+"""JSON responses of the control endpoints: metadata, statistics, repository, shared memory, in Triton's format."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ Json = dict[str, object]
 
 
 def server_metadata(metadata: ServerMetadata) -> Json:
+    """Return the server's name, version and extensions."""
     return {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
 
 
 def model_metadata(metadata: ModelMetadata) -> Json:
+    """Return a model's versions, platform, inputs and outputs."""
     return {
         "name": metadata.name,
         "versions": list(metadata.versions),
@@ -41,7 +43,8 @@ def _tensors(tensors: Sequence[TensorMetadata]) -> list[Json]:
 
 
 def instance_reports(reports: Iterable[InstanceReport]) -> Json:
-    """What is in force in each loaded version; not of Triton's protocol: `edge-server status` reads it."""
+    """Return backend, device, precision and memory of each loaded version (not in Triton); used by `edge-server
+    status`."""
     return {
         "models": [
             {
@@ -65,16 +68,16 @@ def instance_reports(reports: Iterable[InstanceReport]) -> Json:
 
 
 def repository_index(entries: Iterable[IndexEntry]) -> list[Json]:
-    return [_without_empty(entry) for entry in entries]
-
-
-def _without_empty(entry: IndexEntry) -> Json:
-    optional = {"version": entry.version, "state": entry.state, "reason": entry.reason}
-    return {"name": entry.name, **{key: value for key, value in optional.items() if value}}
+    """Return the repository index; empty fields are omitted."""
+    index: list[Json] = []
+    for entry in entries:
+        optional = {"version": entry.version, "state": entry.state, "reason": entry.reason}
+        index.append({"name": entry.name, **{key: value for key, value in optional.items() if value}})
+    return index
 
 
 def version_reports(versions: Iterable[VersionReport], pins: Mapping[str, int]) -> list[Json]:
-    """Return versions with their past. Ours, not Triton's: `since_s` is null for one that was never loaded."""
+    """Return versions with their history (not in Triton). `since_s` is null for a version that was never loaded."""
     return [
         {
             "name": item.name,
@@ -92,6 +95,7 @@ def version_reports(versions: Iterable[VersionReport], pins: Mapping[str, int]) 
 
 
 def pin_report(report: PinReport) -> Json:
+    """Return the result of a rollback or unpin (not in Triton)."""
     return {
         "name": report.name,
         "pin": report.pin,
@@ -103,6 +107,7 @@ def pin_report(report: PinReport) -> Json:
 
 
 def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
+    """Return rates and counts of the open frame streams (not in Triton)."""
     return [
         {
             "stream_id": report.stream_id,
@@ -125,8 +130,8 @@ def frame_streams(reports: Iterable[FrameStreamReport]) -> list[Json]:
     ]
 
 
-def engine_works(report: EngineBuildsReport) -> Json:
-    """What GET /edge/v1/engines answers; not of Triton's protocol."""
+def engine_builds(report: EngineBuildsReport) -> Json:
+    """Return the response of GET /edge/v1/engines (not in Triton)."""
     return {
         "enabled": True,
         "detail": report.pause,
@@ -155,6 +160,7 @@ def engine_works(report: EngineBuildsReport) -> Json:
 
 
 def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:
+    """Return the registered regions of system shared memory."""
     return [
         {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.byte_size}
         for region in regions
@@ -162,10 +168,12 @@ def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:
 
 
 def cuda_memory_status(regions: Iterable[CudaRegion]) -> list[Json]:
+    """Return the registered regions of CUDA shared memory."""
     return [{"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size} for region in regions]
 
 
 def statistics(versions: Iterable[VersionStatistics]) -> Json:
+    """Return the statistics of versions."""
     return {"model_stats": [_version_statistics(version) for version in versions]}
 
 
@@ -197,8 +205,5 @@ _RESPONSE_PARTS = ("compute_infer", "compute_output", "success", "fail", "empty_
 
 
 def _durations(counters: VersionStatistics | BatchStatistics | ResponseStatistics, parts: Sequence[str]) -> Json:
-    return {part: _duration(getattr(counters, part)) for part in parts}
-
-
-def _duration(duration: Duration) -> Json:
-    return {"count": duration.count, "ns": duration.ns}
+    durations: dict[str, Duration] = {part: getattr(counters, part) for part in parts}
+    return {part: {"count": duration.count, "ns": duration.ns} for part, duration in durations.items()}

@@ -1,7 +1,7 @@
-"""Bodies of the generate extension: one flat JSON object in, one flat JSON object out.
+"""JSON codec of the generate extension: one flat JSON object for a request, one for a response.
 
-Members named like an input of the model are that input, others are request parameters. Kept simple on purpose by the
-protocol: one row, no binary data, no choice of outputs.
+A member with the name of an input is that input; the others are request parameters. The protocol is simple on purpose:
+one row, no binary data, no choice of outputs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from edge_server.protocol.raw_tensors import Buffer
 def decode_generate(
     body: Buffer, spec: ModelSpec, *, version: int | None = None, extra: Mapping[str, Parameter] | None = None
 ) -> Request:
-    """Return the request that a generate body describes. Raises InvalidRequest.
+    """Return the request of a generate body. Raises InvalidRequest.
 
-    A list fills the input's first dimension of any size; everything else about its shape follows the configuration,
-    with a batch of one.
+    The first variable dimension of an input gets the length of the list; the rest of its shape is that of the
+    configuration, with a batch of one.
     """
     members = parse_object(body)
     declared = {item.name: item for item in spec.inputs}
-    # In the body's order, in which a model in Python sees them.
-    inputs = {name: _tensor(declared[name], members.pop(name), spec) for name in list(members) if name in declared}
+    # In the order of the body: Python models see this order.
+    inputs = {
+        name: _input_tensor(declared[name], members.pop(name), spec) for name in list(members) if name in declared
+    }
     request_id = members.pop("id", "")
     if not isinstance(request_id, str):
         raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(request_id)}")
@@ -51,7 +53,8 @@ def decode_generate(
     )
 
 
-def _tensor(item: InputSpec, value: object, spec: ModelSpec) -> Tensor:
+def _input_tensor(item: InputSpec, value: object, spec: ModelSpec) -> Tensor:
+    """Return the tensor of one input; a value that is not a list is one element."""
     data = value if isinstance(value, list) else [value]
     dims = list(item.dims)
     if -1 in dims:
@@ -64,9 +67,9 @@ def _tensor(item: InputSpec, value: object, spec: ModelSpec) -> Tensor:
 
 
 def encode_generate(response: Response) -> dict[str, object]:
-    """Return the flat object for one response without error; outputs of one element are scalars.
+    """Return the flat object of a response without an error; outputs of one element are scalars.
 
-    Raises InvalidRequest for outputs that JSON cannot carry.
+    Raises InvalidRequest for outputs that JSON cannot represent.
     """
     members: dict[str, object] = {"model_name": response.model, "model_version": str(response.version)}
     if response.request_id:

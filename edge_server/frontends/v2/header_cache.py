@@ -1,8 +1,9 @@
-"""Cache of inference bodies' JSON, recognised by its bytes: a client's repeats but for the id and the tensors' data.
+"""Cache of parsed request headers: the JSON of an inference body, recognised by its bytes.
 
-What a JSON text says beside its data is kept with the decisions of the serving core for such requests (RequestMemo).
-The data is behind the text as raw bytes, or in it as arrays of numbers; such a text is cut at the arrays. A JSON value
-may stand in the place of another one, so whatever the arrays are, the rest of a text that was right remains so.
+Requests of a client have the same JSON except for the id and the tensor data. The cache keeps the parsed JSON with the
+decisions of the serving core for such requests (RequestMemo). The data follows the text as raw bytes, or is in it as
+arrays of numbers; such a text is cut at the arrays. Any JSON value may replace another one, so the rest of a valid text
+stays valid, whatever the arrays contain.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, RequestMemo, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.json_codec import DecodedRequest, answer_text, decode_infer, encode_infer, is_sent_raw
+from edge_server.frontends.v2.json_codec import (
+    DecodedRequest,
+    decode_infer,
+    encode_infer,
+    is_sent_raw,
+    response_template,
+)
 from edge_server.frontends.v2.json_number_arrays import LARGE_BYTES
-from edge_server.frontends.v2.json_parser import parse_object
+from edge_server.frontends.v2.json_parser import numbers_text, parse_numbers, parse_object
 from edge_server.frontends.v2.json_tensor_data import (
     FEW,
     FLOATS,
@@ -38,26 +45,26 @@ from edge_server.protocol.raw_tensors import Buffer, raw_from_tensor, tensor_fro
 
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 2048
-"""How many texts are remembered, and how long one may be: a client that never repeats itself costs no more memory."""
+"""Limits of the cache, in texts and bytes of a text: a client without repeated texts uses no more memory."""
 
 _ID = re.compile(rb'\{"id":\s?"([0-9A-Za-z_.:-]{0,64})",')
 _PLAIN = frozenset(DType) - {DType.BOOL, DType.BYTES}
 _NUMBERS: dict[DType, frozenset[type]] = {
     dtype: frozenset((int, float) if dtype in FLOATS else (int,)) for dtype in _PLAIN - {DType.FP16, DType.BF16}
 }
-"""Types of numbers that may be in a JSON array, and the types of Python that they are read as."""
+"""Number types that a JSON array can contain, and the types that Python's parser returns for them."""
 
 _DATA = b'"data":'
 _SPACE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _MARK = f"data {secrets.token_hex(16)} "
-"""Stands, with a number, for an array in the check of a cut text. No client can know it."""
+"""Replaces an array, with a number, in the check of a cut text. No client can know it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """An input. Its bytes within the tensors that follow the text are from `start` to `end`."""
+class _CachedInput:
+    """An input. Its raw bytes behind the text are from `start` to `end`."""
 
     name: str
     dtype: DType
@@ -66,19 +73,19 @@ class _Part:
     start: int
     end: int
     is_plain: bool
-    """Whether any bytes of that size are such a tensor."""
+    """Whether any bytes of this size are a valid tensor."""
     limits: tuple[int, int] | None
-    """The least and the greatest integer; None for floating point."""
+    """Lowest and highest integer; None for floating point."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A text that was read, and found right, before."""
+class _CachedHeader:
+    """The content of a text that was decoded without an error."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[_CachedInput, ...]
     size: int
     literals: tuple[bytes, ...]
-    """The text behind each array of numbers, up to the next or to its end; empty where the data is raw."""
+    """The text behind each array of numbers, up to the next one or the end; empty for raw data."""
     wanted: dict[str, RequestedOutput]
     outputs: tuple[str, ...]
     binary_output: bool
@@ -90,36 +97,36 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _KnownAnswer:
-    """The JSON text of the answers that one generation gives, while its outputs have these types and shapes."""
+class _CachedResponse:
+    """The JSON text of a generation's responses, valid while the outputs have these types and shapes."""
 
     spec: ModelSpec
     version: int
     outputs: tuple[tuple[str, DType, tuple[int, ...]], ...]
-    """As they come in the response."""
+    """In the order of the response."""
     order: tuple[tuple[int, bool], ...]
-    """As they go: place in the response, and whether as raw bytes."""
+    """In the order of sending: index in the response, and whether sent as raw bytes."""
     literals: tuple[str, ...]
-    """The text before, between and behind the arrays of numbers. Its first character is left out: an id goes there."""
+    """The text before, between and behind the arrays of numbers, without its first character: an id is put there."""
 
 
 class HeaderCache:
-    """Decodes inference bodies as `decode_infer` does and encodes answers as `encode_infer`. Used by one thread."""
+    """Decodes inference bodies like `decode_infer`, and encodes responses like `encode_infer`. For one thread."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._nothing_pinned = RequestRegions(regions)
-        self._known: dict[tuple[str, int | None, bytes], _Known] = {}
+        self._known: dict[tuple[str, int | None, bytes], _CachedHeader] = {}
         self._seen: set[int] = set()
 
     def learn(self, body: Buffer, header_length: int | None, spec: ModelSpec, version: int | None) -> DecodedRequest:
-        """Decode as `decode_infer` does what cannot be recalled, and remember it. Raises as that does."""
+        """Decode a body that `recall` does not know, and cache its text. Raises as `decode_infer` does."""
         decoded = decode_infer(body, header_length, spec, self._regions, version=version)
         self._remember(body, header_length, decoded)
         return decoded
 
     def recall(self, body: Buffer, header_length: int | None, model: str, version: int | None) -> DecodedRequest | None:
-        """Return the request, with its memo, if its text is known and nothing is wrong with its data."""
+        """Return the request, with its memo, if its text is cached and its data are valid; else None."""
         view = memoryview(body)
         if header_length is None:
             if len(view) > LARGE_BYTES:
@@ -155,13 +162,13 @@ class HeaderCache:
     def encode(
         self, response: Response, decoded: DecodedRequest, spec: ModelSpec
     ) -> tuple[bytes, list[bytes | memoryview], int | None]:
-        """See `encode_infer`."""
+        """Encode a response; see `encode_infer`."""
         memo, outputs = decoded.request.memo, response.outputs
         if memo is None or response.parameters or response.request_id != decoded.request.id:
             return encode_infer(response, decoded, spec)
         known = memo.front_end
         if (
-            type(known) is not _KnownAnswer
+            type(known) is not _CachedResponse
             or known.spec is not response.spec
             or known.version != response.version
             or len(known.outputs) != len(outputs)
@@ -170,7 +177,7 @@ class HeaderCache:
                 for tensor, (name, dtype, shape) in zip(outputs, known.outputs, strict=True)
             )
         ):
-            memo.front_end = _known_answer(response, decoded, spec)
+            memo.front_end = _cached_response(response, decoded, spec)
             return encode_infer(response, decoded, spec)
         chunks: list[bytes | memoryview] = []
         texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", known.literals[0]]
@@ -178,27 +185,28 @@ class HeaderCache:
         for place, is_raw in known.order:
             if is_raw:
                 array = outputs[place].array
-                # As raw_from_tensor, which copies where the numbers are not in a row.
-                is_row = array.flags.c_contiguous and array.ndim
-                chunks.append(array.data.cast("B") if is_row else raw_from_tensor(outputs[place]))
+                # As in raw_from_tensor, which copies an array that is not contiguous.
+                is_contiguous = array.flags.c_contiguous and array.ndim
+                chunks.append(array.data.cast("B") if is_contiguous else raw_from_tensor(outputs[place]))
             else:
-                # As json_text_from_tensor, which writes those that no JSON number is.
-                numbers = repr(outputs[place].array.reshape(-1).tolist())
-                numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers.replace(" ", "")
+                # As in json_text_from_tensor, which also writes NaN and infinities ("n").
+                numbers = numbers_text(outputs[place].array.reshape(-1).tolist())
+                numbers = json_text_from_tensor(outputs[place]) if "n" in numbers else numbers
                 texts += (numbers, known.literals[following])
                 following += 1
         text = "".join(texts).encode("ascii")
         return text, chunks, len(text) if chunks else None
 
     def _remember(self, body: Buffer, header_length: int | None, decoded: DecodedRequest) -> None:
-        """Keep what a text says from the second time on: what never repeats is not kept."""
+        """Cache a text when it comes for the second time."""
         view = memoryview(body)
         if len(view) > LARGE_BYTES if header_length is None else not 0 < header_length <= MAX_KEPT_BYTES:
             return
         text, _ = _cut_id(bytes(view[:header_length]))
         begin = text if header_length is not None else text[: text.find(_DATA) + len(_DATA)]
         key = decoded.request.model, decoded.request.version, begin
-        # Of texts that differ behind the first array only, the first one is kept: two clients must not take turns.
+        # Of texts that differ only behind the first array, the first is kept: two clients must not replace each
+        # other's.
         if len(begin) > MAX_KEPT_BYTES or key in self._known:
             return
         mark = hash(key)
@@ -213,7 +221,7 @@ class HeaderCache:
             if not literals or sum(map(len, literals)) > MAX_KEPT_BYTES:
                 return
             text, literals = literals[0], literals[1:]
-        known = _known(text, literals, decoded)
+        known = _cached_header(text, literals, decoded)
         if known is None:
             return
         if len(self._known) >= MAX_KEPT:
@@ -222,12 +230,13 @@ class HeaderCache:
 
 
 def _cut_id(text: bytes) -> tuple[bytes, str]:
-    """Return the text without an id in front, and the id."""
+    """Return the text without the id at its start, and the id."""
     match = _ID.match(text)
     return (text, "") if match is None else (b"{" + text[match.end() :], match[1].decode("ascii"))
 
 
-def _from_raw(known: _Known, payload: memoryview, model: str) -> dict[str, Tensor]:
+def _from_raw(known: _CachedHeader, payload: memoryview, model: str) -> dict[str, Tensor]:
+    """Return the tensors of the raw bytes behind a text."""
     inputs: dict[str, Tensor] = {}
     for part in known.parts:
         data = payload[part.start : part.end]
@@ -239,8 +248,8 @@ def _from_raw(known: _Known, payload: memoryview, model: str) -> dict[str, Tenso
     return inputs
 
 
-def _from_numbers(known: _Known, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
-    """Return the tensors of a text whose arrays begin at `start`; None where anything is not as it was."""
+def _from_numbers(known: _CachedHeader, text: bytes, start: int, model: str) -> dict[str, Tensor] | None:
+    """Return the tensors of a text whose first array begins at `start`; None if anything else differs."""
     inputs: dict[str, Tensor] = {}
     last = len(known.literals) - 1
     for number, (part, literal) in enumerate(zip(known.parts, known.literals, strict=True)):
@@ -252,10 +261,10 @@ def _from_numbers(known: _Known, text: bytes, start: int, model: str) -> dict[st
         if data.count(b"[") + data.count(b"{") != 1:
             return None
         try:
-            values, length = _DECODER.raw_decode(data.decode("ascii"))
+            values = parse_numbers(data)
         except ValueError:
             return None
-        if length != len(data) or type(values) is not list or len(values) != part.count:
+        if type(values) is not list or len(values) != part.count:
             return None
         if not _NUMBERS[part.dtype].issuperset(map(type, values)):
             return None
@@ -270,7 +279,7 @@ def _from_numbers(known: _Known, text: bytes, start: int, model: str) -> dict[st
                 array = np.array(values, np.float64)
             except OverflowError:
                 return None
-            # Otherwise infinite, no number, or near the end of the range: rare, and looked at one by one.
+            # Else there is an infinity, a NaN or a number near the limit: rare, and left to the full decoder.
             if not array.dot(array) < LARGEST_FP32**2:
                 return None
             if part.dtype is DType.FP32:
@@ -280,7 +289,7 @@ def _from_numbers(known: _Known, text: bytes, start: int, model: str) -> dict[st
 
 
 def _cut_data(text: bytes) -> tuple[bytes, ...]:
-    """Return the text around the flat arrays that are the data of all its inputs; empty where they are not."""
+    """Return the text around the flat data arrays of the inputs; () if an input has another kind of data."""
     literals: list[bytes] = []
     probe: list[str] = []
     begin = 0
@@ -297,42 +306,45 @@ def _cut_data(text: bytes) -> tuple[bytes, ...]:
             probe += (decoded[begin:start], f'"{_MARK}{len(probe) // 2}"')
             begin = end
         literals.append(text[begin:])
-        # A string may look like the beginning of an array: the marks have to be the inputs' data, one for each.
+        # A string can look like the start of an array: each mark must be the data of one input.
         members = parse_object("".join((*probe, decoded[begin:])).encode("ascii"))
     except (ValueError, RecursionError, InvalidRequest):
         return ()
     items = members.get("inputs")
-    assert isinstance(items, list), "it was decoded"
+    assert isinstance(items, list), "the text was decoded before"
     expected = [f"{_MARK}{number}" for number in range(len(probe) // 2)]
     return tuple(literals) if expected and [item.get("data") for item in items] == expected else ()
 
 
-def _known(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) -> _Known | None:
+def _cached_header(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) -> _CachedHeader | None:
+    """Return the cache entry of a text; None when its texts cannot be recognised or decoded without the parser."""
     members = parse_object(b"[]".join((text, *literals)))
     parameters = members.get("parameters", {})
-    # With an id elsewhere than in front, each of the client's texts is another.
+    # With an id that is not at the start, each text of a client is different.
     if "id" in members or not isinstance(parameters, dict) or DEADLINE_KEY in parameters or decoded.output_places:
         return None
-    parts: list[_Part] = []
+    parts: list[_CachedInput] = []
     start = 0
     items = members["inputs"]
-    assert isinstance(items, list), "it was decoded"
+    assert isinstance(items, list), "the text was decoded before"
     for item in items:
         tensor = decoded.request.inputs[item["name"]]
         size = item.get("parameters", {}).get("binary_data_size")
         if tensor.dtype not in _NUMBERS if literals else type(size) is not int or "data" in item:
             return None
         size = size or 0
-        # No view of no bytes: numpy makes none.
+        # Without bytes numpy cannot make a view.
         is_plain = tensor.dtype in _PLAIN and size > 0
         count = math.prod(tensor.shape)
         if literals and not count:
             return None
         limits = None if tensor.dtype in FLOATS or not literals else integer_range(tensor.dtype)
-        parts.append(_Part(tensor.name, tensor.dtype, tensor.shape, count, start, start + size, is_plain, limits))
+        parts.append(
+            _CachedInput(tensor.name, tensor.dtype, tensor.shape, count, start, start + size, is_plain, limits)
+        )
         start += size
     request = decoded.request
-    return _Known(
+    return _CachedHeader(
         tuple(parts),
         start,
         literals,
@@ -347,17 +359,17 @@ def _known(text: bytes, literals: tuple[bytes, ...], decoded: DecodedRequest) ->
     )
 
 
-def _known_answer(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _KnownAnswer | None:
-    """Return what can be kept of an answer's text; None where it depends on more than types and shapes."""
+def _cached_response(response: Response, decoded: DecodedRequest, spec: ModelSpec) -> _CachedResponse | None:
+    """Return the cache entry of a response's text; None if the text depends on more than types and shapes."""
     outputs = response.outputs
     if response.spec is None or decoded.output_places or any(item.classification for item in decoded.outputs.values()):
         return None
     for item in outputs:
-        can_go = item.dtype in (_PLAIN if is_sent_raw(item.name, decoded) else _NUMBERS)
-        if not can_go or type(item) is not Tensor or not item.array.size:
+        is_cacheable = item.dtype in (_PLAIN if is_sent_raw(item.name, decoded) else _NUMBERS)
+        if not is_cacheable or type(item) is not Tensor or not item.array.size:
             return None
-    text, order = answer_text(response, decoded, spec, _MARK)
-    return _KnownAnswer(
+    text, order = response_template(response, decoded, spec, _MARK)
+    return _CachedResponse(
         response.spec,
         response.version,
         tuple((item.name, item.dtype, item.shape) for item in outputs),

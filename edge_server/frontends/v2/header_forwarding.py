@@ -1,4 +1,4 @@
-"""Headers (HTTP) or metadata (gRPC) that a server is told to pass on to models as string parameters."""
+"""Header forwarding: HTTP headers or gRPC metadata that become string parameters of the request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _RESERVED = frozenset(
 
 
 def forwarded(headers: Iterable[tuple[str, str]], pattern: re.Pattern[str] | None) -> dict[str, Parameter]:
-    """Return the headers whose whole name matches, as parameters. Raises InvalidRequest for names with a meaning."""
+    """Return the headers whose full name matches `pattern`, as parameters. Raises InvalidRequest for a reserved
+    name."""
     if pattern is None:
         return {}
     parameters: dict[str, Parameter] = {}

@@ -1,4 +1,4 @@
-"""HTTP inference bodies: a JSON text, optionally followed by raw tensors, to a Request; a Response to the like.
+"""Codec of HTTP inference bodies: a JSON text, optionally followed by raw tensors.
 
 Formats: KServe v2 REST with Triton's extensions binary_tensor_data, classification, shared memory and parameters.
 """
@@ -43,11 +43,11 @@ _ONE_SOURCE = (
 
 @dataclass(slots=True)
 class DecodedRequest:
-    """A request for the core and what its answer must look like.
+    """A request for the core, and the requested form of its response.
 
-    `outputs` are those asked for by name, by name; empty asks for all. `binary_output` is the choice for outputs that
-    do not say. `output_pins` hold the regions that results go to, with the piece of each such output in
-    `output_places`; whoever sends the answer, or gives up on it, calls `output_pins.release`.
+    `outputs` are the outputs requested by name; empty means all. `binary_output` is the default for outputs without a
+    choice of their own. `output_pins` hold the shared-memory regions of outputs, `output_places` the part of each such
+    output. The owner calls `output_pins.release` after the response is sent or discarded.
     """
 
     request: Request
@@ -74,11 +74,11 @@ def decode_infer(
     version: int | None = None,
     extra: Mapping[str, Parameter] | None = None,
 ) -> DecodedRequest:
-    """Decode one inference body; tensors are views of `body` where they can be.
+    """Decode one inference body; tensors are views of `body` where possible.
 
-    `header_length` is the byte count of the JSON part: None when all is JSON, 0 when there is none and the body is
-    the model's one input. `extra` are parameters from elsewhere (forwarded headers); the body's own win.
-    Raises InvalidRequest, and what pinning a shared-memory region raises; nothing stays pinned then.
+    `header_length` is the byte count of the JSON part: None when the whole body is JSON, 0 when there is no JSON and
+    the body is the model's only input. `extra` are further parameters (forwarded headers); those of the body take
+    precedence. Raises InvalidRequest, and the errors of pinning a shared-memory region; nothing stays pinned then.
     """
     view = memoryview(body)
     if header_length == 0:
@@ -96,17 +96,8 @@ def decode_infer(
         raise
 
 
-def _targets(
-    outputs: Mapping[str, RequestedOutput], places: Mapping[str, RegionView], pins: RequestRegions
-) -> Mapping[str, DevicePiece] | None:
-    """Return the GPU memory for outputs, held with the inputs; None without any."""
-    regions = {name: outputs[name].region for name, place in places.items() if place.device is not None}
-    found = {name: pins.target(region) for name, region in regions.items() if region is not None}
-    return {name: piece for name, piece in found.items() if piece is not None} or None
-
-
 class _InferBody:
-    """The JSON members of one inference body, read on demand with the sentences that their absence deserves."""
+    """Decoder of the JSON members of one inference body."""
 
     def __init__(self, members: Json, spec: ModelSpec) -> None:
         self._members = members
@@ -120,51 +111,62 @@ class _InferBody:
         version: int | None,
         extra: Mapping[str, Parameter] | None,
     ) -> DecodedRequest:
+        """Return the request; `payload` has the raw tensors."""
         outputs = self._outputs()
         places = {item.name: output_pins.place(item.region) for item in outputs.values() if item.region is not None}
         parameters = split_parameters(_object(self._members, "parameters", "the request"))
+        request_id = self._members.get("id", "")
+        if not isinstance(request_id, str):
+            raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(request_id)}")
+        inputs = self._inputs(payload, input_pins)
+        # The GPU memory of outputs is held with the inputs.
+        targets: dict[str, DevicePiece] = {}
+        for name, place in places.items():
+            region = outputs[name].region if place.device is not None else None
+            piece = None if region is None else input_pins.target(region)
+            if piece is not None:
+                targets[name] = piece
         request = Request(
             model=self._spec.name,
             version=version,
-            id=self._id(),
-            inputs=self._inputs(payload, input_pins),
+            id=request_id,
+            inputs=inputs,
             outputs=tuple(outputs),
             parameters={**extra, **parameters.custom} if extra else parameters.custom,
             priority=parameters.priority,
             timeout_us=parameters.timeout_us,
             deadline_ns=parameters.deadline_ns,
             sequence=parameters.sequence,
-            targets=_targets(outputs, places, input_pins) if places else None,
+            targets=targets or None,
             release=input_pins.release if input_pins else None,
         )
         return DecodedRequest(request, outputs, parameters.binary_output, output_pins, places)
-
-    def _id(self) -> str:
-        value = self._members.get("id", "")
-        if not isinstance(value, str):
-            raise InvalidRequest(f"Unable to parse 'id': expected a string, got {json_type(value)}")
-        return value
 
     def _inputs(self, payload: memoryview, pins: RequestRegions) -> dict[str, Tensor]:
         if "inputs" not in self._members:
             raise InvalidRequest("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
         inputs: dict[str, Tensor] = {}
-        taken = 0
+        used = 0
         for item in _objects(self._members, "inputs"):
             name = _name(item, "inputs")
             if name in inputs:
                 raise InvalidRequest(f"input '{name}' for model '{self._spec.name}' is given more than once")
-            inputs[name], size = self._input(name, item, payload[taken:], pins)
-            taken += size
-        if taken != len(payload):
+            inputs[name], size = self._input(name, item, payload[used:], pins)
+            used += size
+        if used != len(payload):
             raise InvalidRequest(
-                f"unexpected additional input data for model '{self._spec.name}': {len(payload) - taken} bytes are left"
+                f"unexpected additional input data for model '{self._spec.name}': {len(payload) - used} bytes are left"
             )
         return inputs
 
     def _input(self, name: str, item: Json, rest: memoryview, pins: RequestRegions) -> tuple[Tensor, int]:
-        """Return the tensor and how many bytes of `rest` it took."""
-        dtype, shape = _datatype(name, item), _shape(name, item)
+        """Return the tensor, and the number of bytes of `rest` that it uses."""
+        datatype = _member(item, "datatype", f"input '{name}'")
+        dtype = BY_NAME.get(datatype) if isinstance(datatype, str) else None
+        if dtype is None:
+            shown = f"'{datatype[:64]}'" if isinstance(datatype, str) else json_type(datatype)
+            raise InvalidRequest(f"Unable to parse 'datatype' of input '{name}': {shown} is not a data type")
+        shape = _shape(name, item)
         parameters = _object(item, "parameters", f"input '{name}'")
         size = binary_data_size(parameters)
         region = region_reference(parameters, f"input '{name}'")
@@ -225,15 +227,6 @@ def _name(item: Json, key: str) -> str:
     return value
 
 
-def _datatype(name: str, item: Json) -> DType:
-    value = _member(item, "datatype", f"input '{name}'")
-    dtype = BY_NAME.get(value) if isinstance(value, str) else None
-    if dtype is None:
-        shown = f"'{value[:64]}'" if isinstance(value, str) else json_type(value)
-        raise InvalidRequest(f"Unable to parse 'datatype' of input '{name}': {shown} is not a data type")
-    return dtype
-
-
 def _shape(name: str, item: Json) -> list[int]:
     value = _member(item, "shape", f"input '{name}'")
     if not isinstance(value, list):
@@ -247,7 +240,7 @@ def _shape(name: str, item: Json) -> list[int]:
 def _decode_raw(
     payload: memoryview, spec: ModelSpec, regions: Regions, version: int | None, extra: Mapping[str, Parameter]
 ) -> DecodedRequest:
-    """Make a request of a body without JSON: the bytes of the model's one input, one item of it."""
+    """Decode a body without JSON: the bytes of one item of the model's only input."""
     if len(spec.inputs) != 1:
         raise InvalidRequest(
             f"Raw request must only have 1 input to be deduced, but model '{spec.name}' has {len(spec.inputs)}"
@@ -265,6 +258,7 @@ def _decode_raw(
 
 
 def _raw_shape(payload: memoryview, spec: ModelSpec) -> tuple[int, ...]:
+    """Return the shape of the only input: a variable dimension follows from the size of the body."""
     declared = spec.inputs[0]
     variable = declared.dims.count(-1)
     if variable > 1:
@@ -289,10 +283,10 @@ def _raw_shape(payload: memoryview, spec: ModelSpec) -> tuple[int, ...]:
 def encode_infer(
     response: Response, decoded: DecodedRequest, spec: ModelSpec
 ) -> tuple[bytes, list[bytes | memoryview], int | None]:
-    """Return the JSON part, the raw tensors that follow it, and the JSON part's length when any raw byte follows.
+    """Return the JSON part, the raw tensors behind it, and the length of the JSON part if there are raw bytes.
 
-    The response must not carry an error. Outputs stand in model order; those with a region are written there.
-    Raises InvalidRequest for an output that cannot be had in the asked form.
+    The response must have no error. Outputs are in the order of the model; outputs with a region are written there.
+    Raises InvalidRequest for an output that cannot be sent in the requested form.
     """
     chunks: list[bytes | memoryview] = []
     parts = [
@@ -308,14 +302,18 @@ def encode_infer(
 
 
 def is_sent_raw(name: str, decoded: DecodedRequest) -> bool:
-    """Return whether an output goes as raw bytes behind the JSON text."""
-    asked = decoded.outputs.get(name)
-    return decoded.binary_output if asked is None or asked.binary is None else asked.binary
+    """Return whether an output is sent as raw bytes behind the JSON text."""
+    wanted = decoded.outputs.get(name)
+    return decoded.binary_output if wanted is None or wanted.binary is None else wanted.binary
 
 
-def answer_text(response: Response, decoded: DecodedRequest, spec: ModelSpec, mark: str) -> tuple[str, list[Tensor]]:
-    """Return the JSON text of answers whose outputs are numbers of the same types and shapes, without an id and with
-    `mark` for each array; and the outputs in their order."""
+def response_template(
+    response: Response, decoded: DecodedRequest, spec: ModelSpec, mark: str
+) -> tuple[str, list[Tensor]]:
+    """Return the JSON text of responses with numbers of these types and shapes, and the outputs in its order.
+
+    The text has no id, and `mark` in place of each array.
+    """
     outputs = ordered_outputs(response, spec, decoded.outputs)
     parts = []
     for tensor in outputs:
@@ -336,22 +334,23 @@ def _encoded_tensor(name: str, dtype: DType, shape: tuple[int, ...]) -> str:
 
 
 def ordered_outputs(response: Response, spec: ModelSpec, wanted: Mapping[str, RequestedOutput]) -> list[Tensor]:
-    """Return the response's tensors in model order, without those that were not asked for."""
+    """Return the requested tensors of the response, in the order of the model."""
     by_name = {tensor.name: tensor for tensor in response.outputs if not wanted or tensor.name in wanted}
     known = [by_name.pop(output.name) for output in spec.outputs if output.name in by_name]
     return [*known, *by_name.values()]
 
 
 def _encode_output(tensor: Tensor, decoded: DecodedRequest, spec: ModelSpec, chunks: list[bytes | memoryview]) -> str:
-    asked = decoded.outputs.get(tensor.name) or RequestedOutput(tensor.name)
-    if asked.classification > 0:
+    """Return the JSON object of an output; append its raw bytes to `chunks`, or write it to its region."""
+    wanted = decoded.outputs.get(tensor.name) or RequestedOutput(tensor.name)
+    if wanted.classification > 0:
         declared = spec.output(tensor.name)
         labels = declared.labels if declared is not None else ()
-        tensor = classify(tensor, asked.classification, labels, spec.max_batch_size > 0)
+        tensor = classify(tensor, wanted.classification, labels, spec.max_batch_size > 0)
     output = _encoded_tensor(tensor.name, tensor.dtype, tensor.shape)
-    if asked.region is not None:
-        # Nothing more is said of it, as with Triton: its C++ client takes `parameters` to hold a binary_data_size.
-        place_in_pin(tensor, asked.region, decoded.output_places[tensor.name])
+    if wanted.region is not None:
+        # No `parameters`, as in Triton: its C++ client expects a binary_data_size in them.
+        place_in_pin(tensor, wanted.region, decoded.output_places[tensor.name])
         return f"{{{output}}}"
     if is_sent_raw(tensor.name, decoded):
         raw = raw_from_tensor(tensor)

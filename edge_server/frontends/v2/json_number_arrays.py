@@ -1,7 +1,7 @@
-"""Large arrays of a request's JSON, kept as text until the tensor that they fill is known.
+"""Large number arrays of a JSON request: cut out of the text, and parsed in pieces into their tensor.
 
-A number is some bytes of text and a few bytes of tensor, but thirty to a hundred bytes of Python objects in between.
-So a large `data` array is cut out of the text before the parser sees it, and parsed piece by piece into the tensor.
+A number needs a few bytes as text and in a tensor, but thirty to a hundred bytes as a Python object. A large `data`
+array is therefore cut out before the parser sees the text, and parsed piece by piece later.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from edge_server.errors import InvalidRequest
 MAX_NESTING = 100
 
 MAX_ARRAYS = 1024 * 1024
-"""Most arrays within one: each takes the time of many numbers, and a tensor needs few."""
+"""Most arrays inside one: an array takes the time of many numbers, and a tensor needs few arrays."""
 
 LARGE_BYTES = 64 * 1024
-"""Arrays of fewer bytes are parsed with the rest: they cost little."""
+"""Smaller arrays are parsed with the rest of the text."""
 
 _PIECE_BYTES = 256 * 1024
-"""How much text is parsed, and held as Python objects, at a time."""
+"""Bytes of text that are parsed to Python objects at a time."""
 
-# Brackets, digits, white space, and the letters of true, false, null, NaN and Infinity: what holds neither strings nor
-# objects. Which of it is JSON, the parser of the pieces says.
+# Brackets, digits, white space, and the letters of true, false, null, NaN and Infinity: an array without strings and
+# objects. The parser of the pieces checks that it is JSON.
 _LARGE = re.compile(rb'"data"[ \t\r\n]*:[ \t\r\n]*(\[[][0-9eE+.,\-truefalsnNIity \t\r\n]{%d,}\])' % LARGE_BYTES)
 _SPACE = b" \t\r\n"
 _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
 
 _MARK = f"array {secrets.token_hex(16)} "
-"""Stands, with a number, for an array that was cut out. No client can know it."""
+"""Replaces, with a number, an array that is cut out. No client can know it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayText:
-    """A JSON array of numbers, booleans and arrays of such, not parsed yet."""
+    """Text of a JSON array of numbers, booleans and nested arrays, not parsed yet."""
 
     text: memoryview
 
     def count(self) -> tuple[int, bool]:
-        """Return the most elements that it can have, and whether it has as many if it is JSON at all.
+        """Return the highest possible number of elements, and whether it is exact if the text is valid JSON.
 
-        Raises InvalidRequest when it is made of more than MAX_ARRAYS arrays.
+        Raises InvalidRequest for more than MAX_ARRAYS arrays.
         """
         most, arrays = 1, 0
-        for piece in _slices(self.text):
-            octets = bytes(piece)
+        for start in range(0, len(self.text), _PIECE_BYTES):
+            octets = bytes(self.text[start : start + _PIECE_BYTES])
             most += octets.count(b",")
             arrays += octets.count(b"[")
         if arrays > MAX_ARRAYS:
@@ -56,13 +56,13 @@ class ArrayText:
         return most, _EMPTY.search(self.text) is None
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield JSON arrays, each as deeply nested as the whole, whose elements in a row are its elements.
+        """Yield JSON arrays with the same nesting as the whole; their elements in sequence are its elements.
 
-        They are JSON if, and only if, the whole is. Raises InvalidRequest for what shows between two of them.
+        They are valid JSON if, and only if, the whole is. Raises InvalidRequest for an error between two pieces.
         """
         text, start, depth = self.text, 0, 0
         while start < len(text):
-            end = _cut(text, start)
+            end = _piece_end(text, start)
             piece = bytes(text[start:end])
             before, depth = depth, depth + piece.count(b"[") - piece.count(b"]")
             if depth < 0 or (depth == 0) != (end == len(text)):
@@ -73,30 +73,23 @@ class ArrayText:
             start = end + 1  # behind the comma
 
 
-def _slices(text: memoryview) -> Iterator[memoryview]:
-    return (text[start : start + _PIECE_BYTES] for start in range(0, len(text), _PIECE_BYTES))
-
-
-def _cut(text: memoryview, start: int) -> int:
-    """Return where the piece from `start` on ends: at a comma between two values, or at the end of the text."""
+def _piece_end(text: memoryview, start: int) -> int:
+    """Return the end of the piece from `start` on: a comma between two values, or the end of the text."""
     if len(text) - start <= _PIECE_BYTES:
         return len(text)
     near = bytes(text[start + _PIECE_BYTES // 2 : start + _PIECE_BYTES])
     place = near.rfind(b",")
     if place < 0:
         raise _malformed(f"no comma within {len(near)} bytes")
-    # Between two pieces, and so in neither, may not be what is wrong: no value before the comma, or none behind it.
+    # The parser does not see the comma between two pieces: check here that a value is before and behind it.
     if near[:place].rstrip(_SPACE)[-1:] in (b"", b"[", b",") or near[place + 1 :].lstrip(_SPACE)[:1] in (b"]", b","):
         raise _malformed("a value is missing at a comma")
     end = start + _PIECE_BYTES // 2 + place
-    if not near[place + 1 :].strip(_SPACE) and _lacks_value(text, end + 1):
-        raise _malformed("a value is missing at a comma")
+    if not near[place + 1 :].strip(_SPACE):
+        following = bytes(text[end + 1 : end + 1 + _PIECE_BYTES]).lstrip(_SPACE)[:1]
+        if following in (b"", b"]", b","):
+            raise _malformed("a value is missing at a comma")
     return end
-
-
-def _lacks_value(text: memoryview, start: int) -> bool:
-    following = bytes(text[start : start + _PIECE_BYTES]).lstrip(_SPACE)[:1]
-    return following in (b"", b"]", b",")
 
 
 def _malformed(what: str) -> InvalidRequest:
@@ -104,7 +97,7 @@ def _malformed(what: str) -> InvalidRequest:
 
 
 def cut_out(text: bytes | bytearray | memoryview) -> tuple[bytes, dict[str, ArrayText]]:
-    """Return the text with a string in place of each large `data` array, and the arrays by these strings."""
+    """Replace each large `data` array by a string; return the text and the arrays by these strings."""
     if len(text) <= LARGE_BYTES:
         return bytes(text), {}
     view = memoryview(text)
@@ -114,7 +107,7 @@ def cut_out(text: bytes | bytearray | memoryview) -> tuple[bytes, dict[str, Arra
     for match in _LARGE.finditer(view):
         part = bytes(view[done : match.start(1)])
         quotes += part.count(b'"')
-        # Within a string, or perhaps: an escaped quote counts as none, and looks like one.
+        # Inside a string, or possibly: an escaped quote would be counted as a quote.
         if quotes % 2 or b"\\" in part:
             break
         name = f"{_MARK}{len(arrays)}"
@@ -128,5 +121,5 @@ def cut_out(text: bytes | bytearray | memoryview) -> tuple[bytes, dict[str, Arra
 
 
 def put_back(pairs: list[tuple[str, Any]], arrays: dict[str, ArrayText]) -> list[tuple[str, Any]]:
-    """Return an object's members with the arrays that were cut out of them."""
+    """Return the members of an object with their arrays, which were cut out."""
     return [(key, arrays.get(value, value) if isinstance(value, str) else value) for key, value in pairs]

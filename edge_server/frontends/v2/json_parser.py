@@ -1,15 +1,20 @@
-"""JSON text of hostile clients, read within bounds, and JSON answers written.
+"""JSON parser with limits for hostile clients, and JSON writer.
 
-Deliberately unlike Triton, whose answer to malformed JSON is 500: what is wrong with a request is INVALID_ARG here, so
-400. Its clients look only at "not 200".
+Malformed JSON is INVALID_ARG (400). This differs from Triton, which responds with 500; its clients only check for 200.
+
+orjson parses and writes arrays of numbers: a request with 1,000 numbers takes 0.3 ms of processor time instead of 1.3
+ms, one with 150,000 numbers 24 ms instead of 113 ms. The standard library's json does the rest, because it can refuse
+repeated members; orjson would save 0 of 130 us for a cached header of 300 bytes, and 10 of 210 us for a new one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +26,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAX_VALUES = 2 * 1024 * 1024
-"""Most commas, colons and opening brackets outside of strings that the parser is given. Each may stand for 70 bytes
-of Python objects, however few of text: 64 MiB of "{}," would be 1.5 GB."""
+"""Most commas, colons and opening brackets outside of strings. Each can cause 70 bytes of Python objects: 64 MiB of
+"{}," would become 1.5 GB."""
 
 _CHUNK_BYTES = 1 << 20
 _NOT_STRUCTURE = bytes(octet for octet in range(256) if octet not in b'[]{}",:')
@@ -37,19 +42,10 @@ _IMAGES = (
 _IMAGE_BEGINS = b"\xff\x89R"
 
 
-def _refuse_image(begin: bytes) -> None:
-    """Raise InvalidRequest for the beginning of an image file: curl sends one without saying that it is one."""
-    for pattern, media_type in _IMAGES:
-        if pattern.match(begin):
-            raise InvalidRequest(
-                f"the request body is an image, not JSON: send it with the header 'Content-Type: {media_type}'"
-            )
-
-
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        # Readers disagree on which of two members counts; a proxy may have judged the other one.
+        # Parsers disagree about which of two members is valid; a proxy may have checked the other one.
         raise InvalidRequest("failed to parse the request JSON buffer: an object has two members of the same name")
     return members
 
@@ -59,37 +55,76 @@ def _decoder(arrays: dict[str, ArrayText]) -> json.JSONDecoder:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-# What is written are trees made here: to look for circles in them would take as long as to write them.
+_NUMBER_DECODER = json.JSONDecoder()
+# The server's own values have no circular references, and the check takes as long as the encoding.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> object:
-    """Return the value of a JSON text in UTF-8; bare NaN, Infinity and -Infinity are numbers.
+    """Return the value of a JSON text in UTF-8. NaN, Infinity and -Infinity are accepted as numbers.
 
-    `cuts`: large arrays of members called "data" are left as ArrayText. Raises InvalidRequest for anything that is not
-    JSON, is nested deeper than MAX_NESTING, has more than MAX_VALUES values, repeats a member, or holds half of a
-    surrogate pair.
+    With `cuts`, large arrays in members named "data" become ArrayText. Raises InvalidRequest for text that is not JSON,
+    is nested deeper than MAX_NESTING, has more than MAX_VALUES values, repeats a member, or has half of a surrogate
+    pair.
     """
     raw, arrays = cut_out(text) if cuts else (bytes(text), {})
-    _check_structure(raw)
+    check_structure(raw)
     try:
         decoded = raw.decode("utf-8")
         value: object = (_decoder(arrays) if arrays else _DECODER).decode(decoded)
         if _SURROGATE.search(decoded):
-            # Only \u escapes can bring half a pair in, and such a string can be written nowhere later.
+            # Only \u escapes can contain half a pair; such a string could not be encoded later.
             json.dumps(value, ensure_ascii=False, default=str).encode("utf-8")
     except (ValueError, RecursionError) as error:
-        # ValueError covers JSON's and Unicode's own errors and integers with more digits than Python converts.
+        # ValueError includes errors of JSON and Unicode, and integers with more digits than Python converts.
         raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
     return value
 
 
+@functools.cache
+def _orjson() -> ModuleType | None:
+    """Return orjson, imported with the first array of numbers; None on a machine without it."""
+    try:
+        import orjson
+    except ImportError:
+        return None
+    library: ModuleType = orjson
+    return library
+
+
+def parse_numbers(text: bytes) -> object:
+    """Return the value of a JSON text without strings and objects. Raises ValueError.
+
+    Without the limits of `parse_json`: the caller checks size and nesting. Integers of more than 64 bits may become
+    floating point.
+    """
+    library = _orjson()
+    if library is not None:
+        try:
+            return library.loads(text)
+        except ValueError:
+            pass  # NaN and infinities are not JSON for orjson
+    return _NUMBER_DECODER.decode(text.decode("ascii"))
+
+
+def numbers_text(numbers: list[object]) -> str:
+    """Return numbers as a JSON array. The text contains the letter "n" if one of them is NaN or infinite: it is not
+    valid then."""
+    library = _orjson()
+    return repr(numbers).replace(" ", "") if library is None else str(library.dumps(numbers), "ascii")
+
+
 def parse_object(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> dict[str, object]:
-    """Return the members of a JSON object; an empty text counts as an empty object. See `parse_json`."""
+    """Return the members of a JSON object; an empty text means an empty object. See `parse_json`."""
     if not len(text):
         return {}
     if text[0] in _IMAGE_BEGINS:
-        _refuse_image(bytes(text[:12]))
+        # curl sends an image without its content type: say which header is missing.
+        for pattern, media_type in _IMAGES:
+            if pattern.match(bytes(text[:12])):
+                raise InvalidRequest(
+                    f"the request body is an image, not JSON: send it with the header 'Content-Type: {media_type}'"
+                )
     value = parse_json(text, cuts=cuts)
     if not isinstance(value, dict):
         raise InvalidRequest(f"request JSON must be an object, got {json_type(value)}")
@@ -97,7 +132,7 @@ def parse_object(text: bytes | bytearray | memoryview, *, cuts: bool = False) ->
 
 
 def to_json(value: object) -> bytes:
-    """Return the value as compact JSON in ASCII; NaN and infinities are written bare, as Triton does."""
+    """Return the value as compact JSON in ASCII; NaN and infinities are written without quotes, as in Triton."""
     return _ENCODER.encode(value).encode("ascii")
 
 
@@ -123,8 +158,8 @@ _TYPE_NAMES: dict[type, str] = {
 }
 
 
-def _check_structure(raw: bytes) -> None:
-    """Refuse deep nesting before the recursive parser meets it, and so many values that memory would suffer."""
+def check_structure(raw: bytes) -> None:
+    """Refuse deep nesting, which the recursive parser cannot handle, and more values than memory allows."""
     may_be_deep = raw.count(b"[") + raw.count(b"{") > MAX_NESTING
     if not may_be_deep and (len(raw) <= MAX_VALUES or raw.count(b",") + raw.count(b":") <= MAX_VALUES - MAX_NESTING):
         return
@@ -148,7 +183,7 @@ def _check_structure(raw: bytes) -> None:
 
 
 def _outside_strings(raw: bytes) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the octets that structure the text, some at a time: whatever the text is, they take little memory."""
+    """Yield the structural characters outside of strings, in chunks that use little memory."""
     has_escapes = b"\\" in raw
     is_inside = is_escaped = False
     for start in range(0, len(raw), _CHUNK_BYTES):

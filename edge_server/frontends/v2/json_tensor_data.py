@@ -1,4 +1,4 @@
-"""Tensor data as JSON arrays: from a client's list to an array with nothing bent to fit, and back."""
+"""Tensor data as JSON arrays: strict conversion from a client's list to a tensor, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import numpy as np
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_number_arrays import ArrayText
-from edge_server.frontends.v2.json_parser import json_type, parse_json, to_json
+from edge_server.frontends.v2.json_parser import (
+    check_structure,
+    json_type,
+    numbers_text,
+    parse_json,
+    parse_numbers,
+    to_json,
+)
 from edge_server.protocol.raw_tensors import element_count
 
 if TYPE_CHECKING:
@@ -19,16 +26,16 @@ if TYPE_CHECKING:
 
 FLOATS = (DType.FP32, DType.FP64)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
-# So many that a library for matrices would not wake threads for them.
 FEW = 4096
+"""Up to this length, numpy's dot product uses no other threads."""
 _WITHOUT_JSON = (DType.FP16, DType.BF16)
 
 
 def tensor_from_json(name: str, dtype: DType, shape: Sequence[int], data: object, *, model: str) -> Tensor:
-    """Return the tensor that a `data` member describes: row-major, nested in any way, or flat.
+    """Return the tensor of a `data` member: row-major, flat or nested in any way.
 
-    Integers must be JSON integers within the type's range, BOOL true or false, BYTES strings (sent on as UTF-8);
-    FP32 and FP64 take any number, NaN and infinities included. Raises InvalidRequest.
+    Integers must be JSON integers within the range of the type, BOOL true or false, BYTES strings (kept as UTF-8); FP32
+    and FP64 accept any number, including NaN and infinities. Raises InvalidRequest.
     """
     if dtype in _WITHOUT_JSON:
         raise InvalidRequest(
@@ -46,7 +53,7 @@ def tensor_from_json(name: str, dtype: DType, shape: Sequence[int], data: object
 
 
 def json_from_tensor(tensor: Tensor) -> list[object]:
-    """Return the elements, flat and row-major. Raises InvalidRequest for FP16, BF16 and BYTES that are not UTF-8."""
+    """Return the elements, flat and row-major. Raises InvalidRequest for FP16, BF16, and BYTES that are not UTF-8."""
     if tensor.dtype in _WITHOUT_JSON:
         raise InvalidRequest(
             f"sending {tensor.dtype.value} data via JSON is not supported. "
@@ -65,24 +72,30 @@ def json_from_tensor(tensor: Tensor) -> list[object]:
 
 
 def json_text_from_tensor(tensor: Tensor) -> str:
-    """Return what `json_from_tensor` does as JSON text. Raises as that does."""
+    """Return the elements as JSON text. Raises as `json_from_tensor` does."""
     elements = json_from_tensor(tensor)
     if tensor.dtype in (DType.BOOL, DType.BYTES):
         return to_json(elements).decode("ascii")
-    # Python writes numbers as JSON does, but for NaN and the infinities; and a list of them in a third of the time.
-    text = repr(elements)
-    return to_json(elements).decode("ascii") if "n" in text else text.replace(" ", "")
+    text = numbers_text(elements)
+    return to_json(elements).decode("ascii") if "n" in text else text
 
 
 def _array_from_text(name: str, dtype: DType, count: int, data: ArrayText, model: str) -> npt.NDArray[np.generic]:
-    """Return the `count` elements of a large array; little of it is Python objects at any time."""
+    """Return the `count` elements of a large array, parsed in pieces to save memory."""
     most, is_exact = data.count()
     if count > most or (is_exact and count != most):
         raise _other_count(name, count, most, model)
     array: npt.NDArray[np.generic] = np.empty(count, dtype.numpy)
     filled, depth = 0, -1
     for piece in data.pieces():
-        flat, levels = _flatten(name, parse_json(piece), model)
+        check_structure(piece)
+        try:
+            flat, levels = _flatten(name, parse_numbers(piece), model)
+        except ValueError:
+            flat, levels = _flatten(name, parse_json(piece), model)
+        if dtype not in FLOATS and float in set(map(type, flat)):
+            # Maybe an integer of more than 64 bits, which has another error message.
+            flat, levels = _flatten(name, parse_json(piece), model)
         if depth not in (-1, levels):
             raise _mixed(name, model)
         depth = levels
@@ -108,12 +121,12 @@ def _mixed(name: str, model: str) -> InvalidRequest:
 
 
 def _flatten(name: str, data: object, model: str) -> tuple[list[object], int]:
-    """Return the elements in a row, and the levels of arrays that they were in."""
+    """Return the elements as a flat list, and the depth of nesting."""
     if not isinstance(data, list):
         raise InvalidRequest(f"'data' of input '{name}' for model '{model}' must be an array, got {json_type(data)}")
     level: list[object] = data
     depth = 1
-    # Whole levels at a time: the parser has bounded how many there can be.
+    # One level at a time: the parser limits their number.
     while level and isinstance(level[0], list):
         if set(map(type, level)) != {list}:
             raise _mixed(name, model)
@@ -123,7 +136,7 @@ def _flatten(name: str, data: object, model: str) -> tuple[list[object], int]:
 
 
 def _check_types(name: str, dtype: DType, flat: list[object], model: str) -> None:
-    # By exact type, at C speed: bool is a subclass of int, and a tensor of a million numbers is common.
+    # Exact types, because bool is a subclass of int; and in C, because tensors of a million numbers are common.
     wrong = set(map(type, flat)) - _ALLOWED.get(dtype, {int})
     if wrong:
         found = json_type(next(element for element in flat if type(element) in wrong))
@@ -143,13 +156,13 @@ _WANTED = {DType.BOOL: "true or false", DType.BYTES: "strings", DType.FP32: "num
 
 
 def array_from_list(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
-    """Return the elements, whose types suit `dtype`, as an array. Raises InvalidRequest for a number out of range."""
+    """Return elements of the right types as an array. Raises InvalidRequest for a number out of range."""
     if dtype is DType.BYTES:
         array = np.empty(len(flat), dtype=object)
         array[:] = [str(element).encode("utf-8") for element in flat]
         return array
     if dtype in FLOATS:
-        return _floats(name, dtype, flat, model)
+        return _float_array(name, dtype, flat, model)
     if dtype is not DType.BOOL and flat:
         lowest, highest = integer_range(dtype)
         if min(flat) < lowest or max(flat) > highest:  # type: ignore[type-var, operator]
@@ -158,23 +171,24 @@ def array_from_list(name: str, dtype: DType, flat: list[object], model: str) -> 
 
 
 def integer_range(dtype: DType) -> tuple[int, int]:
+    """Return the lowest and the highest value of an integer type."""
     bits = 8 * dtype.itemsize
     return (0, 2**bits - 1) if dtype.numpy.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def _floats(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
+def _float_array(name: str, dtype: DType, flat: list[object], model: str) -> npt.NDArray[np.generic]:
     try:
         wide = np.array(flat, dtype=np.float64)
     except OverflowError:
         raise _out_of_range(name, dtype, model) from None
     if dtype is DType.FP64:
         return wide
-    # One number tells that all are within range; neither an infinity nor NaN lets it be small.
+    # The sum of squares shows that all are in range: with an infinity or NaN the comparison fails.
     if len(flat) <= FEW and wide.dot(wide) < LARGEST_FP32**2:
         return wide.astype(np.float32)
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
-    # An infinity may be asked for by name; a finite number must not become one.
+    # An infinity is valid, but a finite number must not become one.
     if np.isinf(narrow).any() and not np.array_equal(np.isinf(narrow), np.isinf(wide)):
         raise _out_of_range(name, dtype, model)
     return narrow

@@ -1,7 +1,7 @@
-"""Parameters of requests, inputs and outputs: what the server itself reads, and what passes through to the model.
+"""Request parameters: the server's own parameters are parsed and checked, the others go to the model.
 
-Both wires hand over plain Python values: str, int, float, bool (and, from JSON, None, lists and dicts, which are never
-right).
+Both front ends pass plain Python values: str, int, float and bool, and from JSON also None, lists and dicts, which are
+never valid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_server.memory.region_pins import RegionRef
 RESERVED_PREFIX = "triton_"
 
 DEADLINE_KEY = "edge_deadline_ms"
-"""Our own: milliseconds from now after which an answer is of no use. Triton's `timeout` bounds the wait only."""
+"""Parameter of this server: milliseconds after which a response is useless. Triton's `timeout` limits only the wait."""
 
 _MAX_DEADLINE_MS = 86_400_000
 
@@ -27,11 +27,12 @@ _INT64_START, _INT64_END = -(2**63), 2**63
 _MAX_SEQUENCE_ID_BYTES = 128
 
 
-# Not frozen: one is made for each request, and freezing makes that three times as long.
+# Not frozen: each request makes one, and a frozen dataclass takes three times as long.
 @dataclass(slots=True)
 class RequestParameters:
-    """A request's parameters, told apart. `binary_output` is HTTP's default for outputs that do not say; `custom`
-    are those that the model sees, allowed reserved ones included. `deadline_ns` is of time.monotonic_ns, 0 for none."""
+    """The parameters of a request, by purpose. `binary_output` is the default for HTTP outputs without a choice of
+    their own. `custom` are the model's parameters, including allowed reserved ones. `deadline_ns` is a
+    time.monotonic_ns value, 0 for none."""
 
     sequence: SequenceStep | None
     priority: int
@@ -42,7 +43,7 @@ class RequestParameters:
 
 
 def split_parameters(raw: Mapping[str, object], *, allow: Collection[str] = ()) -> RequestParameters:
-    """Tell a request's parameters apart. Raises InvalidRequest for wrong types and for reserved keys not in `allow`."""
+    """Split the parameters of a request. Raises InvalidRequest for wrong types and for reserved keys not in `allow`."""
     if not raw:
         return RequestParameters(None, 0, 0, False, {})
     custom: dict[str, Parameter] = {}
@@ -71,7 +72,7 @@ _KNOWN = frozenset(
 
 
 def custom_value(key: str, value: object) -> Parameter:
-    """Return a parameter that passes through to the model. Raises InvalidRequest for what both wires cannot carry."""
+    """Return a parameter for the model. Raises InvalidRequest for a value that gRPC or JSON cannot represent."""
     if isinstance(value, int) and not isinstance(value, bool) and not _INT64_START <= value < _INT64_END:
         raise InvalidRequest(f"value of parameter '{key}' does not fit into 64 bits")
     if isinstance(value, (str, int, float)):
@@ -80,7 +81,7 @@ def custom_value(key: str, value: object) -> Parameter:
 
 
 def region_reference(raw: Mapping[str, object], owner: str) -> RegionRef | None:
-    """Return the shared-memory region that an input's or output's parameters name; None when they name none.
+    """Return the shared-memory region named in the parameters of an input or output, or None.
 
     `owner` is "input 'x'" or "output 'x'", for messages. Raises InvalidRequest.
     """
@@ -104,7 +105,7 @@ def region_reference(raw: Mapping[str, object], owner: str) -> RegionRef | None:
 
 
 def requested_output(name: str, raw: Mapping[str, object]) -> RequestedOutput:
-    """Read one requested output's parameters; unknown ones are ignored, as Triton does. Raises InvalidRequest."""
+    """Return a requested output from its parameters; unknown ones are ignored, as in Triton. Raises InvalidRequest."""
     if not raw:
         return RequestedOutput(name)
     region = region_reference(raw, f"output '{name}'")
@@ -116,7 +117,7 @@ def requested_output(name: str, raw: Mapping[str, object]) -> RequestedOutput:
 
 
 def binary_data_size(raw: Mapping[str, object]) -> int | None:
-    """Return how many bytes of the body belong to an input; None when its data is elsewhere. Raises InvalidRequest."""
+    """Return the size of an input's raw data in the body, None if it has none. Raises InvalidRequest."""
     return _integer(raw, "binary_data_size", 0, _INT64_END) if "binary_data_size" in raw else None
 
 

@@ -1,4 +1,4 @@
-"""Outputs as a client asked for them: classes instead of numbers, and results placed in shared memory."""
+"""Requested outputs: classification results, and outputs written to shared memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """One output as asked for. `binary` None: as the request's default says. `classification` 0: the tensor itself,
-    k: the k best classes. `region` None: in the response."""
+    """A requested output. `binary` None means the default of the request. `classification` 0 means the tensor itself, k
+    the k best classes. `region` None means that the output is in the response."""
 
     name: str
     binary: bool | None = None
@@ -33,9 +33,9 @@ class RequestedOutput:
 def classify(tensor: Tensor, k: int, labels: Sequence[str], has_batch: bool) -> Tensor:
     """Return the `k` highest values as BYTES strings "score:index" or "score:index:label", best first.
 
-    The shape is (rows, k) when `has_batch`, else (k,); `k` is cut to the count of classes. Equal scores keep index
-    order, NaN comes last. Scores are written as C's printf writes %f (numbers with a fraction) or %d.
-    Raises InvalidRequest for BYTES and BOOL, which have no order of that kind.
+    The shape is (rows, k) when `has_batch`, else (k,); `k` is at most the number of classes. Equal scores keep the
+    order of their indices, NaN is last. Scores have the format of C's printf, %f for floating point, else %d. Raises
+    InvalidRequest for BYTES and BOOL.
     """
     if tensor.dtype in (DType.BYTES, DType.BOOL):
         raise InvalidRequest(
@@ -46,27 +46,27 @@ def classify(tensor: Tensor, k: int, labels: Sequence[str], has_batch: bool) -> 
     has_rows = has_batch and tensor.array.ndim > 0
     rows = tensor.array.shape[0] if has_rows else 1
     classes = tensor.array.size // rows if rows else 0
-    scores = _numbers(tensor).reshape(rows, classes)
+    numbers: npt.NDArray[np.generic] = tensor.array
+    if tensor.dtype is DType.BF16:
+        numbers = np.left_shift(numbers.astype(np.uint32), 16).view(np.float32)
+    scores = numbers.reshape(rows, classes)
     kept = min(k, classes)
-    best = _best(scores, kept)
+    best = _best_columns(scores, kept)
     texts = np.empty((rows, kept), dtype=object)
     for row in range(rows):
         for place, index in enumerate(best[row].tolist()):
-            texts[row, place] = _class_text(scores[row, index].item(), index, labels)
+            score = scores[row, index].item()
+            text = f"{score:f}:{index}" if isinstance(score, float) else f"{score}:{index}"
+            if index < len(labels) and labels[index]:
+                text = f"{text}:{labels[index]}"
+            texts[row, place] = text.encode()
     return Tensor(tensor.name, DType.BYTES, texts if has_rows else texts.reshape(kept))
 
 
-def _numbers(tensor: Tensor) -> npt.NDArray[np.generic]:
-    if tensor.dtype is DType.BF16:
-        widened: npt.NDArray[np.generic] = np.left_shift(tensor.array.astype(np.uint32), 16).view(np.float32)
-        return widened
-    return tensor.array
-
-
-def _best(scores: npt.NDArray[np.generic], kept: int) -> npt.NDArray[np.intp]:
+def _best_columns(scores: npt.NDArray[np.generic], kept: int) -> npt.NDArray[np.intp]:
     """Return column indices of the `kept` highest scores of each row, best first."""
-    # Ranking upwards on the reversed columns and reading backwards keeps equal scores in index order. Integers cannot
-    # simply be negated: the lowest one has no opposite, and unsigned ones have none at all.
+    # An ascending sort of the reversed columns, read backwards, keeps equal scores in the order of their indices.
+    # Integers cannot be negated instead: the lowest one and unsigned ones have no negative.
     flipped = scores[:, ::-1]
     if scores.dtype.kind == "f":
         flipped = np.where(np.isnan(flipped), -np.inf, flipped)
@@ -75,17 +75,10 @@ def _best(scores: npt.NDArray[np.generic], kept: int) -> npt.NDArray[np.intp]:
     return best
 
 
-def _class_text(score: int | float, index: int, labels: Sequence[str]) -> bytes:
-    text = f"{score:f}" if isinstance(score, float) else str(score)
-    if index < len(labels) and labels[index]:
-        return f"{text}:{index}:{labels[index]}".encode()
-    return f"{text}:{index}".encode()
-
-
 def place_in_pin(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
-    """Write the tensor's wire bytes into an already pinned region and return their count.
+    """Write the raw bytes of a tensor into a pinned region, and return their count.
 
-    Raises InvalidRequest, before a byte is written, when the client's region is too small.
+    Raises InvalidRequest, before it writes, when the client's region is too small.
     """
     size = raw_size(tensor)
     if size > region.byte_size:
@@ -93,25 +86,24 @@ def place_in_pin(tensor: Tensor, region: RegionRef, pin: RegionView) -> int:
             f"shared memory size specified with the request for output '{tensor.name}' ({region.byte_size} bytes) "
             f"should be at least {size} bytes to hold the results"
         )
-    if not _lies_there(tensor, pin):
-        pin.write(raw_from_tensor(tensor))
+    if pin.device is not None and isinstance(tensor, DeviceTensor):
+        piece = tensor.elements.piece
+        if piece is not None and pin.device.is_at(piece):
+            # The backend has written the tensor to the region already.
+            return size
+    pin.write(raw_from_tensor(tensor))
     return size
 
 
-def _lies_there(tensor: Tensor, pin: RegionView) -> bool:
-    """Return whether the backend has written the tensor to the region itself."""
-    if pin.device is None or not isinstance(tensor, DeviceTensor):
-        return False
-    piece = tensor.elements.piece
-    return piece is not None and pin.device.is_at(piece)
-
-
 class OutputPlaces:
-    """The shared memory that one request's outputs go to. Pinned before anything is computed: a missing region is found
-    out then, and one that is unregistered meanwhile stays mapped until `release`. Thread-safe."""
+    """The shared memory of one request's outputs. Thread-safe.
+
+    The regions are pinned before the model runs: a missing region is an error then, and a region that is unregistered
+    meanwhile stays mapped until `release`.
+    """
 
     def __init__(self, outputs: Iterable[RequestedOutput], regions: Regions) -> None:
-        """Raises what the registry raises; nothing stays pinned then."""
+        """Raises the errors of the registry; nothing stays pinned then."""
         self._pins = RequestRegions(regions)
         self._lock = threading.Lock()
         self._is_released = False
@@ -122,7 +114,7 @@ class OutputPlaces:
             raise
 
     def write(self, tensor: Tensor, region: RegionRef) -> int:
-        """Write an output to its place, and return the count of bytes. Raises what `place_in_pin` raises, and Cancelled
+        """Write an output to its region, and return the number of bytes. Raises as `place_in_pin` does, and Cancelled
         after `release`."""
         with self._lock:
             if self._is_released:
@@ -130,11 +122,11 @@ class OutputPlaces:
             return place_in_pin(tensor, region, self._places[tensor.name])
 
     def on_gpus(self) -> list[str]:
-        """Return the names of the outputs whose place is in a GPU's memory."""
+        """Return the names of the outputs whose region is in the memory of a GPU."""
         return [name for name, place in self._places.items() if place.device is not None]
 
     def release(self) -> None:
-        """Give the memory back, once what is being written is done."""
+        """Release the regions, after a write that is running."""
         with self._lock:
             self._is_released = True
             self._pins.release()

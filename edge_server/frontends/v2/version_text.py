@@ -1,4 +1,4 @@
-"""Model versions as text: "" lets the server choose, a number of 0 and above names one."""
+"""Parser of version text in requests: a decimal number, or "" for the server's choice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _MAX_VERSION = 2**63 - 1
 
 
 def parse_version(text: str) -> int | None:
-    """Return the version that `text` names, None for "". Raises InvalidRequest for anything but a decimal number."""
+    """Return the version named by `text`, None for "". Raises InvalidRequest for other text than a decimal number."""
     if text == "":
         return None
-    # isascii: int() would also take other scripts' digits. 19 digits hold every 64-bit number.
+    # int() would also accept digits of other scripts. 19 digits are enough for 64 bits.
     if not (text.isascii() and text.isdigit()):
         raise _refusal(text, "not a whole number of 0 or above")
     if len(text) > 19 or int(text) > _MAX_VERSION:

@@ -1,4 +1,4 @@
-"""Not rclpy: a fake that records what it is told. See the README beside."""
+"""Fake rclpy that records calls. See the README in this folder."""
 
 from __future__ import annotations
 

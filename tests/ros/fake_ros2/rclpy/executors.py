@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ExternalShutdownException(Exception):
-    """The context was shut down by somebody else."""
+    """The context was shut down outside the executor."""
 
 
 class SingleThreadedExecutor:

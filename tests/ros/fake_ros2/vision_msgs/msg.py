@@ -1,4 +1,4 @@
-"""Not ROS 2: the fields of vision_msgs 4 that are published; poses are left out, nobody fills them."""
+"""Fake vision_msgs 4: only the published fields, without poses."""
 
 from sensor_msgs.msg import Header
 from strict_message import message

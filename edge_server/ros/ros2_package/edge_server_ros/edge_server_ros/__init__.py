@@ -1,1 +1,1 @@
-"""The ROS 2 node of edge_server, for a colcon workspace."""
+"""ROS 2 node of edge_server, for a colcon workspace."""

@@ -1,7 +1,7 @@
-"""The node: a camera topic in, perception topics out, computed by an edge_server over its frame stream.
+"""ROS 2 node of the bridge: a camera topic in, perception topics out, computed by an edge_server.
 
-Everything is decided by parameters, which config/params.yaml lists. The work is done by `edge_server.ros.bridge`; here
-is only what ROS adds: parameters, the log, signals.
+All settings are parameters; config/params.yaml lists them. `edge_server.ros.bridge` does the work. This file adds ROS
+parameters, the ROS log, and signals.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 def read_parameters(node: Any) -> tuple[str, BridgeParameters]:
-    """Declare every parameter; return the server's address and what the bridge is told.
+    """Declare all parameters; return the server's address and the parameters of the bridge.
 
-    They are read once, so ROS refuses to change them later. Raises InvalidRequest for values out of range.
+    They are read once and are read-only in ROS. Raises InvalidRequest for values out of range.
     """
     fixed = ParameterDescriptor(read_only=True)
     given = {name: node.declare_parameter(name, value, fixed).value for name, value in DEFAULTS.items()}
@@ -63,7 +63,7 @@ def read_parameters(node: Any) -> tuple[str, BridgeParameters]:
 
 
 class RosLog(logging.Handler):
-    """Hands Python's log lines to ROS. rclpy wants a line of code of its own for each severity."""
+    """Passes Python's log lines to ROS. rclpy requires a separate line of code for each severity."""
 
     def __init__(self, logger: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class RosLog(logging.Handler):
 
 
 def run(node: Any) -> None:
-    """Bridge until SIGINT or SIGTERM. Raises EdgeServerError for what waiting cannot mend."""
+    """Run the bridge until SIGINT or SIGTERM. Raises EdgeServerError for a permanent error."""
     address, parameters = read_parameters(node)
     bridge = Bridge(parameters, RclpyTransport(node=node), parameters.open_stream(address))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -89,7 +89,7 @@ def run(node: Any) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    # The context must outlive the last result: the bridge ends first, then ROS.
+    # The context must exist until the last result: the bridge ends first, then ROS.
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node("edge_server")
     log = logging.getLogger("edge_server")

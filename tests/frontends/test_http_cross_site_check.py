@@ -1,4 +1,4 @@
-"""Who may give orders over HTTP: not a web page of another site, whatever the order."""
+"""Cross-site check: a web page of another site cannot change the server."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Who is this machine, and what the start line says of orders that other machines may give."""
+"""Local addresses, shared keys, and the warning about changes that other machines may make."""
 
 from __future__ import annotations
 
 import pytest
 
 from edge_server.config import parse_serve
-from edge_server.frontends.access_control import is_this_machine, open_orders
+from edge_server.frontends.access_control import is_this_machine, unprotected_orders
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
@@ -38,5 +38,5 @@ KEYS = ["--http-restricted-api=logging,trace:key=word", "--grpc-restricted-proto
     ],
 )
 def test_the_start_line_names_orders_that_any_machine_may_give(flags: list[str], told: str) -> None:
-    sentence = open_orders(parse_serve(["--model-repository=/m", *flags], {}).config)
+    sentence = unprotected_orders(parse_serve(["--model-repository=/m", *flags], {}).config)
     assert sentence == (f"any machine may give orders without a key: {told}" if told else "")

@@ -1,4 +1,4 @@
-"""Bearer tokens: the file, what they open, and HTTP requests that bring them."""
+"""Bearer tokens: the file, the categories of a token, and HTTP requests with tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def test_without_a_file_nothing_is_closed() -> None:
     tokens = Tokens()
     assert not tokens.is_used
-    assert not tokens.closes("model-repository")
+    assert not tokens.requires_token("model-repository")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_ordering_categories_are_closed_and_those_that_a_line_names(
     write: Any, categories: list[str], others: set[str]
 ) -> None:
     tokens = Tokens(str(write(*(line("a", item, item) for item in categories))))
-    assert {category for category in CATEGORIES if tokens.closes(category)} == {*ORDERING_CATEGORIES, *others}
+    assert {category for category in CATEGORIES if tokens.requires_token(category)} == {*ORDERING_CATEGORIES, *others}
 
 
 def test_a_token_opens_its_categories_and_no_other(write: Any) -> None:
@@ -104,13 +104,13 @@ def test_every_token_is_compared_in_constant_time(write: Any, monkeypatch: pytes
 def test_a_wrong_line_is_refused_and_changes_nothing(write: Any, text: str, words: str) -> None:
     tokens = Tokens(str(write(line("old", "old", "logging"))))
     path = str(write(text))
-    for attempt in (Tokens, tokens.read):
+    for attempt in (Tokens, tokens.load):
         with pytest.raises(ServingFault, match=words) as caught:
             attempt(path)
         assert "secret-token" not in caught.value.message
     assert tokens.name_of(["Bearer old"], "logging") == "old"
     with pytest.raises(ServingFault, match="cannot be read: No such file"):
-        tokens.read(path + "x")
+        tokens.load(path + "x")
 
 
 def test_http_requests_need_a_token_or_the_shared_word(open_site: Any, write: Any) -> None:
@@ -160,8 +160,8 @@ def test_a_token_that_was_taken_out_opens_nothing_on_connections_that_are_open(o
         return answer.status
 
     assert [infer(), infer()] == [200, 200]
-    tokens.read(str(write(line("bob", "other", "inference"))))
+    tokens.load(str(write(line("bob", "other", "inference"))))
     assert infer() == 401
-    tokens.read(str(write(line("alice", "secret", "inference"))))
+    tokens.load(str(write(line("alice", "secret", "inference"))))
     assert infer() == 200
     connection.close()

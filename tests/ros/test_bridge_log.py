@@ -1,4 +1,4 @@
-"""What the bridge and the replay say of topics, servers and disks that are not as they should be."""
+"""Log lines of the bridge and the replay about missing topics, servers and disk space."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_a_topic_that_is_named_twice_is_refused(topics: dict[str, str]) -> None:
 def test_a_server_that_stays_away_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     caplog.set_level(logging.INFO)
-    news = ConnectionLog("/image", clock=lambda: now)
+    connection_log = ConnectionLog("/image", clock=lambda: now)
     gone, other = (StreamError(text, ErrorCode.UNAVAILABLE) for text in ("refused", "other"))
     for now in (0.0, 0.1, 59.0):  # noqa: B007 - the clock
-        news.broke(gone)
+        connection_log.log_broken(gone)
     assert caplog.text.count("trying again") == 1
     now = 60.0
-    news.broke(gone)
+    connection_log.log_broken(gone)
     assert caplog.text.count("trying again") == 2
-    news.broke(other)
+    connection_log.log_broken(other)
     assert caplog.text.count("trying again") == 3
     now = 60.2
-    news.opened(StreamOpened("camera", "m", 1, "openvino"))
-    news.broke(other)
+    connection_log.log_opened(StreamOpened("camera", "m", 1, "openvino"))
+    connection_log.log_broken(other)
     assert caplog.text.count("trying again") == 4
     assert "/image goes to m version 1 on openvino" in caplog.text
 

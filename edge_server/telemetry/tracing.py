@@ -1,0 +1,131 @@
+"""Request tracing: the settings in force, and the start of the traces.
+
+Only the settings are here. The modules that record, write and export traces are imported when the first settings turn
+tracing on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from edge_server.config import TraceConfig
+from edge_server.core.trace_settings import OPENTELEMETRY, TraceBook, TraceChange, TraceSettings, trace_level
+from edge_server.telemetry.trace_sampling import RemoteParent, TraceSampler, remote_parent
+
+if TYPE_CHECKING:
+    from edge_server.telemetry.trace_collector import TraceCollector
+    from edge_server.telemetry.trace_record import TracedRequest
+
+
+class Traces:
+    """The trace settings of the server; starts the trace of a sampled request. Thread-safe."""
+
+    def __init__(self, config: TraceConfig | None = None) -> None:
+        self._config = config or TraceConfig()
+        self._lock = threading.Lock()
+        self._book = TraceBook(start_settings(self._config))
+        self._whole = TraceSampler(self._book.whole)
+        self._models: dict[str, TraceSampler] = {}
+        self._ids = itertools.count(1)
+        self._collector: TraceCollector | None = None
+        self._is_closed = False
+        self.is_on = False
+        """Whether any request may be traced now. Front ends check this first."""
+        self._apply_book()
+
+    def get(self, model: str = "") -> dict[str, str | list[str]]:
+        """Return the settings in force in the form for clients: the model's own, else the global ones."""
+        sampler = self._models.get(model, self._whole)
+        options: dict[str, str | list[str]] = {}
+        if sampler.settings.mode == OPENTELEMETRY:
+            options["url"] = self._config.url
+        return {**sampler.settings.view(sampler.left), **options}
+
+    def update(self, model: str, change: TraceChange) -> dict[str, str | list[str]]:
+        """Change all the settings given, or none, and return the settings in force. Raises InvalidRequest.
+
+        Traces that have begun keep their settings.
+        """
+        with self._lock:
+            self._book = self._book.with_change(model, change)
+            is_new = bool(change.set or change.cleared)
+            replaced = self._apply_book(fresh={model} if is_new else set())
+            # Read once under the lock: `close` may remove it at any moment after this.
+            collector = self._collector
+        if collector is not None:
+            for sampler in replaced:
+                collector.flush(sampler)
+        return self.get(model)
+
+    def sample(self, model: str, headers: Iterable[tuple[str, str]], began_ns: int = 0) -> TracedRequest | None:
+        """Return a new trace if the request is to be traced, else None. The caller must `finish` it.
+
+        `began_ns` is the arrival of the request by time.monotonic_ns; 0: now. In mode opentelemetry a request with a
+        W3C trace context is traced regardless of the rate and the count.
+        """
+        sampler = self._models.get(model, self._whole)
+        settings, collector = sampler.settings, self._collector
+        if collector is None or not settings.is_on:
+            return None
+        if not sampler.left and settings.mode != OPENTELEMETRY:
+            return None
+        parent: RemoteParent | None = None
+        if settings.mode == OPENTELEMETRY:
+            parent = remote_parent(headers)
+        if not sampler.sample(is_forced=parent is not None):
+            return None
+        from edge_server.telemetry.trace_record import TracedRequest
+
+        return TracedRequest(model, sampler, self._ids, collector.add, parent, began_ns or time.monotonic_ns())
+
+    def close(self, timeout_s: float) -> None:
+        """Stop tracing, and write the collected traces within `timeout_s`."""
+        with self._lock:
+            self._is_closed = True
+            self.is_on = False
+            collector, self._collector = self._collector, None
+        if collector is not None:
+            collector.close(timeout_s)
+
+    def _apply_book(self, fresh: Iterable[str] = ()) -> list[TraceSampler]:
+        """Put the book's settings in force and return the samplers that were replaced.
+
+        Samplers whose settings did not change continue to count, except those of the models in `fresh`.
+        """
+        fresh = set(fresh)
+        replaced: list[TraceSampler] = []
+
+        def sampler_for(name: str, before: TraceSampler | None, settings: TraceSettings) -> TraceSampler:
+            if before is not None and before.settings == settings and name not in fresh:
+                return before
+            if before is not None:
+                replaced.append(before)
+            return TraceSampler(settings)
+
+        needs_collector = self._book.whole.mode == OPENTELEMETRY or any(
+            settings.is_on for settings in (self._book.whole, *self._book.models.values())
+        )
+        if needs_collector and self._collector is None and not self._is_closed:
+            from edge_server.telemetry.trace_collector import TraceCollector
+
+            self._collector = TraceCollector(self._config)
+        models = {name: sampler_for(name, self._models.get(name), item) for name, item in self._book.models.items()}
+        replaced += [sampler for name, sampler in self._models.items() if name not in models]
+        self._whole = sampler_for("", self._whole, self._book.whole)
+        self._models = models
+        for sampler in replaced:
+            sampler.mark_replaced()
+        in_force = (self._whole, *models.values())
+        self.is_on = not self._is_closed and any(sampler.settings.is_on for sampler in in_force)
+        return replaced
+
+
+def start_settings(config: TraceConfig) -> TraceSettings:
+    """Return the settings of the server's start."""
+    return TraceSettings(
+        trace_level(config.level), config.rate, config.count, config.log_frequency, config.file, config.mode
+    )
