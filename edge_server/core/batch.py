@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, DeviceTensor, join_rows
 from edge_server.core.model_spec import ModelSpec, OutputSpec
-from edge_server.core.ragged_batch import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.ragged_batch import join_flat, make_batch_input, ragged_output_shape, split_by_shapes
 from edge_server.core.request_response import Request
 from edge_server.core.shape_tensors import (
     batched_shape_inputs,
     batched_shape_outputs,
-    rows_of_values,
-    with_batch_size,
+    prepend_batch_size,
+    repeat_values_per_row,
 )
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
@@ -103,11 +103,11 @@ class BatchPlan:
         batch: dict[str, Array] = {}
         for name in requests[0].inputs:
             if name in self._shape_inputs:
-                batch[name] = with_batch_size(requests[0].inputs[name].array, self._rows(requests))
+                batch[name] = prepend_batch_size(requests[0].inputs[name].array, self._rows(requests))
                 continue
             arrays = [request.inputs[name].array for request in requests]
             if name in self._ragged:
-                batch[name] = concatenate(arrays)
+                batch[name] = join_flat(arrays)
             else:
                 batch[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         for item in self.spec.batch_inputs:
@@ -219,8 +219,8 @@ class BatchPlan:
 
     def _cut(self, name: str, array: Array, requests: Sequence[Request]) -> list[Array]:
         spec, source = self._declared(name, array), self._cut_by[name]
-        shapes = [output_shape(spec.dims, shape) for shape in self._shapes(requests, source)]
-        parts = cut(array, shapes)
+        shapes = [ragged_output_shape(spec.dims, shape) for shape in self._shapes(requests, source)]
+        parts = split_by_shapes(array, shapes)
         if parts is None:
             raise BackendError(
                 f"model '{self.spec.name}' answered output '{name}' with {array.size} elements, but by the shapes of "
@@ -263,7 +263,7 @@ class BatchPlan:
         return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
 
     def _rows_of_values(self, spec: OutputSpec, array: Array, total: int) -> Array:
-        rows = rows_of_values(array, spec.dims, total)
+        rows = repeat_values_per_row(array, spec.dims, total)
         if rows is None:
             given = f"the values {array.tolist()}" if array.size <= _SHOWN_VALUES else f"the shape {list(array.shape)}"
             raise BackendError(

@@ -143,11 +143,11 @@ def join_rows(tensors: Sequence[Tensor]) -> Array | DeviceArray:
     return DeviceArray(first.dtype.numpy, shape, tuple(parts))
 
 
-def on_host(array: Array | DeviceArray) -> Array:
+def to_host_array(array: Array | DeviceArray) -> Array:
     return array.host() if isinstance(array, DeviceArray) else array
 
 
-def placed(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def with_device_tensors(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the tensors with those whose array is a DeviceArray as DeviceTensor."""
     return tuple(
         DeviceTensor(item.name, item.dtype, item.array) if isinstance(item.array, DeviceArray) else item

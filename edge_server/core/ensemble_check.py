@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_server.core.composition_spec import EnsembleStep
-from edge_server.core.ensemble_graph import Origin, Step, StepGraph, StepInput, longest
+from edge_server.core.ensemble_graph import Origin, Step, StepGraph, StepInput, longest_origin
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs
 from edge_server.errors import BadModelConfig
@@ -34,7 +34,7 @@ class _Made:
         return len(self.shape) != len(self.dims)
 
 
-def step_graph(spec: ModelSpec, members: Sequence[ModelSpec]) -> StepGraph:
+def build_step_graph(spec: ModelSpec, members: Sequence[ModelSpec]) -> StepGraph:
     """Return the graph of an ensemble; `members` are the models of its steps, in their order. Raises BadModelConfig."""
     assert spec.ensemble is not None
     if not spec.ensemble.steps:
@@ -186,7 +186,7 @@ def _circle(waiting: Sequence[Step]) -> str:
 
 def _origin(spec: ModelSpec, step: Step, made: Mapping[str, _Made]) -> Origin:
     origins = [made[feed.tensor].origin for feed in step.feeds]
-    whole = longest(origins)
+    whole = longest_origin(origins)
     if any(whole[: len(origin)] != origin for origin in origins):
         raise _bad(spec, f"{step} receives inputs originated from different decoupled models")
     return whole
@@ -247,7 +247,7 @@ def _check_outputs(spec: ModelSpec, made: Mapping[str, _Made]) -> None:
                 f"output '{item.name}': expected the shape {list(maker.shape)} of {maker.where}, given {list(shape)}",
             )
     origins = {item.name: made[item.name].origin for item in spec.outputs}
-    whole = longest(origins.values())
+    whole = longest_origin(origins.values())
     for name, origin in origins.items():
         if whole[: len(origin)] != origin:
             raise _bad(spec, f"output '{name}' and another output originate from different decoupled models")

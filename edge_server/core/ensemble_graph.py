@@ -99,7 +99,7 @@ class StepGraph:
         uses: dict[str, int] = dict.fromkeys(wanted, 1)
         stays: set[str] = set()
         counts: dict[Origin, int] = {}
-        answer_origin = longest(self._origins[name] for name in wanted)
+        answer_origin = longest_origin(self._origins[name] for name in wanted)
         for step in running:
             counts[step.origin] = counts.get(step.origin, 0) + 1
             for tensor in {feed.tensor for feed in step.feeds}:
@@ -141,7 +141,7 @@ class StepGraph:
 _MOST_PLANS = 64
 
 
-def longest(origins: Iterable[Origin]) -> Origin:
+def longest_origin(origins: Iterable[Origin]) -> Origin:
     """Return the longest of origins that continue one another."""
     return max(origins, key=len, default=())
 
@@ -373,7 +373,7 @@ class GraphRun(Generic[Value]):
         self._answers.append(found)
 
 
-def find_circle(name: str, members: Mapping[str, Collection[str]]) -> list[str]:
+def find_cycle(name: str, members: Mapping[str, Collection[str]]) -> list[str]:
     """Return the way from a model over members of members back to itself, nothing when there is none."""
     trails = deque([[name]])
     seen: set[str] = set()

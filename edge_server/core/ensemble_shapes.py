@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_server.core.ensemble_graph import StepInput
-from edge_server.core.shape_tensors import values_of_rows
+from edge_server.core.shape_tensors import common_row_values
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
 
@@ -11,7 +11,7 @@ _SHOWN_ROWS = 8
 """How many rows of values an error shows."""
 
 
-def with_rank(tensor: Tensor, name: str, rank: int) -> Tensor:
+def match_rank(tensor: Tensor, name: str, rank: int) -> Tensor:
     """Return the tensor under a name of the model that takes it, as one row or as what one row holds where just one of
     the two models has a batch dimension."""
     array = tensor.array
@@ -24,12 +24,12 @@ def with_rank(tensor: Tensor, name: str, rank: int) -> Tensor:
     return Tensor(name, tensor.dtype, array)
 
 
-def as_taken(tensor: Tensor, feed: StepInput) -> Tensor:
+def step_input_tensor(tensor: Tensor, feed: StepInput) -> Tensor:
     """Return the tensor as a step's input takes it. Raises BackendError where rows have no values in common."""
     if not feed.is_values or tensor.array.ndim == feed.rank:
-        return with_rank(tensor, feed.input, feed.rank)
+        return match_rank(tensor, feed.input, feed.rank)
     array = tensor.array
-    values = values_of_rows(array)
+    values = common_row_values(array)
     if values is None:
         raise BackendError(
             f"input '{feed.input}' is a shape tensor of a model that batches: expected rows of equal values in tensor "

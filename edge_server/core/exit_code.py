@@ -8,7 +8,7 @@ import enum
 class ExitCode(enum.IntEnum):
     """64 and 78 are those of sysexits.h, which systemd names in its status lines; 79 is the first above them.
 
-    `systemd/edge-server.service` names those of `NEVER_AGAIN` as RestartPreventExitStatus; all others but 0 restart.
+    `systemd/edge-server.service` names those of `NO_RESTART_CODES` as RestartPreventExitStatus; all others but 0 restart.
     """
 
     OK = 0
@@ -24,5 +24,5 @@ class ExitCode(enum.IntEnum):
     """A GPU fell off the bus or needs a reset, and its models could not be moved: a new process may find it again."""
 
 
-NEVER_AGAIN = (ExitCode.USAGE, ExitCode.CONFIG)
+NO_RESTART_CODES = (ExitCode.USAGE, ExitCode.CONFIG)
 """What a restart without a change cannot heal."""

@@ -82,7 +82,7 @@ _MEMORY_WORDS = (
 _DEVICE = re.compile(r"\bgpu=(\d{1,3})\b")
 
 
-def classify(error: EdgeServerError) -> GpuFault | None:
+def classify_gpu_fault(error: EdgeServerError) -> GpuFault | None:
     """Return what an error of a run on a GPU says about it, None when it is about something else."""
     said = error.message.lower()
     code = _CODE.search(said)
@@ -96,7 +96,7 @@ def classify(error: EdgeServerError) -> GpuFault | None:
     return None
 
 
-def device_in(error: EdgeServerError) -> int | None:
+def named_gpu(error: EdgeServerError) -> int | None:
     """Return the number of the GPU that the words name, as ONNX Runtime's do; None when they name none."""
     found = _DEVICE.search(error.message.lower())
     return int(found[1]) if found else None

@@ -29,7 +29,7 @@ BATCH_INPUT_DTYPES = (DType.INT32, DType.FP32)
 """The types that an input made from the batch may have, Triton's."""
 
 
-def concatenate(arrays: Sequence[Array]) -> Array:
+def join_flat(arrays: Sequence[Array]) -> Array:
     """Return all elements as one dimension; a view where there is one array and its memory allows it."""
     if len(arrays) == 1:
         return arrays[0].reshape(-1)
@@ -61,7 +61,7 @@ def _filled(values: Sequence[int], dtype: DType) -> Array:
     return np.array(values, dtype.numpy)
 
 
-def output_shape(dims: Shape, source: Shape) -> Shape:
+def ragged_output_shape(dims: Shape, source: Shape) -> Shape:
     """Return the shape of one request's part of a batch output.
 
     `dims` are the output's, without rows; each -1 among them, and the rows, is what the source input has there.
@@ -69,7 +69,7 @@ def output_shape(dims: Shape, source: Shape) -> Shape:
     return tuple(source[place] if size == -1 else size for place, size in enumerate((-1, *dims)))
 
 
-def cut(array: Array, shapes: Sequence[Shape]) -> list[Array] | None:
+def split_by_shapes(array: Array, shapes: Sequence[Shape]) -> list[Array] | None:
     """Return each request's part, views of a flattened `array`; None where it has not as many elements in all."""
     ends = list(accumulate(prod(shape) for shape in shapes))
     if array.size != ends[-1]:

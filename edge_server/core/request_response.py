@@ -64,7 +64,7 @@ class Request:
     back what they are views of (a pinned shared-memory region). `deadline_ns` is when an answer is of no use any more
     (time.monotonic_ns; 0: never): what cannot be finished until then is not begun. `trace` takes note of its way, if it
     is one of the few that are traced. `targets` are pieces of GPU memory for outputs, by name, kept until `release`: an
-    output may be written there, which its tensor then tells (see core.device). Large enough or not is not checked yet.
+    output may be written there, which its tensor then tells (see core.device_tensor). Large enough or not is not checked yet.
     `memo` belongs to the request's head, see RequestMemo; None where the front end keeps no heads.
     """
 

@@ -61,7 +61,7 @@ def batched_shape_outputs(spec: ModelSpec) -> frozenset[str]:
     return frozenset(item.name for item in spec.outputs if item.is_shape_tensor and spec.max_batch_size > 0)
 
 
-def with_batch_size(values: Array, rows: int) -> Array:
+def prepend_batch_size(values: Array, rows: int) -> Array:
     """Return what the model is given: the batch size, then the values."""
     whole = np.empty(values.size + 1, values.dtype)
     whole[0] = rows
@@ -69,14 +69,14 @@ def with_batch_size(values: Array, rows: int) -> Array:
     return whole
 
 
-def of_another_size(whole: Array, given: int, rows: int) -> Array:
+def replace_batch_size(whole: Array, given: int, rows: int) -> Array:
     """Return what `with_batch_size` does for another number of rows; as it is where it is none of `given` rows."""
     if whole.ndim != 1 or not whole.size or whole[0] != given:
         return whole
-    return with_batch_size(whole[1:], rows)
+    return prepend_batch_size(whole[1:], rows)
 
 
-def values_of_rows(rows: Array) -> Array | None:
+def common_row_values(rows: Array) -> Array | None:
     """Return the values that each row repeats; None where rows differ, or where there are none."""
     if not len(rows) or (rows[1:] != rows[0]).any():
         return None
@@ -84,7 +84,7 @@ def values_of_rows(rows: Array) -> Array | None:
     return values
 
 
-def rows_of_values(whole: Array, dims: tuple[int, ...], rows: int) -> Array | None:
+def repeat_values_per_row(whole: Array, dims: tuple[int, ...], rows: int) -> Array | None:
     """Return the values as `rows` equal rows of `dims`; None where the batch size is not before them, or where they are
     not as many as `dims` promise (a -1 in there is any size)."""
     if whole.ndim != 1 or not whole.size or whole[0] != rows:

@@ -127,7 +127,7 @@ class TraceSettings:
         return shown
 
 
-Stated = Mapping[str, Any]
+SettingValues = Mapping[str, Any]
 """Fields of TraceSettings that somebody has set."""
 
 
@@ -135,15 +135,18 @@ Stated = Mapping[str, Any]
 class TraceChange:
     """Fields of TraceSettings to be set, and fields that are to follow again what stands behind them."""
 
-    set: Stated
+    set: SettingValues
     cleared: frozenset[str] = frozenset()
 
 
-class TraceBook:
+class ServerTraceSettings:
     """The settings of the whole server. Not to be changed: `with_change` makes another one."""
 
     def __init__(
-        self, start: TraceSettings, whole: Stated | None = None, models: Mapping[str, Stated] | None = None
+        self,
+        start: TraceSettings,
+        whole: SettingValues | None = None,
+        models: Mapping[str, SettingValues] | None = None,
     ) -> None:
         self._start = start
         self._whole = dict(whole or {})
@@ -155,23 +158,23 @@ class TraceBook:
         """Return the settings in force for a model; "" for those without its own."""
         return self.models.get(model, self.whole)
 
-    def with_change(self, model: str, change: TraceChange) -> TraceBook:
+    def with_change(self, model: str, change: TraceChange) -> ServerTraceSettings:
         """Return the settings after a change, of all models when `model` is "". Raises InvalidRequest when something
         is asked to be traced that cannot be."""
         before = self._models.get(model, {}) if model else self._whole
         stated = {key: value for key, value in {**before, **change.set}.items() if key not in change.cleared}
         if not model:
-            book = TraceBook(self._start, stated, self._models)
+            book = ServerTraceSettings(self._start, stated, self._models)
         else:
             others = {name: kept for name, kept in self._models.items() if name != model}
-            book = TraceBook(self._start, self._whole, {**others, **({model: stated} if stated else {})})
+            book = ServerTraceSettings(self._start, self._whole, {**others, **({model: stated} if stated else {})})
         for settings in (book.whole, *book.models.values()):
             if settings.level and settings.flaw:
                 raise InvalidRequest(f"Attempting to set invalid trace setting :{settings.flaw}")
         return book
 
 
-def parse_change(raw: Mapping[str, object]) -> TraceChange:
+def parse_trace_change(raw: Mapping[str, object]) -> TraceChange:
     """Read what a client wants to change: names as in TraceSettings.view, None or an empty list to clear a setting.
 
     Settings that are not known, and the mode, are passed over, as in Triton. Raises InvalidRequest, and Unsupported

@@ -117,7 +117,7 @@ class LoadAction:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetireAction:
     generation: int
 
 
@@ -141,7 +141,7 @@ def next_action(
     living: Sequence[VersionSnapshot],
     failed: Collection[int] = (),
     policy: ReloadPolicy = ReloadPolicy.OVERLAP,
-) -> LoadAction | Retire | None:
+) -> LoadAction | RetireAction | None:
     """Return the one thing to do next for a model, or None when reality is as wished or work is under way.
 
     `wished` maps version numbers to fingerprints, without those of `failed`: versions that are wished for but whose
@@ -163,18 +163,18 @@ def next_action(
         has_successor = item.version in as_wished if item.version in wished else bool(as_wished)
         is_unwished = not wished and not failed
         if (has_successor and item.version not in failed) or is_unwished:
-            return Retire(item.generation)
+            return RetireAction(item.generation)
     return None
 
 
 def _after_the_old(
     load: LoadAction, wished: Mapping[int, str], living: Sequence[VersionSnapshot], failed: Collection[int]
-) -> LoadAction | Retire | None:
+) -> LoadAction | RetireAction | None:
     """Return what comes before the load, if anything does: retire what it replaces, wait for what is going."""
     for item in living:
         is_replaced = wished.get(item.version) != item.fingerprint and item.version not in failed
         if item.state is VersionState.READY and is_replaced:
-            return Retire(item.generation)
+            return RetireAction(item.generation)
     return None if any(item.state in _ON_THE_WAY_OUT for item in living) else load
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edge_server.core.composition_spec import Ensemble, EnsembleStep
-from edge_server.core.ensemble_check import step_graph
-from edge_server.core.ensemble_graph import GraphRun, StepGraph, StepLaunch, find_circle, members_first
+from edge_server.core.ensemble_check import build_step_graph
+from edge_server.core.ensemble_graph import GraphRun, StepGraph, StepLaunch, find_cycle, members_first
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
@@ -33,7 +33,7 @@ def ensemble(inputs: Any, outputs: Any, steps: Any, **more: Any) -> ModelSpec:
 def graph_of(spec: ModelSpec, *members: ModelSpec) -> StepGraph:
     known = {member.name: member for member in members}
     assert spec.ensemble is not None
-    return step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
+    return build_step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
 
 
 def flow_of(graph: StepGraph, inputs: dict[str, int], *wanted: str, names: Any = None) -> GraphRun[int]:
@@ -303,9 +303,9 @@ def test_shapes_fit_with_or_without_the_batch_dimension(ours: Any, theirs: Any, 
 
 
 def test_a_circle_of_models_is_found_at_any_length() -> None:
-    assert find_circle("a", {"a": ["b"], "b": ["c", "d"], "c": ["a"]}) == ["a", "b", "c", "a"]
-    assert find_circle("a", {"a": ["a"]}) == ["a", "a"]
-    assert find_circle("a", {"a": ["b"], "b": ["c"], "c": ["b"]}) == []
+    assert find_cycle("a", {"a": ["b"], "b": ["c", "d"], "c": ["a"]}) == ["a", "b", "c", "a"]
+    assert find_cycle("a", {"a": ["a"]}) == ["a", "a"]
+    assert find_cycle("a", {"a": ["b"], "b": ["c"], "c": ["b"]}) == []
 
 
 def test_members_come_first_also_where_there_are_circles() -> None:

@@ -11,7 +11,7 @@ from edge_server.core.version_lifecycle import (
     TRANSITIONS,
     LoadAction,
     ReloadPolicy,
-    Retire,
+    RetireAction,
     VersionSnapshot,
     VersionState,
     next_action,
@@ -54,16 +54,16 @@ ACTIONS = [
     ("the others follow", {1: "a", 3: "c"}, [(3, 1, "c", READY)], set(), LoadAction(1, "a")),
     ("while one loads nothing else is begun", {1: "a", 2: "b"}, [(1, 1, "a", LOADING)], set(), None),
     ("nor while one warms", {}, [(1, 1, "a", READY), (2, 2, "b", WARMING)], set(), None),
-    ("unwished is retired", {}, [(1, 4, "a", READY)], set(), Retire(4)),
+    ("unwished is retired", {}, [(1, 4, "a", READY)], set(), RetireAction(4)),
     ("a drain under way needs nothing", {}, [(1, 1, "a", DRAINING)], set(), None),
     ("wished again while it drains is loaded anew", {1: "a"}, [(1, 1, "a", DRAINING)], set(), LoadAction(1, "a")),
     ("a changed version is loaded beside the old", {1: "b"}, [(1, 1, "a", READY)], set(), LoadAction(1, "b")),
     (
         "and the old is retired once the new is ready",
-        {1: "b"}, [(1, 1, "a", READY), (1, 2, "b", READY)], set(), Retire(1),
+        {1: "b"}, [(1, 1, "a", READY), (1, 2, "b", READY)], set(), RetireAction(1),
     ),
     ("a new version is loaded before the old goes", {2: "b"}, [(1, 1, "a", READY)], set(), LoadAction(2, "b")),
-    ("then the old goes", {2: "b"}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), Retire(1)),
+    ("then the old goes", {2: "b"}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), RetireAction(1)),
     ("a failed change keeps the old generation", {}, [(1, 1, "a", READY)], {1}, None),
     ("a failed new version keeps the old version", {}, [(1, 1, "a", READY)], {2}, None),
     (
@@ -76,17 +76,17 @@ ACTIONS = [
     ),
     (
         "a version that nobody wishes goes though another failed, since one serves as wished",
-        {1: "a"}, [(1, 1, "a", READY), (3, 3, "c", READY)], {2}, Retire(3),
+        {1: "a"}, [(1, 1, "a", READY), (3, 3, "c", READY)], {2}, RetireAction(3),
     ),
     (
         "of several generations only the wished one stays",
-        {1: "c"}, [(1, 1, "a", READY), (1, 2, "b", READY), (1, 3, "c", READY)], set(), Retire(1),
+        {1: "c"}, [(1, 1, "a", READY), (1, 2, "b", READY), (1, 3, "c", READY)], set(), RetireAction(1),
     ),
     (
         "retired and failed do not serve",
         {1: "a"}, [(1, 1, "a", FAILED), (1, 2, "a", RETIRED)], set(), LoadAction(1, "a"),
     ),
-    ("a withdrawn wish retires all, one at a time", {}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), Retire(1)),
+    ("a withdrawn wish retires all, one at a time", {}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), RetireAction(1)),
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_what_comes_next(
     wished: dict[int, str],
     there: list[tuple[int, int, str, VersionState]],
     failed: set[int],
-    action: LoadAction | Retire | None,
+    action: LoadAction | RetireAction | None,
 ) -> None:
     assert next_action(wished, living(*there), failed) == action
 
@@ -105,19 +105,19 @@ def test_what_comes_next(
 REPLACEMENTS = [
     ("a first version is loaded", {1: "a"}, [], set(), LoadAction(1, "a")),
     ("all as wished is left alone", {1: "a"}, [(1, 1, "a", READY)], set(), None),
-    ("what is replaced goes first", {1: "b"}, [(1, 1, "a", READY)], set(), Retire(1)),
-    ("an older version goes first", {2: "b"}, [(1, 1, "a", READY)], set(), Retire(1)),
+    ("what is replaced goes first", {1: "b"}, [(1, 1, "a", READY)], set(), RetireAction(1)),
+    ("an older version goes first", {2: "b"}, [(1, 1, "a", READY)], set(), RetireAction(1)),
     ("the load waits for the drain", {1: "b"}, [(1, 1, "a", DRAINING)], set(), None),
     ("and for the close", {1: "b"}, [(1, 1, "a", CLOSING)], set(), None),
     ("then it comes", {1: "b"}, [(1, 1, "a", RETIRED)], set(), LoadAction(1, "b")),
     (
         "a version that stays as wished stays",
-        {1: "a", 2: "c"}, [(2, 2, "b", READY), (1, 1, "a", READY)], set(), Retire(2),
+        {1: "a", 2: "c"}, [(2, 2, "b", READY), (1, 1, "a", READY)], set(), RetireAction(2),
     ),
     ("and does not hold the load up", {1: "a", 2: "c"}, [(1, 1, "a", READY)], set(), LoadAction(2, "c")),
     ("what stands in for failed files stays", {2: "b"}, [(1, 1, "a", READY)], {1}, LoadAction(2, "b")),
     ("while one loads nothing else is begun", {1: "b"}, [(1, 1, "a", READY), (1, 2, "b", WARMING)], set(), None),
-    ("unwished is retired", {}, [(1, 4, "a", READY)], set(), Retire(4)),
+    ("unwished is retired", {}, [(1, 4, "a", READY)], set(), RetireAction(4)),
 ]  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_what_comes_next_where_the_old_is_unloaded_first(
     wished: dict[int, str],
     there: list[tuple[int, int, str, VersionState]],
     failed: set[int],
-    action: LoadAction | Retire | None,
+    action: LoadAction | RetireAction | None,
 ) -> None:
     assert next_action(wished, living(*there), failed, ReloadPolicy.REPLACE) == action
 

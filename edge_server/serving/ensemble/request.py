@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edge_server.core.ensemble_graph import GraphRun, Step, StepLaunch, StepPlan
-from edge_server.core.ensemble_shapes import as_taken, with_rank
+from edge_server.core.ensemble_shapes import match_rank, step_input_tensor
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import (
     NO_PARAMETERS,
@@ -231,7 +231,7 @@ class EnsembleRequest:
         for feed in step.feeds:
             tensor = launch.inputs.get(feed.input)
             if tensor is not None:
-                inputs[feed.input] = as_taken(tensor, feed)
+                inputs[feed.input] = step_input_tensor(tensor, feed)
         return Request(
             step.model,
             inputs,
@@ -278,7 +278,7 @@ class EnsembleRequest:
         for item in terms.spec.outputs:
             tensor = answer.get(item.name)
             if tensor is not None:
-                tensors.append(with_rank(tensor, item.name, len(terms.spec.wire_dims(item.dims))))
+                tensors.append(match_rank(tensor, item.name, len(terms.spec.wire_dims(item.dims))))
         if request.trace is not None:
             request.trace.outputs(tensors)
         return Response(

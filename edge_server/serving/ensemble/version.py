@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.core.ensemble_check import step_graph
+from edge_server.core.ensemble_check import build_step_graph
 from edge_server.core.ensemble_graph import GraphRun, StepGraph
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.model_statistics import VersionStatistics
@@ -88,7 +88,7 @@ class EnsembleVersion:
         self._move(VersionState.LOADING)
         try:
             members = self._member_specs()
-            self._graph = step_graph(self.spec, members)
+            self._graph = build_step_graph(self.spec, members)
             if self.spec.is_cached:
                 # Imported by the first that asks for it, as below: most servers have no cache.
                 from edge_server.serving.cache.lookup import check_members_cacheable
