@@ -9,8 +9,7 @@ import pytest
 
 from edge_server.core.composition_spec import Ensemble, EnsembleStep
 from edge_server.core.ensemble_check import build_step_graph
-from edge_server.core.ensemble_graph import StepGraph, StepInput
-from edge_server.core.ensemble_shapes import step_input_tensor
+from edge_server.core.ensemble_graph import StepGraph, StepInput, step_input_tensor
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request
@@ -55,7 +54,7 @@ def resizing(size: InputSpec, *, batch: int) -> ModelSpec:
 
 
 def size_of(graph: StepGraph, step: int = 0) -> StepInput:
-    return next(feed for feed in graph.steps[step].feeds if feed.input == "S")
+    return next(feed for feed in graph.steps[step].inputs if feed.input == "S")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_what_a_step_is_given_is_what_its_model_takes_from_a_client(rows: int) -
     assert RequestCheck(spec).rows(given) == rows
     tensors = {**given.inputs, "made": Tensor("N", DType.INT64, np.array([[4, 6]] * rows))}
     for step in graph.steps:
-        asked = Request(step.model, {feed.input: step_input_tensor(tensors[feed.tensor], feed) for feed in step.feeds})
+        asked = Request(step.model, {feed.input: step_input_tensor(tensors[feed.tensor], feed) for feed in step.inputs})
         assert RequestCheck(RESIZE).rows(asked) == rows
         assert asked.inputs["S"].array.tolist() == [4, 6]
 

@@ -347,11 +347,11 @@ def with_members(spec: ModelSpec, graph: StepGraph, members: list[ModelSpec]) ->
     for item in spec.outputs:
         maker = graph.maker(item.name)
         if maker is not None and not item.labels:
-            name = next(name for name, tensor in maker.makes if tensor == item.name)
+            name = next(name for name, tensor in maker.outputs if tensor == item.name)
             made = members[maker.index].output(name)
             item = dataclasses.replace(item, labels=made.labels if made is not None else ())
         outputs.append(item)
     config = json.loads(spec.config_json)
-    is_decoupled = spec.is_decoupled or bool(graph.plan().answer_origin)
+    is_decoupled = spec.is_decoupled or bool(graph.plan().response_origin)
     config.setdefault("model_transaction_policy", {})["decoupled"] = is_decoupled
     return dataclasses.replace(spec, outputs=tuple(outputs), is_decoupled=is_decoupled, config_json=json.dumps(config))
