@@ -14,7 +14,7 @@ from edge_server.doctor.machine import board, jetpack, memory, packages, sensors
 from edge_server.doctor.permissions import find_user, permissions
 from edge_server.doctor.ports import ports
 from edge_server.doctor.runtimes import runtimes
-from edge_server.governor.sensors.machine import read_box
+from edge_server.governor.sensors.machine import read_machine
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!", FindingLevel.PROBLEM: "X"}
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     if not root.is_dir():
         parser.error(f"--sysfs-root: '{root}' is no folder")
     files = SysfsFiles(root)
-    reading = read_box(root)
+    reading = read_machine(root)
     is_jetson = reading.soc is not None
     findings = [*board(files, reading), *jetpack(files, reading)]
     if not options.skip_runtimes:

@@ -1,4 +1,4 @@
-"""The box itself: board, software, memory, sensors."""
+"""Checks of the machine: board, system software, memory and sensors."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import sys
 from collections.abc import Iterator
 
 from edge_server.doctor.finding import Finding, FindingLevel
-from edge_server.governor.readings import BoxReading
+from edge_server.governor.readings import MachineReading
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 _MIB = 1 << 20
 
 _LEAST_BYTES = 150 * _MIB
-"""Below, the server itself, which takes some 80 MB, and one small model do not fit."""
+"""Least memory for the server itself (about 80 MB) and one small model."""
 _LITTLE_BYTES = 512 * _MIB
 
 _PACKAGES = ("nvidia-l4t-core", "nvidia-jetpack", "libnvinfer10", "libnvinfer8", "python3-libnvinfer")
 
 
-def board(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
-    """Say what the box is."""
-    yield Finding("board", "name", reading.board or _of_dmi(files) or "not told by the firmware")
+def board(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+    """Report the board, the processor, the system and Python."""
+    dmi = (files.maybe_text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
+    name = reading.board or " ".join(part for part in dmi if part)
+    yield Finding("board", "name", name or "not told by the firmware")
     if reading.soc:
         yield Finding("board", "chip", reading.soc)
     else:
@@ -34,8 +36,8 @@ def board(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
     yield Finding("board", "python", f"{platform.python_version()} at {sys.executable}")
 
 
-def jetpack(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
-    """Say which software of NVIDIA's a Jetson has; nothing of other boxes."""
+def jetpack(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+    """Report NVIDIA's software of a Jetson; nothing on other machines."""
     if reading.soc is None:
         return
     section = "jetpack"
@@ -58,7 +60,7 @@ def jetpack(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
 
 
 def packages(files: SysfsFiles) -> dict[str, str]:
-    """Return NVIDIA's packages that dpkg knows as installed, with their versions."""
+    """Return NVIDIA's packages that are installed according to dpkg, with their versions."""
     found: dict[str, str] = {}
     name, is_installed = "", False
     for line in files.lines("/var/lib/dpkg/status"):
@@ -72,8 +74,8 @@ def packages(files: SysfsFiles) -> dict[str, str]:
     return found
 
 
-def memory(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
-    """Say how much memory there is, and how hard it is to get."""
+def memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+    """Report available memory, its limit, and memory pressure."""
     section, state = "memory", reading.memory
     if state.total_bytes is None or state.available_bytes is None:
         why = reading.missing.get("memory", "/proc/meminfo does not tell")
@@ -87,7 +89,9 @@ def memory(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
         yield Finding(section, "available", text, FindingLevel.WARNING, advice)
     else:
         yield Finding(section, "available", text)
-    limit = _limit_of_group(files)
+    # The limit of this process's control group (cgroup v2).
+    group = re.search(r"(?m)^0::(/.*)$", files.maybe_text("/proc/self/cgroup") or "")
+    limit = None if group is None else files.maybe_number(f"/sys/fs/cgroup{group[1].rstrip('/')}/memory.max")
     if limit is not None:
         yield Finding(section, "limit", f"{limit // _MIB} MiB for this control group", FindingLevel.NOTE)
     if state.full_percent is not None and state.full_percent > 5:
@@ -95,8 +99,8 @@ def memory(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
         yield Finding(section, "pressure", text, FindingLevel.WARNING, advice)
 
 
-def sensors(reading: BoxReading) -> Iterator[Finding]:
-    """Say what the governor will steer by, and what it misses."""
+def sensors(reading: MachineReading) -> Iterator[Finding]:
+    """Report the sensors that the governor uses, and those that are missing."""
     section = "sensors"
     known = [zone for zone in reading.zones if zone.temperature_c is not None]
     if known and reading.heat is not None and reading.heat.temperature_c is not None:
@@ -117,9 +121,10 @@ def sensors(reading: BoxReading) -> Iterator[Finding]:
     elif reading.energy:
         yield Finding(section, "power", f"by the energy of {', '.join(item.name for item in reading.energy)}")
     else:
-        yield Finding(
-            section, "power", reading.missing.get("power_mw", "not told"), FindingLevel.NOTE, _power_advice(reading)
-        )
+        advice = ""
+        if any("powercap" in why or "energy_uj" in why for why in reading.missing.values()):
+            advice = "let the service read it: the last line of tmpfiles.d/edge-server.conf"
+        yield Finding(section, "power", reading.missing.get("power_mw", "not told"), FindingLevel.NOTE, advice)
     for gpu in reading.gpus:
         yield from _gpu(section, gpu.name or gpu.key, gpu.is_lost, gpu.missing)
     if "nvml" in reading.missing and reading.soc is None:
@@ -151,7 +156,7 @@ def _nvml(section: str, why: str) -> Iterator[Finding]:
         yield Finding(section, "nvml", f"no GPU of NVIDIA is seen: {why}", FindingLevel.NOTE)
 
 
-def _clocks(section: str, reading: BoxReading) -> Iterator[Finding]:
+def _clocks(section: str, reading: MachineReading) -> Iterator[Finding]:
     mode = reading.power_mode
     if mode is not None:
         yield Finding(
@@ -168,27 +173,8 @@ def _clocks(section: str, reading: BoxReading) -> Iterator[Finding]:
             yield Finding(section, "clock gpu", text, FindingLevel.NOTE, "a power mode with a higher cap serves faster")
 
 
-def _power_advice(reading: BoxReading) -> str:
-    if any("powercap" in why or "energy_uj" in why for why in reading.missing.values()):
-        return "let the service read it: the last line of tmpfiles.d/edge-server.conf"
-    return ""
-
-
-def _of_dmi(files: SysfsFiles) -> str:
-    names = (files.maybe_text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
-    return " ".join(name for name in names if name)
-
-
 def _processor(files: SysfsFiles) -> str:
     text = files.maybe_text("/proc/cpuinfo") or ""
     found = re.search(r"(?m)^model name\s*:\s*(.+)$", text)
     count = len(re.findall(r"(?m)^processor\s*:", text))
     return f"{found[1] if found else platform.machine()}, {count or 'unknown'} cores"
-
-
-def _limit_of_group(files: SysfsFiles) -> int | None:
-    """Return the limit of this process's control group (cgroup v2), None without one."""
-    found = re.search(r"(?m)^0::(/.*)$", files.maybe_text("/proc/self/cgroup") or "")
-    if found is None:
-        return None
-    return files.maybe_number(f"/sys/fs/cgroup{found[1].rstrip('/')}/memory.max")

@@ -86,7 +86,7 @@ ACTIONS = [
         "retired and failed do not serve",
         {1: "a"}, [(1, 1, "a", FAILED), (1, 2, "a", RETIRED)], set(), LoadAction(1, "a"),
     ),
-    ("an empty desired state retires all in turn", {}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), RetireAction(1)),
+    ("an empty desired state retires all", {}, [(1, 1, "a", READY), (2, 2, "b", READY)], set(), RetireAction(1)),
 ]  # fmt: skip
 
 

@@ -24,8 +24,8 @@ from edge_server.doctor.machine import jetpack, memory, packages, sensors
 from edge_server.doctor.permissions import ServerUser, find_user, permissions
 from edge_server.doctor.ports import ports
 from edge_server.doctor.runtimes import run_probe, runtimes
-from edge_server.governor.readings import BoxReading, Gpu
-from edge_server.governor.sensors.machine import read_box
+from edge_server.governor.readings import Gpu, MachineReading
+from edge_server.governor.sensors.machine import read_machine
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -181,14 +181,18 @@ def test_packages_of_nvidia_are_those_that_dpkg_calls_installed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("reading", "level", "words"),
     [
-        (BoxReading(0, soc="tegra234", missing={"l4t": "no release"}), FindingLevel.WARNING, "/etc/nv_tegra_release"),
-        (BoxReading(0, soc="tegra234", l4t="35.4.1", jetpack="5.1.2"), FindingLevel.WARNING, "JetPack 6 or 7"),
-        (BoxReading(0, soc="tegra264", l4t="41.0"), FindingLevel.NOTE, "newer"),
-        (BoxReading(0, soc="tegra234", l4t="36.4.3", jetpack="6.2"), FindingLevel.OK, ""),
+        (
+            MachineReading(0, soc="tegra234", missing={"l4t": "no release"}),
+            FindingLevel.WARNING,
+            "/etc/nv_tegra_release",
+        ),
+        (MachineReading(0, soc="tegra234", l4t="35.4.1", jetpack="5.1.2"), FindingLevel.WARNING, "JetPack 6 or 7"),
+        (MachineReading(0, soc="tegra264", l4t="41.0"), FindingLevel.NOTE, "newer"),
+        (MachineReading(0, soc="tegra234", l4t="36.4.3", jetpack="6.2"), FindingLevel.OK, ""),
     ],
 )
 def test_each_kind_of_jetpack_has_its_advice(
-    tmp_path: Path, reading: BoxReading, level: FindingLevel, words: str
+    tmp_path: Path, reading: MachineReading, level: FindingLevel, words: str
 ) -> None:
     found = named(list(jetpack(SysfsFiles(tmp_path), reading)), "release")
     assert (found.level, words in found.advice) == (level, True)
@@ -197,7 +201,7 @@ def test_each_kind_of_jetpack_has_its_advice(
 def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 8000000 kB\nMemAvailable: {available_mib * 1024} kB\n")
-    return list(memory(SysfsFiles(tmp_path), read_box(tmp_path)))
+    return list(memory(SysfsFiles(tmp_path), read_machine(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -213,10 +217,10 @@ def test_little_memory_is_told_and_too_little_keeps_from_serving(
 
 
 def test_a_lost_gpu_keeps_the_box_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
-    lost = BoxReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
+    lost = MachineReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
     assert "restart the machine" in named(list(sensors(lost)), "NVIDIA A2").advice
     assert not can_serve(list(sensors(lost)))
-    replaced = BoxReading(0, missing={"nvml": "NVML: Driver/library version mismatch"})
+    replaced = MachineReading(0, missing={"nvml": "NVML: Driver/library version mismatch"})
     found = named(list(sensors(replaced)), "nvml")
     assert (found.level, "restart the machine" in found.advice) == (FindingLevel.WARNING, True)
 

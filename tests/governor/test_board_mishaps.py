@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, CriticalTemperature, ThrottleReason
-from edge_server.governor.sensors.machine import BoxSensors
+from edge_server.governor.readings import CriticalTemperature, MachineReading, ThrottleReason
+from edge_server.governor.sensors.machine import MachineSensors
 from edge_server.governor.sensors.sysfs import SysfsFiles, read_once
 
 BOARDS = ("orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7", "x86_box")
@@ -18,8 +18,8 @@ BOARDS = ("orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7", "x86_box")
 class NoNvml:
     """A box on which NVML is not installed."""
 
-    def read(self, now_s: float) -> BoxReading:
-        return BoxReading(now_s, missing={"nvml": "not installed"})
+    def read(self, now_s: float) -> MachineReading:
+        return MachineReading(now_s, missing={"nvml": "not installed"})
 
     def close(self) -> None:
         pass
@@ -36,8 +36,8 @@ def box(make_board: Callable[[str], Any]) -> Any:
     return make_board("")
 
 
-def sensors(box: Any) -> BoxSensors:
-    return BoxSensors(box.root, nvml=NoNvml())
+def sensors(box: Any) -> MachineSensors:
+    return MachineSensors(box.root, nvml=NoNvml())
 
 
 @pytest.mark.sample
@@ -110,7 +110,7 @@ def test_energy_that_only_root_may_read_is_left_out_and_told(board: Any) -> None
             raise PermissionError(13, "Permission denied", str(path))
         return read_once(path)
 
-    reading = BoxSensors(files=SysfsFiles(box.root, read=as_user), nvml=NoNvml()).read(0.0)
+    reading = MachineSensors(files=SysfsFiles(box.root, read=as_user), nvml=NoNvml()).read(0.0)
     assert reading.power_mw is None
     assert "may not be read by this user" in reading.missing["power_mw"]
     assert {rail.name for rail in reading.rails if rail.is_counted} == set()

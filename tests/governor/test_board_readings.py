@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, CriticalTemperature, PowerMode, ThrottleReason
-from edge_server.governor.sensors.jetson import jetpack
-from edge_server.governor.sensors.machine import BoxSensors, read_box
+from edge_server.governor.readings import CriticalTemperature, MachineReading, PowerMode, ThrottleReason
+from edge_server.governor.sensors.jetson import jetpack_of_release
+from edge_server.governor.sensors.machine import MachineSensors, read_machine
 
 
 class NoNvml:
     """A box on which NVML is not installed."""
 
-    def read(self, now_s: float) -> BoxReading:
-        return BoxReading(now_s, missing={"nvml": "not installed"})
+    def read(self, now_s: float) -> MachineReading:
+        return MachineReading(now_s, missing={"nvml": "not installed"})
 
     def close(self) -> None:
         pass
@@ -33,8 +33,8 @@ def box(make_board: Callable[[str], Any]) -> Any:
     return make_board("")
 
 
-def sensors(box: Any) -> BoxSensors:
-    return BoxSensors(box.root, nvml=NoNvml())
+def sensors(box: Any) -> MachineSensors:
+    return MachineSensors(box.root, nvml=NoNvml())
 
 
 IDENTITY = {
@@ -318,7 +318,7 @@ def test_a_box_without_any_sensor_is_read_and_says_what_is_missing(box: Any) -> 
 
 
 def test_reading_once_needs_nothing_but_the_root(board: Any) -> None:
-    reading = read_box(board("orin_nano_jp6").root)
+    reading = read_machine(board("orin_nano_jp6").root)
     assert (reading.jetpack, reading.power_mw) == ("6.2", 5453)
 
 
@@ -335,7 +335,7 @@ def test_the_jetpack_of_a_release() -> None:
         ("36.2.0", None),
         ("40.0", None),
     ]
-    assert [(l4t, jetpack(l4t)) for l4t, _ in table] == table
+    assert [(l4t, jetpack_of_release(l4t)) for l4t, _ in table] == table
 
 
 def test_a_release_without_its_file_is_found_in_the_list_of_packages(board: Any) -> None:

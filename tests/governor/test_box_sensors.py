@@ -10,13 +10,13 @@ import pynvml
 import pytest
 
 from edge_server.governor.control_policy import Cause
-from edge_server.governor.policy_inputs import slowed_by
-from edge_server.governor.readings import BoxReading, Gpu
-from edge_server.governor.sensors.machine import BoxSensors, read_box
+from edge_server.governor.policy_inputs import throttle_causes
+from edge_server.governor.readings import Gpu, MachineReading
+from edge_server.governor.sensors.machine import MachineSensors, read_machine
 from edge_server.governor.sensors.nvml import OPEN_AGAIN_S
 
 MakeBoard = Callable[[str], Any]
-MakeSensors = Callable[..., BoxSensors]
+MakeSensors = Callable[..., MachineSensors]
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def sensors_of() -> Iterator[MakeSensors]:
     """Makes the sensors of a board, which are closed at the end."""
     made = []
 
-    def make(board: Any, **options: Any) -> BoxSensors:
-        made.append(BoxSensors(board.root, **options))
+    def make(board: Any, **options: Any) -> MachineSensors:
+        made.append(MachineSensors(board.root, **options))
         return made[-1]
 
     yield make
@@ -33,17 +33,17 @@ def sensors_of() -> Iterator[MakeSensors]:
         sensors.close()
 
 
-def read_twice(sensors: BoxSensors) -> BoxReading:
+def read_twice(sensors: MachineSensors) -> MachineReading:
     """Read so that what takes two readings is there."""
     sensors.read(1.0)
     return sensors.read(2.0)
 
 
-def gpu(reading: BoxReading, key: str) -> Gpu:
+def gpu(reading: MachineReading, key: str) -> Gpu:
     return next(item for item in reading.gpus if item.key == key)
 
 
-def power_of(reading: BoxReading, name: str) -> int:
+def power_of(reading: MachineReading, name: str) -> int:
     power_mw = next(rail.power_mw for rail in reading.rails if rail.name == name)
     assert power_mw is not None
     return power_mw
@@ -192,7 +192,7 @@ def test_a_built_in_gpus_own_word_on_why_it_is_slow_counts_where_no_module_knows
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, name: str, causes: set[Cause]
 ) -> None:
     nvidia.add_gpu(name="NVIDIA GB10" if causes else "Orin (nvgpu)", memory_total=None, reasons=0x20)
-    assert slowed_by(read_twice(sensors_of(make_board(name)))) & {Cause.THERMAL} == causes
+    assert throttle_causes(read_twice(sensors_of(make_board(name)))) & {Cause.THERMAL} == causes
 
 
 class Faulty:
@@ -202,10 +202,10 @@ class Faulty:
         self.error: Exception | None = ValueError("no such luck")
         self.is_closed = False
 
-    def read(self, now_s: float) -> BoxReading:
+    def read(self, now_s: float) -> MachineReading:
         if self.error is not None:
             raise self.error
-        return BoxReading(now_s, gpus=(Gpu("gpu0", temperature_c=50.0),))
+        return MachineReading(now_s, gpus=(Gpu("gpu0", temperature_c=50.0),))
 
     def close(self) -> None:
         self.is_closed = True
@@ -244,7 +244,7 @@ def test_a_jetson_whose_files_fail_for_a_moment_is_a_jetson_all_the_same(
     sensors = sensors_of(make_board("thor_jp7"))
     read_twice(sensors)
 
-    def fail(self: object, now_s: float) -> BoxReading:
+    def fail(self: object, now_s: float) -> MachineReading:
         raise RuntimeError("a file of another world")
 
     monkeypatch.setattr("edge_server.governor.sensors.tegra.TegraSensor.read", fail)
@@ -256,7 +256,7 @@ def test_a_jetson_whose_files_fail_for_a_moment_is_a_jetson_all_the_same(
 
 def test_reading_once_leaves_nvml_closed(make_board: MakeBoard, nvidia: Any) -> None:
     nvidia.add_gpu(temperature0=66)
-    assert gpu(read_box(make_board("x86_box").root), "gpu0").temperature_c == 66.0
+    assert gpu(read_machine(make_board("x86_box").root), "gpu0").temperature_c == 66.0
     assert pynvml.nvmlLib.fake_nvml_open_count() == 0
 
 

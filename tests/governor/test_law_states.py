@@ -1,4 +1,4 @@
-"""What the law says of a box: states, causes told apart, sensors that fall silent, memory, and its defaults."""
+"""What the policy says of a box: states, causes told apart, sensors that fall silent, memory, and its defaults."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from edge_server.governor import messages
 from edge_server.governor.control_policy import (
+    RECOVERING_TEXT,
     Cause,
     ControlPolicy,
     PolicyConstants,
     PolicyDecision,
     PolicyInput,
     ThermalLevel,
+    cause_texts,
 )
 
 PERIOD_S = 0.5
@@ -24,16 +25,16 @@ COOL = PolicyInput(60.0, 99.0, 104.5)
 
 
 class Box:
-    """A law that is shown one thing after the other, every half second."""
+    """A policy that is shown one thing after the other, every half second."""
 
     def __init__(self) -> None:
-        self.law = ControlPolicy()
+        self.policy = ControlPolicy()
         self.now_s = 0.0
 
     def see(self, seen: PolicyInput, for_s: float = PERIOD_S) -> list[PolicyDecision]:
         decisions = []
         for _ in range(max(1, round(for_s / PERIOD_S))):
-            decisions.append(self.law.step(seen, self.now_s))
+            decisions.append(self.policy.step(seen, self.now_s))
             self.now_s += PERIOD_S
         return decisions
 
@@ -150,28 +151,28 @@ def test_losing_power_limits_only_where_power_is_steered_by() -> None:
 
 
 def test_a_miss_after_a_suspend_is_not_a_loss() -> None:
-    law = ControlPolicy()
-    law.step(COOL, 0.0)
-    law.step(COOL, 0.5)
-    assert law.step(replace(COOL, temperature_c=None), 3600.0).lost == frozenset()
-    awake = law.step(COOL, 3600.5)
+    policy = ControlPolicy()
+    policy.step(COOL, 0.0)
+    policy.step(COOL, 0.5)
+    assert policy.step(replace(COOL, temperature_c=None), 3600.0).lost == frozenset()
+    awake = policy.step(COOL, 3600.5)
     assert (awake.share, awake.level, awake.lost) == (1.0, ThermalLevel.NORMAL, frozenset())
 
 
 def test_after_a_suspend_the_box_is_felt_anew() -> None:
-    law = ControlPolicy()
+    policy = ControlPolicy()
     for index in range(200):
-        law.step(replace(COOL, temperature_c=99.0), index * PERIOD_S)
-    awake = law.step(replace(COOL, temperature_c=20.0), 9000.0)
+        policy.step(replace(COOL, temperature_c=99.0), index * PERIOD_S)
+    awake = policy.step(replace(COOL, temperature_c=20.0), 9000.0)
     assert awake.temperature_c == pytest.approx(20.0, abs=0.1)
     assert awake.predicted_c == pytest.approx(20.0, abs=0.5)
 
 
 def test_a_clock_that_goes_back_does_no_harm() -> None:
-    law = ControlPolicy()
-    law.step(COOL, 100.0)
-    assert law.step(COOL, 50.0).share == 1.0
-    assert law.step(replace(COOL, temperature_c=None), 50.5).lost == frozenset()
+    policy = ControlPolicy()
+    policy.step(COOL, 100.0)
+    assert policy.step(COOL, 50.0).share == 1.0
+    assert policy.step(replace(COOL, temperature_c=None), 50.5).lost == frozenset()
 
 
 def test_nvidias_margin_alone_steers_like_a_temperature() -> None:
@@ -225,7 +226,7 @@ def test_a_box_that_slows_itself_down_is_told_as_throttled_and_given_less(cause:
     held = box.see(COOL, 9)
     assert {decision.share for decision in held} == {shares[-1]}, "for ten seconds nothing rises"
     assert held[-1].limited_by == cause.value
-    assert held[-1].detail.endswith(messages.easing())
+    assert held[-1].detail.endswith(RECOVERING_TEXT)
     free = box.see(COOL, 60)[-1]
     assert (free.share, free.level, free.limited_by, free.detail) == (1.0, ThermalLevel.NORMAL, "", "")
 
@@ -234,7 +235,7 @@ def test_a_box_that_slows_itself_down_is_told_as_throttled_and_given_less(cause:
 def test_what_doing_less_would_not_mend_is_told_and_nothing_more(cause: Cause) -> None:
     decisions = Box().see(replace(COOL, slowed_by=frozenset({cause})), 60)
     assert {(decision.share, decision.level) for decision in decisions} == {(1.0, ThermalLevel.NORMAL)}
-    assert decisions[-1].detail == messages.causes({cause.value})[0]
+    assert decisions[-1].detail == cause_texts({cause.value})[0]
 
 
 def test_bursts_of_over_current_do_not_move_the_share() -> None:
@@ -272,7 +273,7 @@ def test_pressure_on_memory_sheds_bulk_and_stops_loads_until_it_has_clearly_fall
 
 
 def test_every_cause_has_words_of_its_own() -> None:
-    told = [messages.causes({cause.value}) for cause in Cause if cause is not Cause.SENSOR_LOST]
+    told = [cause_texts({cause.value}) for cause in Cause if cause is not Cause.SENSOR_LOST]
     assert all(len(sentences) == 1 for sentences in told)
     assert len({sentences[0] for sentences in told}) == len(told)
     keys = {
@@ -284,13 +285,15 @@ def test_every_cause_has_words_of_its_own() -> None:
         Cause.POWER_BRAKE: "brake",
     }
     for cause, key in keys.items():
-        assert [other for other in keys if key in messages.causes({other.value})[0]] == [cause]
-    assert "temperature" in messages.lost({"temperature"}, 0.5)
+        assert [other for other in keys if key in cause_texts({other.value})[0]] == [cause]
+    box = Box()
+    box.see(COOL, 5)
+    assert "temperature" in box.see(replace(COOL, temperature_c=None), 5)[-1].detail
 
 
 def test_the_hottest_words_come_first_when_there_are_several_causes() -> None:
     slowed_by = frozenset({Cause.POWER_MODE, Cause.OVER_CURRENT, Cause.THERMAL})
     detail = ControlPolicy().step(replace(COOL, slowed_by=slowed_by), 0.0).detail
     order = (Cause.THERMAL, Cause.OVER_CURRENT, Cause.POWER_MODE)
-    places = [detail.index(messages.causes({cause.value})[0]) for cause in order]
+    places = [detail.index(cause_texts({cause.value})[0]) for cause in order]
     assert places == sorted(places)

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from edge_server.governor.readings import BoxReading, Gpu, ThrottleReason, TripPoints
+from edge_server.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
 from edge_server.governor.sensors.nvml import MISMATCH_AGAIN_S, OPEN_AGAIN_S, NvmlSensor
 from edge_server.governor.sensors.nvml_cap import NvmlCap
 
@@ -47,7 +47,7 @@ def sensor() -> Iterator[NvmlSensor]:
     sensor.close()
 
 
-def only_gpu(reading: BoxReading) -> Gpu:
+def only_gpu(reading: MachineReading) -> Gpu:
     assert len(reading.gpus) == 1
     return reading.gpus[0]
 
@@ -441,7 +441,7 @@ def test_a_clock_cap_locks_every_card_and_is_taken_off_again(nvidia: Any, sensor
     assert open_count() == 1
 
 
-def only_gpu_count(reading: BoxReading) -> int:
+def only_gpu_count(reading: MachineReading) -> int:
     return sum(gpu.temperature_c is not None for gpu in reading.gpus)
 
 

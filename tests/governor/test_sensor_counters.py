@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.governor.sensors.counter_rates import EnergyMeter, EventRate, Smooth
+from edge_server.governor.sensors.counter_rates import EnergyMeter, EventRate, MovingAverage
 from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, FoundPaths, MissingReason, SysfsFiles
 
 
@@ -76,7 +76,7 @@ def test_power_over_a_silence_in_which_the_counter_may_have_wrapped_is_not_told(
 
 @given(values=st.lists(st.floats(0, 1), min_size=1), gaps=st.lists(st.floats(0, 100), min_size=1))
 def test_a_mean_stays_between_the_values(values: list[float], gaps: list[float]) -> None:
-    smooth, now_s = Smooth(2.0), 0.0
+    smooth, now_s = MovingAverage(2.0), 0.0
     for value, gap_s in zip(values, gaps, strict=False):
         now_s += gap_s
         assert min(values) - 1e-9 <= smooth.feed(value, now_s) <= max(values) + 1e-9

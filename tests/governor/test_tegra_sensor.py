@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, TripPoints
+from edge_server.governor.readings import MachineReading, TripPoints
 from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
 from edge_server.governor.sensors.tegra import TegraSensor
 
@@ -27,7 +27,7 @@ HANGS_ON = {
 """File -> what is known from it and from nothing else."""
 
 
-def metrics(reading: BoxReading) -> dict[str, tuple[Any, str]]:
+def metrics(reading: MachineReading) -> dict[str, tuple[Any, str]]:
     """Return metric -> (value, where it came from), for everything that does not depend on the time."""
     found: dict[str, tuple[Any, str]] = {name: (getattr(reading, name), "") for name in IDENTITY}
     for zone in reading.zones:
@@ -50,7 +50,7 @@ def metrics(reading: BoxReading) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def values(reading: BoxReading) -> dict[str, Any]:
+def values(reading: MachineReading) -> dict[str, Any]:
     return {name: value for name, (value, _) in metrics(reading).items()}
 
 
@@ -308,7 +308,7 @@ def test_on_a_box_that_is_no_jetson_it_tells_only_the_boards_name(make_board: Ca
     board = make_board("")
     board.write("/proc/device-tree/model", "Raspberry Pi 5 Model B Rev 1.0\0")
     board.write("/proc/device-tree/compatible", "raspberrypi,5-model-b\0brcm,bcm2712\0")
-    assert TegraSensor(SysfsFiles(board.root)).read(1.0) == BoxReading(1.0, board="Raspberry Pi 5 Model B Rev 1.0")
+    assert TegraSensor(SysfsFiles(board.root)).read(1.0) == MachineReading(1.0, board="Raspberry Pi 5 Model B Rev 1.0")
 
 
 def test_the_limit_of_the_gpus_clock_is_told_with_it(make_board: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, Gpu, ThrottleReason, TripPoints
+from edge_server.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
 from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
 from edge_server.governor.sensors.x86 import X86Sensor
 
@@ -26,15 +26,15 @@ def sensor(board: Any) -> X86Sensor:
     return X86Sensor(SysfsFiles(board.root))
 
 
-def watts(reading: BoxReading) -> dict[str, float | None]:
+def watts(reading: MachineReading) -> dict[str, float | None]:
     return {rail.name: None if rail.power_mw is None else rail.power_mw / 1000 for rail in reading.rails}
 
 
-def zones(reading: BoxReading) -> dict[str, float | None]:
+def zones(reading: MachineReading) -> dict[str, float | None]:
     return {zone.name: zone.temperature_c for zone in reading.zones}
 
 
-def values(reading: BoxReading) -> dict[str, Any]:
+def values(reading: MachineReading) -> dict[str, Any]:
     """Return everything that depends neither on the time nor on the numbers of folders."""
     return {
         "zones": [(zone.name, zone.temperature_c, zone.trips) for zone in reading.zones],

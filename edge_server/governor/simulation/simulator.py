@@ -17,7 +17,7 @@ from edge_server.core.priority import PriorityClass
 from edge_server.governor.control_policy import Cause, ControlPolicy, PolicyConstants, PolicyInput, ThermalLevel
 from edge_server.governor.rate_allocator import RateAllocator
 from edge_server.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
-from edge_server.governor.variant_policy import VariantRule
+from edge_server.governor.variant_selector import VariantRule
 
 _TICK_S = 0.01
 _MOST_WAITING = 100
