@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_server.core.priority import PriorityClass
 from edge_server.errors import InvalidRequest
 from edge_server.governor.control_policy import PolicyConstants, ThermalLevel
-from edge_server.governor.simulation.replay import COLUMNS, RecordedReading, read_trace, replay
+from edge_server.governor.simulation.replay import COLUMNS, RecordedReading, read_recording, replay_policy
 from edge_server.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
 from edge_server.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
 
@@ -145,7 +145,7 @@ def test_the_governor_is_not_claimed_to_do_more_work_than_lowered_clocks() -> No
 
 def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
     lines = ["time_s, temperature_c,note,power_w\n", "0,60.5,start,10\n", "0.5,,,nan\n", "1.0, 61 ,x,\n"]
-    assert read_trace(lines, "trace.csv") == [
+    assert read_recording(lines, "trace.csv") == [
         RecordedReading(0.0, 60.5, 10.0),
         RecordedReading(0.5),
         RecordedReading(1.0, 61.0),
@@ -167,21 +167,21 @@ def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
 )
 def test_a_trace_that_cannot_be_read_is_refused_with_the_place(text: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        read_trace(text.splitlines(keepends=True), "trace.csv")
+        read_recording(text.splitlines(keepends=True), "trace.csv")
 
 
 def test_a_replay_says_when_the_law_would_have_stepped_in() -> None:
     samples = [RecordedReading(1000.0 + second, 60.0 + second * 0.1, None, 99.0) for second in range(400)]
     samples += [RecordedReading(1400.0 + second, None) for second in range(60)]
     samples += [RecordedReading(1460.0 + second, 60.0, None, 99.0) for second in range(120)]
-    replayed = replay(samples, PolicyConstants())
-    levels = [item.level for item in replayed.stretches]
+    replayed = replay_policy(samples, PolicyConstants())
+    levels = [item.level for item in replayed.periods]
     assert levels == [ThermalLevel.NORMAL, ThermalLevel.WARM, ThermalLevel.HOT, ThermalLevel.WARM, ThermalLevel.NORMAL]
-    assert replayed.stretches[0].from_s == 0.0
-    assert all(now.from_s == then.to_s for then, now in itertools.pairwise(replayed.stretches))
-    assert replayed.stretches[2].least_share < 1.0
-    assert replayed.stretches[2].hottest_c == pytest.approx(99.9)
-    assert "no reading of temperature" in replayed.stretches[3].detail
+    assert replayed.periods[0].from_s == 0.0
+    assert all(now.from_s == then.to_s for then, now in itertools.pairwise(replayed.periods))
+    assert replayed.periods[2].least_share < 1.0
+    assert replayed.periods[2].hottest_c == pytest.approx(99.9)
+    assert "no reading of temperature" in replayed.periods[3].detail
     assert len(replayed.time_s) == len(replayed.share) == len(replayed.set_point_c) == len(samples)
 
 
