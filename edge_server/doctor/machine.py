@@ -24,7 +24,7 @@ def board(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
     """Report the board, the processor, the system and Python."""
     dmi = (files.maybe_text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
     name = reading.board or " ".join(part for part in dmi if part)
-    yield Finding("board", "name", name or "not told by the firmware")
+    yield Finding("board", "name", name or "not reported by the firmware")
     if reading.soc:
         yield Finding("board", "chip", reading.soc)
     else:
@@ -42,11 +42,11 @@ def jetpack(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
         return
     section = "jetpack"
     if reading.l4t is None:
-        why = reading.missing.get("l4t", "the release is not told")
+        why = reading.missing.get("l4t", "the release is not reported")
         advice = "in a container, mount /etc/nv_tegra_release of the host; else: apt-get install nvidia-l4t-core"
         yield Finding(section, "release", why, FindingLevel.WARNING, advice)
     elif reading.jetpack is None:
-        advice = "it is newer than this server, or a preview: what is said of JetPack may not hold"
+        advice = "it is newer than this server, or a preview: statements about JetPack may be wrong"
         yield Finding(section, "release", f"L4T {reading.l4t}, of no known JetPack", FindingLevel.NOTE, advice)
     elif reading.jetpack.startswith("5."):
         text = f"JetPack {reading.jetpack} (L4T {reading.l4t})"
@@ -78,7 +78,7 @@ def memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
     """Report available memory, its limit, and memory pressure."""
     section, state = "memory", reading.memory
     if state.total_bytes is None or state.available_bytes is None:
-        why = reading.missing.get("memory", "/proc/meminfo does not tell")
+        why = reading.missing.get("memory", "/proc/meminfo does not report it")
         yield Finding(section, "available", why, FindingLevel.WARNING, "mount /proc where the server runs")
         return
     text = f"{state.available_bytes // _MIB} of {state.total_bytes // _MIB} MiB available"
@@ -112,7 +112,7 @@ def sensors(reading: MachineReading) -> Iterator[Finding]:
             "none on a virtual machine; in a container, mount /sys; else load the sensor's driver (coretemp, k10temp)"
         )
         yield Finding(
-            section, "heat", "no temperature can be read: the governor cannot steer by it", FindingLevel.NOTE, advice
+            section, "heat", "no temperature can be read: the governor cannot control it", FindingLevel.NOTE, advice
         )
     if reading.power_mw is not None:
         limit = f" of {reading.power_limit_mw / 1000:.0f} W" if reading.power_limit_mw else ""
@@ -124,7 +124,7 @@ def sensors(reading: MachineReading) -> Iterator[Finding]:
         advice = ""
         if any("powercap" in why or "energy_uj" in why for why in reading.missing.values()):
             advice = "let the service read it: the last line of tmpfiles.d/edge-server.conf"
-        yield Finding(section, "power", reading.missing.get("power_mw", "not told"), FindingLevel.NOTE, advice)
+        yield Finding(section, "power", reading.missing.get("power_mw", "not reported"), FindingLevel.NOTE, advice)
     for gpu in reading.gpus:
         yield from _gpu(section, gpu.name or gpu.key, gpu.is_lost, gpu.missing)
     if "nvml" in reading.missing and reading.soc is None:
@@ -138,13 +138,13 @@ def sensors(reading: MachineReading) -> Iterator[Finding]:
 
 def _gpu(section: str, name: str, is_lost: bool, missing: object) -> Iterator[Finding]:
     if is_lost:
-        text = "fell off the bus, or needs a reset"
+        text = "fell off the bus or needs a reset"
         yield Finding(
             section, name, text, FindingLevel.PROBLEM, "restart the machine; check power supply, slot and dmesg (Xid)"
         )
     else:
         count = len(missing) if isinstance(missing, dict) else 0
-        yield Finding(section, name, "answers" + (f"; {count} values it does not tell" if count else ""))
+        yield Finding(section, name, "answers" + (f"; it does not report {count} values" if count else ""))
 
 
 def _nvml(section: str, why: str) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def _clocks(section: str, reading: MachineReading) -> Iterator[Finding]:
             section, "power mode", f"{mode.name} ({mode.number})", FindingLevel.NOTE, "sudo nvpmodel -p --verbose lists"
         )
     elif reading.soc is not None:
-        why = reading.missing.get("power_mode", "not told")
+        why = reading.missing.get("power_mode", "not reported")
         yield Finding(section, "power mode", why, FindingLevel.NOTE, "sudo systemctl start nvpmodel")
     for clock in reading.clocks:
         if clock.is_capped and clock.name == "gpu":

@@ -80,9 +80,9 @@ def permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: b
         )
         yield Finding(_SECTION, "/dev/nvmap", "is not there: no CUDA on this board", FindingLevel.WARNING, advice)
     if opened:
-        yield Finding(_SECTION, "devices", f"user {user.name} may open {opened} of {len(nodes)} devices of GPUs")
+        yield Finding(_SECTION, "devices", f"user {user.name} may open {opened} of {len(nodes)} GPU devices")
     elif not nodes:
-        yield Finding(_SECTION, "devices", "this box has no devices of GPUs: models run on its processor")
+        yield Finding(_SECTION, "devices", "this box has no GPU devices: models run on its processor")
     for group, paths in sorted(closed.items()):
         yield Finding(
             _SECTION, _shown(paths), f"user {user.name} may not open it", FindingLevel.WARNING, _advice(group, user)

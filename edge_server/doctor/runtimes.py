@@ -14,7 +14,7 @@ from edge_server.backends import backend_names
 from edge_server.doctor.finding import Finding, FindingLevel
 
 _SECTION = "runtimes"
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 """Longest time to import one runtime and to run the sample; TensorRT builds an engine first."""
 
 _BUILT_IN = ("c_abi", "ensemble", "identity", "python", "repeat", "square", "stub")
@@ -69,9 +69,9 @@ def run_probe(name: str) -> Mapping[str, Any]:
     """Try one runtime in its own process. The result has a "problem" if the process crashes or does not end."""
     command = [sys.executable, "-m", "edge_server.doctor.probe_runtime", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return {"problem": f"it did not come back within {_PATIENCE_S:g} s", "is_broken": True}
+        return {"problem": f"it did not end within {_TIMEOUT_S:g} s", "is_broken": True}
     if done.returncode < 0:
         ended = signal.Signals(-done.returncode).name
         return {"problem": f"it ended its process with {ended}", "is_broken": True}
@@ -92,7 +92,7 @@ def _finding(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
     if "sample_problem" in answer:
         text = f"{_version(name)}, but it does not run the sample model: {answer['sample_problem']}"
         return Finding(
-            _SECTION, name, text, FindingLevel.WARNING, "edge-server check on a model of your own tells more"
+            _SECTION, name, text, FindingLevel.WARNING, "edge-server check on a model of your own shows more"
         )
     return Finding(_SECTION, name, _version(name))
 
@@ -111,8 +111,8 @@ def _missing(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
             )
         else:
             advice = "sudo apt-get install python3-libnvinfer"
-        return Finding(_SECTION, name, f"not to be had: {why}", FindingLevel.WARNING, advice)
-    return Finding(_SECTION, name, f"not to be had: {why}", FindingLevel.NOTE)
+        return Finding(_SECTION, name, f"not available: {why}", FindingLevel.WARNING, advice)
+    return Finding(_SECTION, name, f"not available: {why}", FindingLevel.NOTE)
 
 
 def _version(name: str) -> str:

@@ -61,14 +61,14 @@ _CAUSE_TEXTS = {
     "over_current": "short over-current events slow the clocks for about a millisecond each; the board does this by "
     "design in its fastest power modes",
     "power_mode": "the power mode or a clock cap of this box limits the clocks: this is a setting, not heat",
-    "memory": "tasks wait for memory: no bulk work and no loads until there is some",
+    "memory": "tasks wait for memory: no bulk work and no loads until memory is free",
 }
 """Text of each cause, by its value, in order of importance. "sensor_lost" has its own text, which names the sensor."""
 
 _HARMLESS = frozenset({"over_current", "power_mode"})
 """Causes that explain slow clocks but do not limit the work. They are named last."""
 
-RECOVERING_TEXT = "what slowed the box down is over, and work comes back step by step"
+RECOVERING_TEXT = "the cause is over, and the allowed work rises step by step"
 
 
 @dataclass(frozen=True, slots=True)

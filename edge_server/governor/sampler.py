@@ -77,7 +77,7 @@ class GovernorSnapshot:
     @classmethod
     def empty(cls, at_s: float = 0.0) -> GovernorSnapshot:
         """Return the snapshot before the first step."""
-        return cls(MachineReading(at_s, missing={"sensors": "the box was not looked at yet"}))
+        return cls(MachineReading(at_s, missing={"sensors": "the sensors were not read yet"}))
 
 
 class SensorReader(Protocol):

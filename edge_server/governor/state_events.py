@@ -85,7 +85,9 @@ class StateEvents:
         if cap_hz == before:
             return
         reason = (
-            "the GPU's clock is let go" if cap_hz is None else f"the GPU's clock is capped at {cap_hz / 1e6:.0f} MHz"
+            "the GPU's clock is not capped any more"
+            if cap_hz is None
+            else f"the GPU's clock is capped at {cap_hz / 1e6:.0f} MHz"
         )
         self._publish(GOVERNOR_CLOCK_CAP, cap_hz=cap_hz, reason=reason)
         _log.info("%s", reason)

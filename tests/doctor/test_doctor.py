@@ -248,7 +248,7 @@ def devices(tmp_path: Path) -> Path:
 def test_devices_that_the_user_may_not_open_are_named_with_the_group_that_may(devices: Path) -> None:
     stranger = ServerUser("edge", 12345, frozenset({12345}), is_me=False)
     findings = list(permissions(SysfsFiles(devices), devices, stranger, is_jetson=True))
-    assert named(findings, "devices").text == "user edge may open 1 of 3 devices of GPUs"
+    assert named(findings, "devices").text == "user edge may open 1 of 3 GPU devices"
     assert "usermod --append --groups video edge" in named(findings, "/dev/dri/renderD128").advice
     assert "udev.rules" in named(findings, "/dev/nvmap").advice
     member = ServerUser("edge", 12345, frozenset({12345, grp.getgrnam("video").gr_gid}), is_me=False)

@@ -249,9 +249,9 @@ def _with_power(reading: MachineReading) -> MachineReading:
             missing["power_mw"] = "; ".join(problems)
         elif rails:
             names = ", ".join(rail.name for rail in rails)
-            missing["power_mw"] = f"it is not known which of the rails {names} make up the whole"
+            missing["power_mw"] = f"it is not known which of the rails {names} make up the total power"
         else:
-            missing["power_mw"] = "no power of anything can be read"
+            missing["power_mw"] = "no power can be read"
     else:
         sources["power_mw"] = " + ".join(rail.name for rail in counted)
     limit_mw = reading.power_limit_mw

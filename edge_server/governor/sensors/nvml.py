@@ -131,8 +131,7 @@ class NvmlSensor:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "GPUs are not watched: %s The driver was replaced: a restart of this server mends that, or one of the "
-                "machine.",
+                "GPUs are not monitored: %s The driver was replaced: restart this server or the machine.",
                 self._problem,
             )
 

@@ -157,7 +157,7 @@ def _missing(reading: MachineReading, mode_problem: str) -> dict[str, str]:
     if mode_problem:
         missing["power_mode"] = mode_problem
     if reading.l4t is None:
-        missing["l4t"] = "neither /etc/nv_tegra_release nor the package nvidia-l4t-core tells the release"
+        missing["l4t"] = "neither /etc/nv_tegra_release nor the package nvidia-l4t-core gives the release"
     return missing
 
 
