@@ -1,4 +1,4 @@
-"""The step graph of an ensemble: what may run when, what is let go, and what is refused before anything runs."""
+"""Step graph of an ensemble: order of steps, release of tensors, and rejected configurations."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_of_a_long_circle_the_first_steps_are_told() -> None:
+def test_of_a_long_cycle_the_first_steps_are_reported() -> None:
     steps = [("two", {"A": "x", "A2": f"t{(index - 1) % 2000}"}, {"B": f"t{index}"}) for index in range(2000)]
     with pytest.raises(
         BadModelConfig, match=r"wait for each other: step 1 .*'t1999' from step 2000 .* \.\.\.$"
@@ -302,7 +302,7 @@ def test_shapes_fit_with_or_without_the_batch_dimension(ours: Any, theirs: Any, 
             graph_of(whole, member)
 
 
-def test_a_circle_of_models_is_found_at_any_length() -> None:
+def test_a_cycle_of_models_is_found_at_any_length() -> None:
     assert find_cycle("a", {"a": ["b"], "b": ["c", "d"], "c": ["a"]}) == ["a", "b", "c", "a"]
     assert find_cycle("a", {"a": ["a"]}) == ["a", "a"]
     assert find_cycle("a", {"a": ["b"], "b": ["c"], "c": ["b"]}) == []

@@ -1,4 +1,4 @@
-"""Shape tensors in ensembles: what may become one of a step that batches, what may not, and what the step is given."""
+"""Shape tensors in ensembles: allowed and rejected sources, and the inputs that a step gets."""
 
 from __future__ import annotations
 

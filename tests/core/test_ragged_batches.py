@@ -1,4 +1,4 @@
-"""Requests of different shapes in one batch: laid flat, told apart by what is made from the batch, and cut again."""
+"""Ragged batches: flattened inputs, batch inputs, and outputs split per request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_input_made_from_the_batch_holds_what_its_kind_says(kind: Kind, wante
     assert made.tolist() == wanted
 
 
-def test_the_largest_count_is_told_by_a_shape() -> None:
+def test_the_largest_count_is_reported_by_a_shape() -> None:
     assert make_batch_input(Kind.MAX_ELEMENT_COUNT_AS_SHAPE, DType.FP32, SHAPES).shape == (8,)
 
 
@@ -89,7 +89,7 @@ def test_a_flat_output_of_another_size_is_not_cut(shapes: list[tuple[int, ...]],
     assert split_by_shapes(np.zeros(max(0, total + excess)), shapes) is None or total + excess < 0
 
 
-def test_a_lone_array_is_laid_flat_without_a_copy() -> None:
+def test_a_single_array_is_laid_flat_without_a_copy() -> None:
     array = np.arange(6).reshape(2, 3)
     assert np.shares_memory(join_flat([array]), array)
 
@@ -133,7 +133,7 @@ def test_a_batch_of_ragged_requests_has_flat_and_stacked_and_made_inputs() -> No
     assert batch["BIASES"].tolist() == [1, 2]
 
 
-def test_a_lone_ragged_request_is_laid_flat_as_well() -> None:
+def test_a_single_ragged_request_is_laid_flat_as_well() -> None:
     batch = BatchPlan(ragged_spec(EACH)).gather([request(2, 3, 0)])
     assert batch["VALUES"].shape == (6,)
     assert batch["BIAS"].shape == (2, 1)

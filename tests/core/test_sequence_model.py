@@ -1,4 +1,4 @@
-"""The sequence queue against plain lists that know what must hold: order kept, one at a time, slots never shared."""
+"""Sequence queue compared with plain lists: order kept, one entry at a time, slots never shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule of sequences, case by case: slots, batches, the backlog, idleness, and what becomes of flags."""
+"""Rule of the sequence batcher, case by case: slots, batches, backlog, idle sequences, and flags."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_sequence_with_a_request_under_way_is_not_idle() -> None:
     assert run(line, 10_001) == ["a"]
 
 
-def test_start_on_a_live_id_begins_it_anew_in_the_same_slot() -> None:
+def test_start_on_a_live_id_begins_it_again_in_the_same_slot() -> None:
     line = queue(DirectStrategy())
     for name in ("a+", "b+", "a", "b+"):
         offer(line, name)

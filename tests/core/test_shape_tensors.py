@@ -1,4 +1,4 @@
-"""Shape tensors of models that batch: what a client sends, what the model is given, what each client gets back."""
+"""Shape tensors of models that batch: request values, model inputs, and outputs per client."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_each_request_gets_its_rows_and_its_values_once_a_row(
 
 
 @pytest.mark.parametrize("outputs", [(), ("N",), ("Y", "N")])
-def test_a_lone_request_is_answered_as_one_of_many(outputs: tuple[str, ...]) -> None:
+def test_a_single_request_is_answered_as_one_of_many(outputs: tuple[str, ...]) -> None:
     plan = BatchPlan(spec_of())
     asked = request(3, values(4, 6), outputs=outputs)
     made = as_the_model(plan.gather_one(asked))
@@ -229,7 +229,7 @@ def test_no_client_memory_on_a_gpu_is_offered_for_values() -> None:
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=6), st.integers(1, 8), st.integers(1, 8))
-def test_values_survive_being_counted_anew(sizes: list[int], rows: int, others: int) -> None:
+def test_values_survive_being_counted_again(sizes: list[int], rows: int, others: int) -> None:
     whole = prepend_batch_size(values(*sizes), rows)
     moved = replace_batch_size(whole, rows, others)
     assert moved.tolist() == [others, *sizes]

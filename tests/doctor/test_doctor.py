@@ -1,4 +1,4 @@
-"""The doctor on boards made of files, with runtimes that work, are missing, or end their process."""
+"""Doctor on reconstructed boards, with runtimes that work, are missing, or crash."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def named(findings: list[Finding], name: str) -> Finding:
         ("thor_jp7", "Thor", "JetPack 7"),
     ],
 )
-def test_it_tells_a_board_its_jetpack_and_its_sensors(make_board: Any, name: str, board: str, release: str) -> None:
+def test_it_reports_board_jetpack_and_sensors(make_board: Any, name: str, board: str, release: str) -> None:
     box = make_board(name)
     code, found = ask(f"--sysfs-root={box.root}", "--skip-runtimes")
     sections = found["sections"]
@@ -68,7 +68,7 @@ def test_it_tells_a_board_its_jetpack_and_its_sensors(make_board: Any, name: str
     assert (code, found["can_serve"]) == (0, True)
 
 
-def test_an_x86_box_has_no_section_about_jetpack(make_board: Any) -> None:
+def test_an_x86_machine_has_no_section_about_jetpack(make_board: Any) -> None:
     _, found = ask(f"--sysfs-root={make_board('x86_box').root}", "--skip-runtimes")
     assert "jetpack" not in found["sections"]
     assert any(item["name"] == "heat" and "°C" in item["text"] for item in found["sections"]["sensors"])
@@ -106,14 +106,14 @@ def prober(**answers: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any]]:
     return lambda name: answers.get(name, missing)
 
 
-def test_a_box_without_any_runtime_cannot_serve_and_is_told_what_to_install() -> None:
+def test_a_machine_without_any_runtime_cannot_serve_and_advice_names_what_to_install() -> None:
     findings = list(runtimes({}, is_jetson=False, probe=prober()))
     assert not can_serve(findings)
     assert "pip install" in named(findings, "all").advice
     assert all("pip install" in item.text for item in findings if item.name != "all")
 
 
-def test_two_distributions_of_onnx_runtime_are_told_by_their_metadata(
+def test_two_distributions_of_onnx_runtime_are_reported_by_their_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told() -> list[Finding]:
@@ -207,7 +207,7 @@ def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:
 @pytest.mark.parametrize(
     ("available_mib", "level"), [(4000, FindingLevel.OK), (400, FindingLevel.WARNING), (100, FindingLevel.PROBLEM)]
 )
-def test_little_memory_is_told_and_too_little_keeps_from_serving(
+def test_little_memory_is_reported_and_too_little_keeps_from_serving(
     tmp_path: Path, available_mib: int, level: FindingLevel
 ) -> None:
     findings = meminfo(tmp_path, available_mib)
@@ -216,7 +216,7 @@ def test_little_memory_is_told_and_too_little_keeps_from_serving(
     assert can_serve(findings) == (level is not FindingLevel.PROBLEM)
 
 
-def test_a_lost_gpu_keeps_the_box_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
+def test_a_lost_gpu_keeps_the_machine_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
     lost = MachineReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
     assert "restart the machine" in named(list(sensors(lost)), "NVIDIA A2").advice
     assert not can_serve(list(sensors(lost)))
@@ -266,7 +266,7 @@ def test_users_are_found_by_name_and_a_name_that_is_none_is_an_error(capsys: pyt
     assert "nobody-of-this-name" in capsys.readouterr().err
 
 
-def test_a_port_of_another_process_is_told_with_that_process_and_the_option_to_avoid_it() -> None:
+def test_a_port_of_another_process_is_reported_with_that_process_and_the_option_to_avoid_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (found,) = ports({"metrics": taken.getsockname()[1]})
     assert "in use by" in found.text
@@ -308,7 +308,7 @@ def test_what_is_in_the_way_never_comes_without_advice() -> None:
         Finding("memory", "available", "little", FindingLevel.WARNING)
 
 
-def test_text_of_the_box_cannot_steer_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_the_machine_cannot_steer_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
     box = make_board("orin_nano_jp6")
     box.write("/proc/device-tree/model", b"evil\x1b[2J board\0")
     doctor.run(["--skip-runtimes", f"--sysfs-root={box.root}"])

@@ -1,4 +1,4 @@
-"""The admission between the law and those who ask: from many threads, in plain words, and with counts that add up."""
+"""Admission control of the governor: thread safety, texts of rejections, and complete counts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_class_that_there_is_not_is_refused_with_those_there_are(text: str) ->
         priority_class(_spec(text))
 
 
-def test_an_open_gate_charges_a_request_and_refuses_nobody() -> None:
+def test_without_limits_a_request_is_charged_and_none_rejected() -> None:
     admission = GovernorAdmission()
     assert (admission.is_open, admission.share) == (True, 1.0)
     assert admission.refuse_frame(3) is None
@@ -141,7 +141,7 @@ def test_refusals_are_counted_under_what_holds_the_share_down(word: str) -> None
     assert admission.shed() == {(NORMAL, word): 1}
 
 
-def test_a_box_that_is_well_again_opens_the_gate() -> None:
+def test_a_machine_that_is_well_again_admits_everything_again() -> None:
     admission = GovernorAdmission(clock=Clock())
     admission.apply(HOT, 1.0)
     assert (admission.is_open, admission.share, admission.state().detail) == (False, 0.3, HOT.detail)
@@ -202,6 +202,6 @@ def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is
     assert counted == refused
 
 
-def test_whether_the_gate_is_open_is_a_plain_attribute_that_costs_nothing_to_look_at() -> None:
+def test_is_open_is_a_plain_attribute() -> None:
     assert "is_open" in vars(GovernorAdmission())
     assert not hasattr(type(GovernorAdmission()), "is_open")

@@ -1,4 +1,4 @@
-"""The cap on the GPU's clock: when it moves, on what it is put, and that it is taken off again."""
+"""Clock cap of the GPU: when it changes, how it is applied, and that it is always removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_server.governor.sensors.devfreq_cap import DevfreqCap
 SHORT = PolicyDecision(ThermalLevel.HOT, share=0.3)
 
 
-def test_the_clock_goes_down_by_notches_and_never_below_its_floor() -> None:
+def test_the_clock_goes_down_by_steps_and_never_below_its_floor() -> None:
     rule = ClockRule()
     parts = [rule.step(SHORT, second / 2) for second in range(400)]
     assert parts[0] == 1.0

@@ -1,4 +1,4 @@
-"""Joules per inference: never more than was measured, and right where the truth is known."""
+"""Energy model: never more than the measured energy, and correct where the true values are known."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_idle_power_is_put_down_to_nobody() -> None:
     assert learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 50)}) == {("m", 1): 7.0}
 
 
-def test_a_busy_box_that_draws_less_than_the_idle_one_did_corrects_the_idle_power() -> None:
+def test_a_busy_machine_that_draws_less_than_the_idle_one_did_corrects_the_idle_power() -> None:
     learner = EnergyModel()
     learner.learn(9.0, 1.0, {})
     for _ in range(60):
@@ -285,7 +285,7 @@ def test_counters_of_all_counted_rails_go_before_power() -> None:
     assert measured_j(before, after) == 3.5
 
 
-def test_power_stands_in_where_a_rail_has_no_counter_and_the_gap_is_short() -> None:
+def test_power_is_used_where_a_rail_has_no_counter_and_the_gap_is_short() -> None:
     before, after = reading(10.0, 4000, {"gpu0": 1}), reading(12.0, 6000, {"gpu0": 2})
     assert measured_j(before, after) == 10.0
     assert measured_j(before, reading(10.1 + LONGEST_GAP_S, 6000, {"gpu0": 2})) is None

@@ -1,4 +1,4 @@
-"""The governor's loop, step by step: a clock that is turned by hand, and sensors that tell what a test wants."""
+"""Control loop of the governor, step by step, with a manual clock and scripted sensors."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def work(name: str, executions: int, seconds: float, size: int = 1, refused: int
 # -- state and news
 
 
-def test_a_cool_box_holds_nothing_back_and_says_nothing(machine: Machine) -> None:
+def test_a_cool_machine_holds_nothing_back_and_says_nothing(machine: Machine) -> None:
     decision = machine.run(10)
     assert (decision.level, decision.share, machine.admission.is_open) == (ThermalLevel.NORMAL, 1.0, True)
     assert (machine.events, machine.resume_count) == ([], 0)
 
 
-def test_a_hot_box_sheds_and_what_changed_is_told_once(machine: Machine) -> None:
+def test_a_hot_machine_sheds_and_what_changed_is_reported_once(machine: Machine) -> None:
     machine.run(5)
     machine.temperature_c = 98.0
     assert machine.run(5).level is ThermalLevel.HOT
@@ -171,7 +171,7 @@ def test_pressure_on_memory_shuts_out_bulk_work_alone(machine: Machine) -> None:
     assert machine.admission.refuse_frame(1) is None
 
 
-def test_a_plant_in_the_loop_stays_below_its_trip() -> None:
+def test_a_thermal_model_in_the_loop_stays_below_its_trip() -> None:
     """The plant heats by what the gate grants; nobody else drives it."""
     machine = Machine()
     plant = ThermalModel(ambient_c=50.0)
@@ -199,7 +199,7 @@ def test_work_is_what_the_counts_grew_by() -> None:
     assert done.batches["a", 1].inferences == 4
 
 
-def test_a_reload_begins_its_counts_anew() -> None:
+def test_a_reload_begins_its_counts_again() -> None:
     watch = CompletedWorkMeter()
     watch.update([work("a", 100, 10.0, size=4)], {})
     assert watch.update([work("a", 2, 0.25, size=4)], {}).models["a"] == ModelWork(0.25, 8, 0)
@@ -234,7 +234,7 @@ def test_joules_per_inference_are_learned_from_power_and_busy_time(machine: Mach
     assert machine.sampler.latest.energy_j == pytest.approx(5 * 120 + 15 * 600, rel=0.02)
 
 
-def test_energy_counters_are_told_from_the_start_of_the_server(machine: Machine) -> None:
+def test_energy_counters_are_reported_from_the_start_of_the_server(machine: Machine) -> None:
     machine.more = {"energy": (EnergyCounter("gpu0", 9_000_000, True),)}
     machine.run(1)
     machine.more = {"energy": (EnergyCounter("gpu0", 9_050_000, True),)}
@@ -258,7 +258,7 @@ def ask(machine: Machine, name: str, served: int, cost_s: float, refused: int) -
     return grow
 
 
-def test_a_lighter_model_stands_in_when_a_hot_box_cannot_do_what_is_asked(machine: Machine) -> None:
+def test_the_lighter_variant_answers_when_a_hot_machine_cannot_do_all_work(machine: Machine) -> None:
     machine.pairs = {"heavy": "light"}
     machine.run(20, ask(machine, "heavy", 9, 0.05, 0))
     assert machine.chosen == []
@@ -280,7 +280,7 @@ def test_the_heavier_model_comes_back_once_there_is_room_for_it(machine: Machine
     assert [choice and choice.stand_in("heavy") for choice in machine.chosen] == ["light", None]
 
 
-def test_a_variant_that_serves_no_more_stands_in_no_more() -> None:
+def test_a_variant_that_does_not_serve_is_not_active() -> None:
     selector = VariantSelector()
     hot = PolicyDecision(ThermalLevel.HOT, share=0.2, set_point_c=95.0, predicted_c=97.0)
     busy = CompletedWork(models={"heavy": ModelWork(0.1, 2, 10)})
@@ -321,7 +321,7 @@ def sensors() -> Iterator[Switch]:
     switch.may_answer.set()
 
 
-def test_a_sensor_that_raises_tells_nothing_and_ends_nothing(sensors: Switch) -> None:
+def test_a_sensor_that_raises_reports_nothing_and_ends_nothing(sensors: Switch) -> None:
     sensor_thread = SensorThread(sensors)
     sensors.error = RuntimeError("the driver is gone")
     assert "the driver is gone" in sensor_thread.sample().missing["sensors"]
@@ -351,7 +351,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
     return condition()
 
 
-def test_the_loop_goes_on_after_whatever_fails_and_ends_when_told(sensors: Switch) -> None:
+def test_the_loop_goes_on_after_whatever_fails_and_ends_when_reported(sensors: Switch) -> None:
     problems = 3
 
     def statistics() -> list[VersionStatistics]:
@@ -378,7 +378,7 @@ def test_the_loop_goes_on_after_whatever_fails_and_ends_when_told(sensors: Switc
 FILE = ModelFile(Path("m/1/model.onnx"), Path("m"), 1)
 
 
-def test_a_load_waits_until_the_box_has_cooled() -> None:
+def test_a_load_waits_until_the_machine_has_cooled() -> None:
     decisions = iter([PolicyDecision(ThermalLevel.HOT, may_load=False)] * 2 + [PolicyDecision()] * 10)
     throttle = LoadThrottle(lambda: next(decisions), 60.0)
     assert throttle.wrap(lambda file, count: None)(FILE, 1) is None
@@ -392,12 +392,12 @@ def test_a_load_that_waited_long_enough_goes_on() -> None:
     assert throttle.wrap(lambda file, count: None)(FILE, 1) is None
 
 
-def test_a_box_that_is_about_to_switch_itself_off_loads_nothing() -> None:
+def test_a_machine_that_is_about_to_switch_itself_off_loads_nothing() -> None:
     throttle = LoadThrottle(lambda: PolicyDecision(ThermalLevel.CRITICAL, may_load=False, detail="102 °C"), 60.0)
     assert throttle.wrap(lambda file, count: None)(FILE, 1) == "the box is CRITICAL: 102 °C"
 
 
-def test_nobody_waits_for_a_cool_box_once_the_server_stops() -> None:
+def test_nobody_waits_for_a_cool_machine_once_the_server_stops() -> None:
     throttle = LoadThrottle(lambda: PolicyDecision(ThermalLevel.HOT, may_load=False), 600.0)
     throttle.close()
     assert throttle.wrap(lambda file, count: None)(FILE, 1) == "the server stops"

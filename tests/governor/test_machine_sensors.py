@@ -1,4 +1,4 @@
-"""All sensors of a box as one: which of them holds where two tell the same, and what remains when one goes."""
+"""All sensors of a machine together: precedence of sources, and the rest after one sensor fails."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_card_in_a_jetson_adds_its_power_and_its_heat_to_the_modules(
     assert "gpu0" in {zone.name for zone in reading.zones}
 
 
-def test_the_power_of_an_x86_box_is_that_of_its_processor_and_its_cards(
+def test_the_power_of_an_x86_machine_is_that_of_its_processor_and_its_cards(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors
 ) -> None:
     board = make_board("x86_box")
@@ -113,7 +113,7 @@ def test_the_power_of_an_x86_box_is_that_of_its_processor_and_its_cards(
     assert reading.power_mw == sum(power_of(reading, name) for name in counted)
 
 
-def test_power_that_is_not_told_now_makes_the_whole_unknown_rather_than_smaller(
+def test_power_that_is_not_reported_now_makes_the_whole_unknown_rather_than_smaller(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, fake_nvml: Any
 ) -> None:
     nvidia.add_gpu()
@@ -275,7 +275,7 @@ def test_what_stood_in_for_a_junction_is_not_missed_once_the_junction_is_back(
     assert sensors.read(120.0).silent == frozenset()
 
 
-def test_alerts_and_alarms_that_told_before_are_missed(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
+def test_alerts_and_alarms_that_reported_before_are_missed(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
     board = make_board("orin_nano_jp6")
     sensors = sensors_of(board)
     sensors.read(0.0)

@@ -1,4 +1,4 @@
-"""Memory and its pressure, as the kernel tells them and as it might not."""
+"""Memory sensor: memory and pressure files of the kernel, also invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From readings to observations: which temperature steers, what limits hold, why the box says that it slows down."""
+"""Policy inputs from readings: the controlled temperature, limits in effect, and causes of throttling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def look(board: Any, now_s: float = 0.0) -> MachineReading:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_jetson_is_steered_by_its_junction_and_by_the_limits_read_from_it(
+def test_a_jetson_is_controlled_by_its_junction_and_by_the_limits_read_from_it(
     name: str, make_board: Callable[[str], Any]
 ) -> None:
     trip_c, critical_c, watts, causes = BOARDS[name]
@@ -66,7 +66,7 @@ def test_a_jetson_is_steered_by_its_junction_and_by_the_limits_read_from_it(
     assert seen.margin_c is None
 
 
-def test_a_processor_package_steers_a_box_without_a_gpu(make_board: Callable[[str], Any], boards: Any) -> None:
+def test_a_processor_package_controls_a_machine_without_a_gpu(make_board: Callable[[str], Any], boards: Any) -> None:
     name = next(name for name in boards.NAMES if name.startswith("x86"))
     inputs = PolicyInputReader()
     seen = inputs.reduce(look(make_board(name)))
@@ -99,7 +99,7 @@ def test_a_temperature_goes_on_steering_until_another_is_clearly_nearer_to_its_t
     assert (inputs.control_zone, seen.temperature_c) == ("gpu0", 77)
 
 
-def test_a_margin_stands_in_for_a_temperature_that_is_not_told() -> None:
+def test_a_margin_replaces_a_temperature_that_is_not_reported() -> None:
     seen = PolicyInputReader().reduce(MachineReading(0.0, heat=CriticalTemperature("gpu0", None, 12.0, None, None)))
     assert (seen.temperature_c, seen.margin_c) == (None, 12.0)
     assert seen.expects == {"temperature"}
@@ -182,7 +182,7 @@ CAUSES: dict[str, tuple[MachineReading, set[Cause]]] = {
 
 
 @pytest.mark.parametrize("case", CAUSES)
-def test_why_a_box_slows_down(case: str) -> None:
+def test_why_a_machine_slows_down(case: str) -> None:
     reading, causes = CAUSES[case]
     assert throttle_causes(reading) == causes
 

@@ -1,4 +1,4 @@
-"""When a lighter model stands in: clearly short, not for ever, and ever more rarely back and forth."""
+"""Variant rule: becomes active if work is clearly short, ends in time, and switches less and less often."""
 
 from __future__ import annotations
 
