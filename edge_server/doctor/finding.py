@@ -31,7 +31,7 @@ class Finding:
             raise ValueError(f"{self.section} {self.name}: a {self.level.value} without advice")
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, object]:
+def findings_as_json(findings: Sequence[Finding]) -> dict[str, object]:
     """Return all findings, grouped by section, and whether the machine can serve."""
     sections: dict[str, list[dict[str, str]]] = {}
     for item in findings:

@@ -20,7 +20,7 @@ _LITTLE_BYTES = 512 * _MIB
 _PACKAGES = ("nvidia-l4t-core", "nvidia-jetpack", "libnvinfer10", "libnvinfer8", "python3-libnvinfer")
 
 
-def board(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+def check_board(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
     """Report the board, the processor, the system and Python."""
     dmi = (files.maybe_text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
     name = reading.board or " ".join(part for part in dmi if part)
@@ -36,7 +36,7 @@ def board(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
     yield Finding("board", "python", f"{platform.python_version()} at {sys.executable}")
 
 
-def jetpack(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+def check_jetpack(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
     """Report NVIDIA's software of a Jetson; nothing on other machines."""
     if reading.soc is None:
         return
@@ -55,11 +55,11 @@ def jetpack(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
         )
     else:
         yield Finding(section, "release", f"JetPack {reading.jetpack} (L4T {reading.l4t})")
-    for name, version in sorted(packages(files).items()):
+    for name, version in sorted(installed_packages(files).items()):
         yield Finding(section, name, version)
 
 
-def packages(files: SysfsFiles) -> dict[str, str]:
+def installed_packages(files: SysfsFiles) -> dict[str, str]:
     """Return NVIDIA's packages that are installed according to dpkg, with their versions."""
     found: dict[str, str] = {}
     name, is_installed = "", False
@@ -74,7 +74,7 @@ def packages(files: SysfsFiles) -> dict[str, str]:
     return found
 
 
-def memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+def check_memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
     """Report available memory, its limit, and memory pressure."""
     section, state = "memory", reading.memory
     if state.total_bytes is None or state.available_bytes is None:
@@ -99,7 +99,7 @@ def memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
         yield Finding(section, "pressure", text, FindingLevel.WARNING, advice)
 
 
-def sensors(reading: MachineReading) -> Iterator[Finding]:
+def check_sensors(reading: MachineReading) -> Iterator[Finding]:
     """Report the sensors that the governor uses, and those that are missing."""
     section = "sensors"
     known = [zone for zone in reading.zones if zone.temperature_c is not None]

@@ -65,7 +65,7 @@ def find_user(name: str) -> ServerUser:
     )
 
 
-def permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: bool) -> Iterator[Finding]:
+def check_permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: bool) -> Iterator[Finding]:
     """Report for each GPU device whether the user may open it."""
     nodes = [f"{folder}/{name}" for folder, pattern in _NODES for name in files.names(folder, pattern)]
     closed: dict[str, list[str]] = {}

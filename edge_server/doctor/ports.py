@@ -30,7 +30,7 @@ class _Listener:
     is_edge_server: bool
 
 
-def ports(defaults: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Finding]:
+def check_ports(defaults: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Finding]:
     """Report for each port of 127.0.0.1 whether it is free, and if not, which process listens there."""
     for what, port in defaults.items():
         if not _is_taken(port):

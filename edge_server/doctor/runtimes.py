@@ -32,7 +32,7 @@ _DISTRIBUTIONS = {
 Probe = Callable[[str], Mapping[str, Any]]
 
 
-def runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | None = None) -> Iterator[Finding]:
+def check_runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | None = None) -> Iterator[Finding]:
     """Try each runtime. `packages` are NVIDIA's installed system packages."""
     probe = probe or run_probe
     names = [name for name in backend_names() if name not in (*_BUILT_IN, *_ALIASES)]
