@@ -1,7 +1,7 @@
-"""The error taxonomy: every failure that a caller may see is an EdgeServerError with one of Triton's code words.
+"""Exception classes of the server. Every error that a client can see is an EdgeServerError with one of Triton's codes.
 
-Status numbers live only in `frontends/status.py`. Messages name the model, version and tensor concerned, what was
-expected and what was given. Lives at the bottom: imports nothing of this package.
+HTTP and gRPC status numbers are only in `frontends/status.py`. Messages name the model, version and tensor, the
+expected value and the given one. This module imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ Error = TypeVar("Error", bound="EdgeServerError")
 
 
 class ErrorCode(enum.Enum):
-    """What kind of failure it is, in Triton's words (TRITONSERVER_Error_Code, plus gRPC's RESOURCE_EXHAUSTED,
-    ABORTED, UNAUTHENTICATED and PERMISSION_DENIED)."""
+    """Kind of an error: the codes of TRITONSERVER_Error_Code, plus gRPC's RESOURCE_EXHAUSTED, ABORTED, UNAUTHENTICATED
+    and PERMISSION_DENIED."""
 
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
@@ -31,9 +31,9 @@ class ErrorCode(enum.Enum):
 
 
 class EdgeServerError(Exception):
-    """A failure with a code for machines and a sentence for people.
+    """An error with a code for programs and a sentence for people.
 
-    `retry_after_s` is None when trying again without a change cannot help.
+    `retry_after_s` is None if another try without a change cannot succeed.
     """
 
     code = ErrorCode.INTERNAL
@@ -44,69 +44,69 @@ class EdgeServerError(Exception):
         self.retry_after_s = retry_after_s
 
     def detached(self: Error) -> Error:
-        """Return itself without traceback, cause and context: their frames keep alive whatever they worked on."""
+        """Return itself without traceback, cause and context, because their frames keep objects alive."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 class InvalidRequest(EdgeServerError):
-    """The caller asked for something that can never be right as it stands."""
+    """The request is invalid and cannot succeed without a change."""
 
     code = ErrorCode.INVALID_ARG
 
 
 class SequenceNotBegun(InvalidRequest):
-    """A request is a step of a sequence that the server does not know, and does not begin one."""
+    """The request belongs to an unknown sequence and has no START flag."""
 
 
 class NotFound(EdgeServerError):
-    """A thing named by the caller does not exist."""
+    """An object named by the caller does not exist."""
 
     code = ErrorCode.NOT_FOUND
 
 
 class UnknownModel(NotFound):
-    """No model, or no version of it, by that name."""
+    """The model or the version does not exist."""
 
 
 class Unsupported(EdgeServerError):
-    """Understood, but not offered by this server or this model."""
+    """This server or this model does not support the request."""
 
     code = ErrorCode.UNSUPPORTED
 
 
 class Unauthenticated(EdgeServerError):
-    """The request needs a bearer token, and has none that is known."""
+    """The request needs a valid bearer token and has none."""
 
     code = ErrorCode.UNAUTHENTICATED
 
 
 class Forbidden(EdgeServerError):
-    """The caller may not do this."""
+    """The caller has no permission for this request."""
 
     code = ErrorCode.PERMISSION_DENIED
 
 
 class AlreadyExists(EdgeServerError):
-    """The name is taken."""
+    """The name is in use."""
 
     code = ErrorCode.ALREADY_EXISTS
 
 
 class Cancelled(EdgeServerError):
-    """The caller went away or took its request back."""
+    """The caller cancelled the request or disconnected."""
 
     code = ErrorCode.CANCELLED
 
 
 class Superseded(EdgeServerError):
-    """Another caller took over what this one held."""
+    """Another caller took over the resource of this one."""
 
     code = ErrorCode.ABORTED
 
 
 class Refusal(EdgeServerError):
-    """Right, but not now: the same request may succeed later."""
+    """The request is valid but cannot run now. The same request may succeed later."""
 
     code = ErrorCode.UNAVAILABLE
 
@@ -119,7 +119,7 @@ class NotReady(Refusal):
 
 
 class QueueFull(Refusal):
-    """The model's queue holds as many requests as its policy allows."""
+    """The model's queue is full."""
 
 
 class DeadlineExceeded(Refusal):
@@ -127,17 +127,17 @@ class DeadlineExceeded(Refusal):
 
 
 class DeadlineTooShort(DeadlineExceeded):
-    """The answer would come after the request's own deadline."""
+    """The response would come after the request's own deadline."""
 
 
 class Draining(Refusal):
-    """The server or the version is stopping and takes nothing new."""
+    """The server or the version is stopping and accepts no new requests."""
 
 
 class Throttled(EdgeServerError):
-    """Heat, power or memory pressure forbids the work for now.
+    """The governor rejected the request because of heat, power or memory, or another resource is exhausted.
 
-    `state` is the box's, in one word, where the governor refused; "" where something else is used up.
+    `state` is the governor's state (WARM, HOT, ...) if the governor rejected it, else "".
     """
 
     code = ErrorCode.RESOURCE_EXHAUSTED
@@ -148,60 +148,60 @@ class Throttled(EdgeServerError):
 
 
 class ServingFault(EdgeServerError):
-    """The server's own side failed."""
+    """An error inside the server."""
 
 
 class BackendError(ServingFault):
-    """A runtime refused or failed while executing."""
+    """A runtime rejected the inputs or failed during execution."""
 
 
 class SessionLost(ServingFault):
-    """A session can no longer be used (device lost, runtime wedged)."""
+    """A session cannot be used any more (device lost, runtime blocked)."""
 
 
 class LoadError(EdgeServerError):
-    """A version could not be brought up; becomes the version's reason in the repository index."""
+    """A version could not be loaded. The message is the version's reason in the repository index."""
 
     code = ErrorCode.INVALID_ARG
 
 
 class BadModelConfig(LoadError):
-    """The configuration contradicts itself, the schema, or the model file."""
+    """The configuration conflicts with itself, with the schema, or with the model file."""
 
 
 class BackendMissing(LoadError):
-    """The runtime that the model needs is not installed or does not import; says what to install."""
+    """The model's runtime is not installed or cannot be imported. The message says what to install."""
 
 
 class MemberMissing(LoadError):
-    """A model that an ensemble is made of does not serve; loaded once it does."""
+    """A member of the ensemble does not serve. The ensemble is loaded when it does."""
 
 
 class StorageFault(LoadError):
-    """Reading the files failed for a cause that may pass: a disk or a network file system that stutters."""
+    """Reading the files failed for a temporary cause, such as a disk or network file system error."""
 
 
 class Untrusted(LoadError):
-    """The files are not what their checksums or signature say, or lack those that are required."""
+    """The files do not match their checksums or signature, or a required checksum or signature is missing."""
 
 
 class ChangedWhileLoading(LoadError):
-    """Files changed between their check and their opening; the next look at the repository finds them anew."""
+    """The files changed between check and load. The next scan of the repository finds the new files."""
 
 
 class OutOfMemory(LoadError):
-    """Loading would not fit, or did not fit, into memory."""
+    """The model does not fit into memory."""
 
 
 class DeviceLost(LoadError):
-    """The GPU that it was to run on does not work any more in this process."""
+    """This process cannot use the GPU of the model any more."""
 
     code = ErrorCode.UNAVAILABLE
 
 
 class WarmupFailed(LoadError):
-    """A warm-up sample failed; the version was never offered."""
+    """A warm-up sample failed. The version never became READY."""
 
 
 class NotWarmedUp(WarmupFailed):
-    """Made-up inputs did not suit a model that has no sample of its inputs. It may work with other inputs."""
+    """The generated warm-up inputs failed, and the model has no warm-up sample. It may work with other inputs."""

@@ -26,7 +26,7 @@ from edge_server.core.status_reports import (
     VersionReport,
 )
 from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
-from edge_server.core.trace_settings import parse_change
+from edge_server.core.trace_settings import parse_trace_change
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
@@ -243,7 +243,7 @@ class InferenceService:
         Raises InvalidRequest, and Unsupported for the file.
         """
         self._check_traceable(name)
-        return self.traces.update(name, parse_change(raw))
+        return self.traces.update(name, parse_trace_change(raw))
 
     def _check_traceable(self, name: str) -> None:
         if not name:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 
 from edge_server.core.custom_metric import MetricSource
-from edge_server.core.device_tensor import DeviceArray, DevicePiece, on_host
+from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_spec import ModelFile as ModelFile
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, ResponseSink
@@ -117,7 +117,7 @@ class Session(abc.ABC):
         way of the host. An output that was written to its target is a DeviceArray of it; a target is written only by a
         run that succeeds, and nothing of inputs or targets is touched after the return, whether by an error or not.
         """
-        return self.run({name: on_host(array) for name, array in inputs.items()}, outputs)
+        return self.run({name: to_host_array(array) for name, array in inputs.items()}, outputs)
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -13,7 +13,7 @@ from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.onnxruntime_io_binding import BoundRun
 from edge_server.backends.onnxruntime_tensor_info import TYPES
 from edge_server.backends.runtime_library import readable, words
-from edge_server.core.device_tensor import DeviceArray, DevicePiece, on_host
+from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 
@@ -71,7 +71,7 @@ class OnnxSession(Session):
             return super().run_on_device(inputs, outputs, targets)
         names = list(outputs)
         feeds = {
-            name: array if isinstance(array, DeviceArray) and bound.can_take(array) else readable(on_host(array))
+            name: array if isinstance(array, DeviceArray) and bound.can_take(array) else readable(to_host_array(array))
             for name, array in inputs.items()
         }
         try:

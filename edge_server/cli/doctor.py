@@ -9,12 +9,12 @@ from pathlib import Path
 
 from edge_server.cli.busy_line import working
 from edge_server.core.exit_code import ExitCode
-from edge_server.doctor.finding import Finding, FindingLevel, as_json, can_serve
-from edge_server.doctor.machine import board, jetpack, memory, packages, sensors
-from edge_server.doctor.permissions import find_user, permissions
-from edge_server.doctor.ports import ports
-from edge_server.doctor.runtimes import runtimes
-from edge_server.governor.sensors.machine import read_box
+from edge_server.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
+from edge_server.doctor.machine import check_board, check_jetpack, check_memory, check_sensors, installed_packages
+from edge_server.doctor.permissions import check_permissions, find_user
+from edge_server.doctor.ports import check_ports
+from edge_server.doctor.runtimes import check_runtimes
+from edge_server.governor.sensors.machine import read_machine
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!", FindingLevel.PROBLEM: "X"}
@@ -41,15 +41,15 @@ def run(arguments: Sequence[str]) -> int:
     if not root.is_dir():
         parser.error(f"--sysfs-root: '{root}' is no folder")
     files = SysfsFiles(root)
-    reading = read_box(root)
+    reading = read_machine(root)
     is_jetson = reading.soc is not None
-    findings = [*board(files, reading), *jetpack(files, reading)]
+    findings = [*check_board(files, reading), *check_jetpack(files, reading)]
     if not options.skip_runtimes:
         with working("trying the runtimes"):
-            findings += runtimes(packages(files), is_jetson=is_jetson)
-    findings += permissions(files, root, user, is_jetson=is_jetson)
-    findings += [*memory(files, reading), *sensors(reading), *ports()]
-    print(json.dumps(as_json(findings), indent=2) if options.json else _text(findings))
+            findings += check_runtimes(installed_packages(files), is_jetson=is_jetson)
+    findings += check_permissions(files, root, user, is_jetson=is_jetson)
+    findings += [*check_memory(files, reading), *check_sensors(reading), *check_ports()]
+    print(json.dumps(findings_as_json(findings), indent=2) if options.json else _text(findings))
     return ExitCode.OK if can_serve(findings) else ExitCode.FAILED
 
 

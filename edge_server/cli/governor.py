@@ -15,8 +15,8 @@ from edge_server.cli.progress import Progress
 from edge_server.cli.table import render
 from edge_server.core.priority import PriorityClass
 from edge_server.governor.control_policy import PolicyConstants
-from edge_server.governor.simulation.plots import draw, draw_replay
-from edge_server.governor.simulation.replay import COLUMNS, StatePeriod, read_trace, replay
+from edge_server.governor.simulation.plots import draw_replay, draw_simulation
+from edge_server.governor.simulation.replay import COLUMNS, StatePeriod, read_recording, replay_policy
 from edge_server.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
 from edge_server.governor.simulation.thermal_model import ThermalModelConstants
 
@@ -101,7 +101,7 @@ def _simulate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         if not options.json:
             print(_table(name, outcomes), flush=True)
         if options.svg is not None:
-            _write(parser, options.svg, draw(outcomes, constants.trip_c))
+            _write(parser, options.svg, draw_simulation(outcomes, constants.trip_c))
     if options.json:
         print(json.dumps(sums))
     return 0
@@ -114,19 +114,19 @@ def _replay(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
             parser.error(f"--{name.replace('_', '-')}: expected a number of 0 or more, given {value:g}")
     try:
         with options.trace.open(newline="", encoding="utf-8-sig", errors="replace") as lines:
-            samples = read_trace(lines, options.trace.name)
+            samples = read_recording(lines, options.trace.name)
     except OSError as error:
         parser.error(f"{options.trace}: {error.strerror}")
     tuning = PolicyConstants(temperature_limit_c=options.temperature_limit, power_limit_w=options.power_budget_watts)
     if options.trip_c:
         tuning = dataclasses.replace(tuning, default_trip_c=options.trip_c)
-    replayed = replay(samples, tuning)
+    replayed = replay_policy(samples, tuning)
     if options.svg is not None:
         _write(parser, options.svg, draw_replay(options.trace.name, replayed))
     if options.json:
-        print(json.dumps([_stretch(item) for item in replayed.stretches]))
+        print(json.dumps([_stretch(item) for item in replayed.periods]))
         return 0
-    print(render(REPLAY_HEADS, [_stretch_row(item) for item in replayed.stretches], sys.stdout))
+    print(render(REPLAY_HEADS, [_stretch_row(item) for item in replayed.periods], sys.stdout))
     return 0
 
 

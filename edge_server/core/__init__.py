@@ -1,6 +1,6 @@
-"""Nouns and rules of serving: tensors, messages, model specifications, batching.
+"""Data types and pure rules of serving: tensors, requests, model specifications, batching, sequences, ensembles.
 
-Standard library and numpy only: no I/O, no threads, no asyncio, no clock (time comes in as `now`). Everyone above may
-import from here; this folder imports only `errors`. A request enters as `message.Request`, a version as
-`model.ModelSpec`.
+Standard library and numpy only: no I/O, no threads, no asyncio, no clock (callers pass the time as `now`). All other
+packages may import from here. This folder imports only `errors`. A request enters as `request_response.Request`, a
+model version as `model_spec.ModelSpec`.
 """

@@ -1,4 +1,4 @@
-"""Rows that run together: gather the inputs of several requests into one batch, scatter its outputs back."""
+"""Batch plan of a model: joins the inputs of several requests into one batch and splits the outputs per request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, DeviceTensor, join_rows
 from edge_server.core.model_spec import ModelSpec, OutputSpec
-from edge_server.core.ragged_batch import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.ragged_batch import join_flat, make_batch_input, ragged_output_shape, split_by_shapes
 from edge_server.core.request_response import Request
 from edge_server.core.shape_tensors import (
     batched_shape_inputs,
     batched_shape_outputs,
-    rows_of_values,
-    with_batch_size,
+    prepend_batch_size,
+    repeat_values_per_row,
 )
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError
@@ -24,11 +24,11 @@ from edge_server.errors import BackendError
 Array: TypeAlias = npt.NDArray[np.generic]
 
 _SHOWN_VALUES = 16
-"""How many values of a shape tensor an error shows."""
+"""Most values of a shape tensor that an error message shows."""
 
 
 class BatchPlan:
-    """How one model's requests become a batch and its outputs become answers. Made once a version; holds no state."""
+    """Gathers inputs into batches and scatters outputs to requests. Made once per version; does not change after."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -36,9 +36,14 @@ class BatchPlan:
         self._output_names = tuple(item.name for item in spec.outputs)
         self._has_rows = spec.max_batch_size > 0
         self._plain_outputs = {
-            item.name: (item.dtype, item.dtype.numpy, item.dims if _is_plain(item) else None) for item in spec.outputs
+            item.name: (
+                item.dtype,
+                item.dtype.numpy,
+                None if item.reshape is not None or item.is_shape_tensor else item.dims,
+            )
+            for item in spec.outputs
         }
-        """Of each output its type, numpy's, and the dims that an array has if there is nothing more to look at."""
+        """Per output: its type, its numpy type, and the dims of an array that needs no reshaping (else None)."""
         self._ragged = frozenset(item.name for item in spec.inputs if item.allow_ragged_batch and self._has_rows)
         self._shape_inputs = batched_shape_inputs(spec)
         self._shape_outputs = batched_shape_outputs(spec)
@@ -50,14 +55,14 @@ class BatchPlan:
         self._cut_by = {name: item.sources[0] for item in spec.batch_outputs for name in item.target_names}
         self._joins_rows_only = not self._ragged and not spec.batch_inputs and not self._shape_inputs
         self._passes_inputs = self._joins_rows_only and not self._reshaped_inputs
-        """Whether a lone request's arrays are the model's inputs as they are."""
+        """Whether the arrays of a single request are the model's inputs without change."""
         self._may_leave_out = any(item.is_optional for item in spec.inputs)
 
     def gather(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """Return the batch's inputs: the arrays themselves for a lone request, else copies joined along the rows."""
+        """Return the batch's inputs: the same arrays for a single request, else copies joined along the rows."""
         first = requests[0].inputs
         if not self._joins_rows_only:
-            batch = self._gather_told(requests)
+            batch = self._gather_with_batch_info(requests)
         elif len(requests) == 1:
             batch = {name: tensor.array for name, tensor in first.items()}
         else:
@@ -68,28 +73,32 @@ class BatchPlan:
         return batch
 
     def uses_device(self, requests: Sequence[Request]) -> bool:
-        """Return whether any of the requests has inputs, or asks for outputs, in memory of a GPU."""
+        """Return whether a request has inputs, or wants outputs, in GPU memory."""
         return any(
             request.targets is not None or any(isinstance(tensor, DeviceTensor) for tensor in request.inputs.values())
             for request in requests
         )
 
     def gather_on_device(self, requests: Sequence[Request]) -> Mapping[str, Array | DeviceArray]:
-        """Return the inputs as `gather` does, those on a GPU left there, unless the model is told of its batch: by
-        ragged inputs or by shape tensors."""
+        """Return the inputs as `gather` does, but leave inputs that are on a GPU there.
+
+        Models with ragged inputs, batch inputs or shape tensors get all inputs in host memory.
+        """
         if not self._joins_rows_only:
             return self.gather(requests)
         batch = {name: join_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
         for name, spec in self._reshaped_inputs.items():
             if name in batch and spec.reshape is not None:
-                # Both kinds of array have what this takes: a shape, and a way to another.
+                # Both kinds of array have `shape` and `reshape`.
                 batch[name] = self._reshape(batch[name], spec.dims, spec.reshape)  # type: ignore[arg-type]
         return batch
 
     def targets(self, requests: Sequence[Request]) -> Mapping[str, DevicePiece]:
-        """Return where on GPUs outputs are wanted, by name. Those of a lone request: a batch's rows are not dealt out
-        there. None where answers are kept, which may be done when the memory was given back; nor for shape tensors,
-        whose values the host turns into rows."""
+        """Return the GPU memory to which the runtime writes outputs directly, by output name.
+
+        Only a single request has such targets. A cached model has none: the cache may store the response after the
+        memory was released. Shape tensors have none either: the host makes their rows.
+        """
         if len(requests) > 1 or self._cut_by or self.spec.is_cached:
             return {}
         if self._shape_outputs:
@@ -97,17 +106,17 @@ class BatchPlan:
             return {name: piece for name, piece in targets.items() if name not in self._shape_outputs}
         return requests[0].targets or {}
 
-    def _gather_told(self, requests: Sequence[Request]) -> dict[str, Array]:
-        """Return the batch's inputs with ragged ones flat, shape tensors with the batch size before their values, and
-        those that are made from the batch."""
+    def _gather_with_batch_info(self, requests: Sequence[Request]) -> dict[str, Array]:
+        """Return the batch's inputs: ragged inputs flat, shape tensors with the batch size before their values, and
+        the batch inputs."""
         batch: dict[str, Array] = {}
         for name in requests[0].inputs:
             if name in self._shape_inputs:
-                batch[name] = with_batch_size(requests[0].inputs[name].array, self._rows(requests))
+                batch[name] = prepend_batch_size(requests[0].inputs[name].array, self._rows(requests))
                 continue
             arrays = [request.inputs[name].array for request in requests]
             if name in self._ragged:
-                batch[name] = concatenate(arrays)
+                batch[name] = join_flat(arrays)
             else:
                 batch[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         for item in self.spec.batch_inputs:
@@ -116,7 +125,7 @@ class BatchPlan:
         return batch
 
     def _rows(self, requests: Sequence[Request]) -> int:
-        """Return how many rows the requests have in all: one each, where no input tells."""
+        """Return the number of rows of all requests. A request whose inputs are all shape tensors has one row."""
         name = next((name for name in requests[0].inputs if name not in self._shape_inputs), None)
         if name is None:
             return len(requests)
@@ -127,16 +136,16 @@ class BatchPlan:
         return [request.inputs[name].array.shape for request in requests]
 
     def gather_one(self, request: Request) -> dict[str, Array]:
-        """Return what `gather` does for a lone request."""
+        """Return the inputs as `gather` does, for a single request."""
         if not self._passes_inputs:
             return self.gather([request])
         return {name: tensor.array for name, tensor in request.inputs.items()}
 
     def inputs_of(self, request: Request) -> dict[str, Array]:
-        """Return one request's inputs for a RequestSession, reshaped as the configuration says.
+        """Return the inputs of one request for a RequestSession, reshaped according to the configuration.
 
-        The model sees the request, not a batch: ragged inputs keep the request's shape with the batch dimension, no
-        batch input is made, and shape tensors are as the client sent them.
+        The model gets the request, not a batch: ragged inputs keep the shape that the client sent, with the batch
+        dimension. There are no batch inputs, and shape tensors stay as the client sent them.
         """
         inputs = {name: tensor.array for name, tensor in request.inputs.items()}
         for name, spec in self._reshaped_inputs.items():
@@ -145,11 +154,11 @@ class BatchPlan:
         return inputs
 
     def wanted_by(self, request: Request) -> Sequence[str]:
-        """Return what `wanted` does for a lone request."""
+        """Return the outputs as `wanted` does, for a single request."""
         return self.wanted([request]) if request.outputs else self._output_names
 
     def wanted(self, requests: Sequence[Request]) -> Sequence[str]:
-        """Return the outputs to compute, in model order: all, or the union of what each request asked for."""
+        """Return the outputs to compute, in model order: all, or the union of the requested outputs."""
         if not all(request.outputs for request in requests):
             return self._output_names
         union = {name for request in requests for name in request.outputs}
@@ -160,8 +169,8 @@ class BatchPlan:
     ) -> list[tuple[Tensor, ...]]:
         """Return each request's outputs as views of the batch's.
 
-        Raises BackendError for an output that has not the name, type or shape promised, or is missing; a model with
-        optional inputs may leave outputs out.
+        Raises BackendError if an output is missing or does not match the configuration's name, type or shape. A model
+        with optional inputs may leave outputs out.
         """
         if self._cut_by:
             return self._scatter_ragged(outputs, requests, rows)
@@ -181,7 +190,7 @@ class BatchPlan:
     def scatter_one(
         self, outputs: Mapping[str, Array], request: Request, rows: int, wanted: Sequence[str] | None = None
     ) -> tuple[Tensor, ...]:
-        """Return what `scatter` does for a lone request of so many rows; `wanted` is what `wanted_by` says of it."""
+        """Return the outputs as `scatter` does, for a single request. `wanted` is `wanted_by(request)`, if known."""
         if wanted is None:
             wanted = self.wanted_by(request)
         if self._cut_by or len(outputs) != len(wanted):
@@ -194,7 +203,7 @@ class BatchPlan:
             dtype, element, dims = self._plain_outputs[name]
             shape = array.shape
             if array.dtype is not element or dims is None or shape != ((rows, *dims) if self._has_rows else dims):
-                # Not what most models promise: sizes that vary, another shape for clients, or a broken promise.
+                # Variable sizes, a reshaped output, or an output that does not match: use the full check.
                 array = self._checked(name, array, rows)
             tensors.append(Tensor(name, dtype, array))
         return tuple(tensors)
@@ -202,12 +211,12 @@ class BatchPlan:
     def _scatter_ragged(
         self, outputs: Mapping[str, Array], requests: Sequence[Request], rows: Sequence[int]
     ) -> list[tuple[Tensor, ...]]:
-        """As `scatter`, with batch outputs cut by the shapes of the inputs that they follow."""
+        """Return the outputs as `scatter` does; batch outputs are split by the shapes of their source inputs."""
         ends = np.cumsum(rows)
         parts: dict[str, list[Array]] = {}
         for name, array in outputs.items():
             if name in self._cut_by:
-                parts[name] = self._cut(name, array, requests)
+                parts[name] = self._split_batch_output(name, array, requests)
             else:
                 parts[name] = np.split(self._checked(name, array, int(ends[-1])), ends[:-1])
         if not self._may_leave_out:
@@ -217,10 +226,10 @@ class BatchPlan:
             for place, request in enumerate(requests)
         ]
 
-    def _cut(self, name: str, array: Array, requests: Sequence[Request]) -> list[Array]:
+    def _split_batch_output(self, name: str, array: Array, requests: Sequence[Request]) -> list[Array]:
         spec, source = self._declared(name, array), self._cut_by[name]
-        shapes = [output_shape(spec.dims, shape) for shape in self._shapes(requests, source)]
-        parts = cut(array, shapes)
+        shapes = [ragged_output_shape(spec.dims, shape) for shape in self._shapes(requests, source)]
+        parts = split_by_shapes(array, shapes)
         if parts is None:
             raise BackendError(
                 f"model '{self.spec.name}' answered output '{name}' with {array.size} elements, but by the shapes of "
@@ -229,7 +238,7 @@ class BatchPlan:
         return parts
 
     def answer(self, outputs: Mapping[str, Array], request: Request) -> tuple[Tensor, ...]:
-        """Return one response's outputs, of any number of rows, as the request asked. Raises BackendError."""
+        """Return the requested outputs of one response, with any number of rows. Raises BackendError."""
         whole = {name: self._checked(name, array, None) for name, array in outputs.items()}
         return self._pick(whole, request, None)
 
@@ -247,33 +256,37 @@ class BatchPlan:
         )
 
     def _checked(self, name: str, array: Array, total: int | None) -> Array:
-        """Return the output as clients see it. `total` is how many rows it must have; None: any number."""
+        """Return the output in the shape for clients. It must have `total` rows; None: any number."""
         spec = self._declared(name, array)
         item_dims = spec.dims if spec.reshape is None else spec.reshape
         expected = item_dims
         if self._has_rows:
             if spec.is_shape_tensor and total is not None:
-                return self._rows_of_values(spec, array, total)
+                values = repeat_values_per_row(array, spec.dims, total)
+                if values is None:
+                    given = (
+                        f"the values {array.tolist()}"
+                        if array.size <= _SHOWN_VALUES
+                        else f"the shape {list(array.shape)}"
+                    )
+                    raise BackendError(
+                        f"model '{self.spec.name}' answered shape tensor '{name}' with {given}, but its configuration "
+                        f"promises the batch size {total} and then values of {list(spec.dims)}"
+                    )
+                return values
             expected = (-1 if total is None else total, *item_dims)
         shape = array.shape
         if shape != expected and (
             len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True))
         ):
-            raise self._broken_promise(spec, expected, shape)
+            raise BackendError(
+                f"model '{self.spec.name}' answered output '{name}' with shape {list(shape)}, "
+                f"but its configuration promises {list(expected)}"
+            )
         return array if spec.reshape is None else self._reshape(array, spec.reshape, spec.dims)
 
-    def _rows_of_values(self, spec: OutputSpec, array: Array, total: int) -> Array:
-        rows = rows_of_values(array, spec.dims, total)
-        if rows is None:
-            given = f"the values {array.tolist()}" if array.size <= _SHOWN_VALUES else f"the shape {list(array.shape)}"
-            raise BackendError(
-                f"model '{self.spec.name}' answered shape tensor '{spec.name}' with {given}, but its configuration "
-                f"promises the batch size {total} and then values of {list(spec.dims)}"
-            )
-        return rows
-
     def _declared(self, name: str, array: Array) -> OutputSpec:
-        """Return what is promised of an output. Raises BackendError for one of another name or type."""
+        """Return the specification of an output. Raises BackendError for an unknown name or another type."""
         spec = self._output_specs.get(name)
         if spec is None:
             raise BackendError(f"model '{self.spec.name}' answered an output '{name}' that it does not declare")
@@ -292,19 +305,8 @@ class BatchPlan:
                 )
 
     def _reshape(self, array: Array, given: tuple[int, ...], wanted: tuple[int, ...]) -> Array:
-        """Turn items of shape `given` into items of shape `wanted`; each -1 of one stands for a -1 of the other."""
+        """Reshape items from `given` to `wanted`. The n-th -1 of `wanted` has the size of the n-th -1 of `given`."""
         lead = array.shape[:1] if self._has_rows else ()
         item_shape = array.shape[len(lead) :]
         free = iter([size for size, dim in zip(item_shape, given, strict=True) if dim == -1])
         return array.reshape(lead + tuple(next(free) if dim == -1 else dim for dim in wanted))
-
-    def _broken_promise(self, spec: OutputSpec, expected: Sequence[int], given: tuple[int, ...]) -> BackendError:
-        return BackendError(
-            f"model '{self.spec.name}' answered output '{spec.name}' with shape {list(given)}, "
-            f"but its configuration promises {list(expected)}"
-        )
-
-
-def _is_plain(output: OutputSpec) -> bool:
-    """Return whether an array with the output's very dims is what clients are to see."""
-    return output.reshape is None and not output.is_shape_tensor

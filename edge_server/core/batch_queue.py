@@ -1,7 +1,7 @@
-"""The waiting line of one model version and the rule that forms batches from it.
+"""Request queue of one model version, and the rule that forms batches from it.
 
-The rule is Triton's dynamic batcher, told as a function of the entries and `now`: no threads, no clock, no callbacks.
-The caller holds its own lock around every method. Times are nanoseconds of any monotonic clock.
+The rule is Triton's dynamic batcher as a function of the entries and `now`: no threads, no clock, no callbacks. The
+caller holds its own lock around every method. Times are nanoseconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from edge_server.errors import QueueFull
 Item = TypeVar("Item")
 
 _SLACK = 64
-"""How many deadlines of entries that are gone may lie around, beyond one for each entry that waits."""
+"""Most deadlines of removed entries that may stay in the heap, beyond one for each waiting entry."""
 
 
 @dataclass(slots=True, eq=False)
 class QueueEntry(Generic[Item]):
-    """One waiting item: `rows` of it, mergeable with entries of equal `key`, arrived at `arrived_ns`.
+    """One waiting item of `rows` rows that arrived at `arrived_ns`. Entries with equal `key` can share a batch.
 
-    `priority` and `timeout_us` are as the request asked; 0 asks for the model's default. `start_by_ns` is when it is
-    too late to begin, whatever the queue's policy says; 0: never. `item` is None when the entry does not wait: not yet,
-    or not any more. `timed` holds the entry for the queue's deadlines while it waits, and is emptied then, so that no
-    leftover of the queue keeps it alive.
+    `priority` and `timeout_us` come from the request; 0 means the model's default. `start_by_ns` is the latest start,
+    independent of the queue's policy; 0: no limit. `item` is None while the entry is not in a queue. `timed` is a list
+    that refers to the entry from the queue's deadline heap. It is emptied when the entry leaves, so that the heap does
+    not keep the entry alive.
     """
 
     rows: int
@@ -43,18 +43,18 @@ class QueueEntry(Generic[Item]):
 
 
 class _Level(Generic[Item]):
-    """The queue of one priority level: those in time, then those that are late but still to be served."""
+    """Queue of one priority level: entries in time first, then delayed ones (timeout action DELAY)."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        # Ordered dictionaries: first and any other entry alike leave in constant time.
+        # Ordered dictionaries: the first entry and any other entry leave in constant time.
         self.in_time: OrderedDict[QueueEntry[Item], None] = OrderedDict()
-        self.late: OrderedDict[QueueEntry[Item], None] = OrderedDict()
+        self.delayed: OrderedDict[QueueEntry[Item], None] = OrderedDict()
 
     def deadline_ns(self, entry: QueueEntry[Item]) -> int | None:
         limit_us = self.policy.default_timeout_us
         if self.policy.allow_timeout_override and entry.timeout_us > 0:
-            # Triton lets a request only shorten a non-zero default; with no default the request's own limit holds.
+            # As in Triton, a request can only shorten a non-zero default. Without a default its own limit applies.
             limit_us = min(limit_us, entry.timeout_us) if limit_us else entry.timeout_us
         if not limit_us:
             return entry.start_by_ns or None
@@ -63,10 +63,10 @@ class _Level(Generic[Item]):
 
 
 class BatchQueue(Generic[Item]):
-    """First come, first served within a priority level; level 1 before level 2, and so on.
+    """Queue in order of arrival within a priority level; level 1 runs before level 2, and so on.
 
-    `max_rows` is the model's max_batch_size. Without `batching` each item is a batch of its own, in order of arrival.
-    `name` is the model's, for messages.
+    `max_rows` is the model's max_batch_size. Without `batching` each item is a batch, in order of arrival. `name` is
+    the model's name for error messages.
     """
 
     def __init__(self, max_rows: int, batching: DynamicBatching | None, name: str) -> None:
@@ -75,16 +75,16 @@ class BatchQueue(Generic[Item]):
         levels = range(1, batching.priority_levels + 1) if batching and batching.priority_levels else range(1)
         self._levels: dict[int, _Level[Item]] = {level: _Level(self._policy(level)) for level in levels}
         self._deadlines: list[tuple[int, int, list[QueueEntry[Item]]]] = []
-        self._offered = 0
-        self._ripe_ns: int | None = None
+        self._deadline_count = 0
+        self._batch_due_ns: int | None = None
         self.size = 0
         self.row_limit = max_rows
-        """No batch of several requests gets larger than this: `max_rows`, or less while less than all is allowed."""
+        """Most rows of a batch of several requests: `max_rows`, or less while the governor allows less."""
 
     @property
     def passes_lone(self) -> bool:
-        """Whether an entry without a time of its own that meets an empty queue would be taken at once as a batch, if an
-        instance is free: nobody then needs to ask."""
+        """Whether a single entry without a time limit in an empty queue is a batch at once. The scheduler then runs it
+        without the queue if an instance is free."""
         batching = self._batching
         if batching is None:
             return True
@@ -92,11 +92,17 @@ class BatchQueue(Generic[Item]):
         return not batching.max_queue_delay_us and not any(policy.default_timeout_us for policy in policies)
 
     def offer(self, entry: QueueEntry[Item], item: Item) -> None:
-        """Put an item at the end of its level's line. Raises QueueFull, and then it is not in the queue."""
-        entry.level = self._level_of(entry.priority)
+        """Append an item to the queue of its priority level. Raises QueueFull; the item is then not in the queue."""
+        batching = self._batching
+        if batching is None or not batching.priority_levels:
+            entry.level = 0
+        elif 1 <= entry.priority <= batching.priority_levels:
+            entry.level = entry.priority
+        else:
+            entry.level = batching.default_priority_level
         level = self._levels[entry.level]
         limit = level.policy.max_queue_size
-        if limit and len(level.in_time) + len(level.late) >= limit:
+        if limit and len(level.in_time) + len(level.delayed) >= limit:
             raise QueueFull(
                 f"Exceeds maximum queue size: {limit} requests are waiting for model '{self._name}' already"
             )
@@ -108,15 +114,15 @@ class BatchQueue(Generic[Item]):
         self.size += 1
 
     def drop(self, entry: QueueEntry[Item]) -> bool:
-        """Take a waiting entry out; False when it is no longer waiting."""
+        """Remove a waiting entry. Return False if it does not wait any more."""
         if entry.item is None:
             return False
         self._remove(entry)
         return True
 
     def take(self, now_ns: int) -> list[Item]:
-        """Remove and return the batch that should run now; empty when nothing should. Call `expire` first."""
-        self._ripe_ns = None
+        """Remove and return the batch to run now, or an empty list. Call `expire` first."""
+        self._batch_due_ns = None
         if not self.size:
             return []
         if self._batching is None:
@@ -125,13 +131,13 @@ class BatchQueue(Generic[Item]):
 
     def is_due(self, now_ns: int) -> bool:
         """Return whether `take` would return a batch now. Call `expire` first."""
-        self._ripe_ns = None
+        self._batch_due_ns = None
         if self._batching is None or not self.size:
             return self.size > 0
         return bool(self._choose(self._batching, now_ns))
 
     def expire(self, now_ns: int) -> list[Item]:
-        """Remove and return the items whose time ran out; those to be served late go to the end of their level."""
+        """Remove and return the items whose time limit passed. Items to delay move to the end of their level."""
         expired: list[Item] = []
         while self._deadlines and (self._deadlines[0][0] <= now_ns or not self._deadlines[0][2]):
             timed = heapq.heappop(self._deadlines)[2]
@@ -144,35 +150,35 @@ class BatchQueue(Generic[Item]):
                 expired.append(self._remove(entry))
             elif entry in level.in_time:
                 del level.in_time[entry]
-                level.late[entry] = None
+                level.delayed[entry] = None
                 if entry.start_by_ns:
                     self._push_deadline(entry.start_by_ns, entry)
         return expired
 
     def clear(self) -> list[Item]:
-        """Remove and return everything that waits, in the order in which it would have run."""
+        """Remove and return all waiting items, in the order in which they would run."""
         return [self._remove(entry) for entry in list(self._waiting())]
 
     def next_deadline_ns(self) -> int | None:
-        """Return when the next waiting entry's time runs out, or None when none has a limit."""
+        """Return the next deadline of a waiting entry, or None if no entry has a limit."""
         while self._deadlines and not self._deadlines[0][2]:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def next_wakeup_ns(self) -> int | None:
-        """Return when `take` may decide otherwise than it did last, with nothing new offered; None when it never will.
+        """Return the next time at which `take` or `expire` may return items without a new offer; None: never.
 
-        Meant to be asked after a `take` that returned no batch.
+        Call it after a `take` that returned no batch.
         """
-        deadline, ripe = self.next_deadline_ns(), self._ripe_ns
-        if deadline is None or ripe is None:
-            return ripe if deadline is None else deadline
-        return min(deadline, ripe)
+        deadline, due = self.next_deadline_ns(), self._batch_due_ns
+        if deadline is None or due is None:
+            return due if deadline is None else deadline
+        return min(deadline, due)
 
     def _push_deadline(self, when_ns: int, entry: QueueEntry[Item]) -> None:
-        self._offered += 1
+        self._deadline_count += 1
         entry.timed = [entry]
-        heapq.heappush(self._deadlines, (when_ns, self._offered, entry.timed))
+        heapq.heappush(self._deadlines, (when_ns, self._deadline_count, entry.timed))
 
     def _choose(self, batching: DynamicBatching, now_ns: int) -> list[QueueEntry[Item]]:
         pending: list[QueueEntry[Item]] = []
@@ -188,25 +194,25 @@ class BatchQueue(Generic[Item]):
             if rows in batching.preferred_batch_sizes:
                 preferred_count = len(pending)
         delay_ns = batching.max_queue_delay_us * 1000
-        ripe_ns = min(entry.arrived_ns for entry in pending) + delay_ns
-        if preferred_count and (not delay_ns or now_ns < ripe_ns):
+        due_ns = min(entry.arrived_ns for entry in pending) + delay_ns
+        if preferred_count and (not delay_ns or now_ns < due_ns):
             return pending[:preferred_count]
-        if is_closed or now_ns >= ripe_ns or rows >= min(batching.preferred_batch_sizes[-1], self.row_limit):
+        if is_closed or now_ns >= due_ns or rows >= min(batching.preferred_batch_sizes[-1], self.row_limit):
             return pending
-        self._ripe_ns = ripe_ns
+        self._batch_due_ns = due_ns
         return []
 
     def _waiting(self) -> Iterator[QueueEntry[Item]]:
         for level in self._levels.values():
             yield from level.in_time
-            yield from level.late
+            yield from level.delayed
 
     def _remove(self, entry: QueueEntry[Item]) -> Item:
         level = self._levels[entry.level]
         if entry in level.in_time:
             del level.in_time[entry]
         else:
-            del level.late[entry]
+            del level.delayed[entry]
         self.size -= 1
         item, entry.item = entry.item, None
         assert item is not None
@@ -214,17 +220,10 @@ class BatchQueue(Generic[Item]):
             entry.timed.clear()
             entry.timed = None
         if len(self._deadlines) > 2 * self.size + _SLACK:
-            # Entries left before their time; without this they would pile up until then.
+            # Drop the deadlines of entries that left early; else they stay in the heap until they pass.
             self._deadlines = [deadline for deadline in self._deadlines if deadline[2]]
             heapq.heapify(self._deadlines)
         return item
-
-    def _level_of(self, priority: int) -> int:
-        if self._batching is None or not self._batching.priority_levels:
-            return 0
-        if 1 <= priority <= self._batching.priority_levels:
-            return priority
-        return self._batching.default_priority_level
 
     def _policy(self, level: int) -> QueuePolicy:
         if self._batching is None:

@@ -1,4 +1,4 @@
-"""What a configuration says beyond one model and one request: ensembles, sequences, tensors made from a batch.
+"""Parts of a model's configuration for ensembles, sequences and ragged batches.
 
 Field names and meanings follow Triton's model_config.proto. Durations end in `_us` (microseconds).
 """
@@ -14,9 +14,9 @@ from edge_server.core.tensor import DType
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """One model of an ensemble. `version` None: the newest that serves.
+    """One step of an ensemble. `version` None: the newest version that serves.
 
-    `input_map` maps an input of the step's model to a tensor of the ensemble, `output_map` an output of it to one.
+    `input_map` and `output_map` map the inputs and outputs of the step's model to tensors of the ensemble.
     """
 
     model: str
@@ -27,15 +27,15 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Steps in the order of the configuration. `max_inflight_requests` bounds what a decoupled step may run ahead of
-    the steps that take its responses; 0: no bound."""
+    """Steps in the order of the configuration. `max_inflight_requests` limits how many responses of a decoupled step
+    the later steps work on at a time; 0: no limit."""
 
     steps: tuple[EnsembleStep, ...]
     max_inflight_requests: int = 0
 
 
 class ControlKind(enum.Enum):
-    """What a control input tells the model. The value is its number in model_config.proto."""
+    """Kind of a control input. The value is its number in model_config.proto."""
 
     START = 0
     READY = 1
@@ -45,9 +45,9 @@ class ControlKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ControlInput:
-    """An input of the model that the sequence scheduler fills, shape [1] or [rows, 1].
+    """An input of the model that the sequence scheduler fills. Its shape is [1] or [rows, 1].
 
-    `false_true` are the two values of a flag in `dtype` (INT32, FP32 or BOOL); a correlation id has none, and its
+    `false_true` holds the two values of a flag in `dtype` (INT32, FP32 or BOOL). A correlation id has None, and its
     `dtype` is UINT64, INT64, UINT32, INT32 or BYTES.
     """
 
@@ -59,7 +59,7 @@ class ControlInput:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a state begins as: zeros where `file_name` is "", else a raw file of the model's `initial_state` folder."""
+    """Initial value of a state: zeros if `file_name` is "", else a raw file in the model's `initial_state` folder."""
 
     name: str
     dtype: DType
@@ -69,7 +69,7 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """Implicit state: the output `output_name` of one request is the input `input_name` of the sequence's next."""
+    """Implicit state: output `output_name` of a request is input `input_name` of the next request of its sequence."""
 
     input_name: str
     output_name: str
@@ -82,8 +82,8 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class DirectStrategy:
-    """Each sequence owns a row of an instance's batch. `minimum_slot_utilization`, 0 to 1, is how many of the rows must
-    be ready before `max_queue_delay_us` has passed."""
+    """Each sequence owns a row of an instance's batch. A batch runs when the share `minimum_slot_utilization` (0 to 1)
+    of the rows is ready, or after `max_queue_delay_us`."""
 
     max_queue_delay_us: int = 0
     minimum_slot_utilization: float = 0.0
@@ -91,7 +91,7 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """Requests of at most `max_candidate_sequences` sequences are batched together, the oldest first."""
+    """Batches the oldest requests of at most `max_candidate_sequences` sequences."""
 
     max_candidate_sequences: int
     preferred_batch_sizes: tuple[int, ...] = ()
@@ -101,7 +101,7 @@ class OldestStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """How the requests of one sequence stay together. A sequence idle for longer than `max_idle_us` is closed."""
+    """Triton's sequence_batching. A sequence that is idle for longer than `max_idle_us` is closed."""
 
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
     max_idle_us: int = 1_000_000
@@ -111,7 +111,7 @@ class SequenceBatching:
 
 
 class BatchInputKind(enum.Enum):
-    """What an input made from a ragged batch holds. The value is its number in model_config.proto."""
+    """Content of a batch input. The value is its number in model_config.proto."""
 
     ELEMENT_COUNT = 0
     ACCUMULATED_ELEMENT_COUNT = 1
@@ -123,7 +123,7 @@ class BatchInputKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """Inputs that the server makes from the batch, out of the ragged inputs `sources`."""
+    """Inputs `target_names` that the server makes from the shapes of the ragged inputs `sources`."""
 
     kind: BatchInputKind
     target_names: tuple[str, ...]
@@ -133,7 +133,7 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """Outputs that are cut apart by the shapes of the inputs `sources` (kind BATCH_SCATTER_WITH_INPUT_SHAPE)."""
+    """Outputs that are split by the shapes of the inputs `sources` (kind BATCH_SCATTER_WITH_INPUT_SHAPE)."""
 
     target_names: tuple[str, ...]
     sources: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Metrics that a model makes of its own, as they are handed from its runtime to the metrics page."""
+"""Custom metrics of a model: families and samples that a runtime passes to the metrics page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One number. `part` is what a histogram's sample has after the name: "_bucket", "_sum" or "_count"."""
+    """One value. `part` is the name suffix of a histogram's sample: "_bucket", "_sum" or "_count"."""
 
     labels: Mapping[str, str]
     value: float
@@ -20,7 +20,7 @@ class MetricSample:
 
 @dataclass(frozen=True, slots=True)
 class MetricFamilyView:
-    """A metric's name with its samples as they are now."""
+    """A metric family and its current samples."""
 
     name: str
     kind: MetricKind

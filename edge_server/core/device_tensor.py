@@ -1,7 +1,7 @@
-"""Tensors whose elements lie on a GPU, in memory that a client registered.
+"""Tensors in GPU memory that a client registered (CUDA shared memory).
 
-Whoever knows nothing of them reads `tensor.array` and gets an array of the host's, copied then and once. What takes
-device memory reads `tensor.elements`, and copies nothing. Ordinary tensors are no part of this.
+Code that does not know device memory reads `tensor.array`: the elements are copied to the host once, at the first
+read. Code that accepts device memory reads `tensor.elements`, without a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array: TypeAlias = "npt.NDArray[np.generic]"
 
 
 class DevicePiece(Protocol):
-    """Bytes on a GPU that stay where they are until the request that they belong to ends."""
+    """Bytes on a GPU. They stay valid until their request ends."""
 
     @property
     def device_id(self) -> int: ...
@@ -34,25 +34,25 @@ class DevicePiece(Protocol):
 
     @property
     def view(self) -> memoryview:
-        """A copy of the bytes in the host's memory, made when it is first asked for, and kept. Raises ServingFault."""
+        """A copy of the bytes in host memory, made at the first read and then kept. Raises ServingFault."""
 
     def is_at(self, other: object) -> bool:
-        """Return whether another piece begins at the same place of the same region."""
+        """Return whether the other piece begins at the same address of the same region."""
 
     def copy_from(self, device_id: int, address: int, byte_count: int) -> None:
-        """Copy memory of a GPU to the start of the piece, and wait for it. Raises ServingFault."""
+        """Copy GPU memory to the start of the piece, and wait for the copy. Raises ServingFault."""
 
 
 class DeviceArray:
-    """Elements on GPUs in place of a numpy array: row-major, of one piece, or of several parts joined along the rows,
-    of which some may be arrays of the host's. Not to be changed once made."""
+    """Elements on GPUs instead of a numpy array, row-major. They are one piece, or several parts joined along the rows.
+    Some parts may be host arrays. Do not change it after it is made."""
 
     __slots__ = ("dtype", "parts", "shape")
 
     def __init__(
         self, dtype: np.dtype[np.generic], shape: Sequence[int], parts: tuple[DevicePiece | Array, ...]
     ) -> None:
-        """The parts hold together as many bytes as the shape has, or a lone piece more than that."""
+        """The parts together hold exactly the bytes of the shape. A single piece may hold more."""
         self.dtype = dtype
         self.shape = tuple(shape)
         self.parts = parts
@@ -71,7 +71,7 @@ class DeviceArray:
 
     @property
     def piece(self) -> DevicePiece | None:
-        """The memory that holds it all; None where it lies in several parts."""
+        """The GPU memory that holds all elements; None if there are several parts."""
         first = self.parts[0]
         return None if len(self.parts) != 1 or isinstance(first, np.ndarray) else first
 
@@ -79,13 +79,19 @@ class DeviceArray:
         return self.shape[0]
 
     def reshape(self, shape: Sequence[int]) -> DeviceArray:
-        """Return the same elements in another shape, of as many elements."""
+        """Return the same elements in another shape with the same number of elements."""
         assert math.prod(shape) == self.size, f"{self.shape} has not as many elements as {tuple(shape)}"
         return DeviceArray(self.dtype, shape, self.parts)
 
     def host(self) -> Array:
-        """Return a read-only array of the host's. Raises ServingFault."""
-        flat = [part.reshape(-1) if isinstance(part, np.ndarray) else _numbers(part, self.dtype) for part in self.parts]
+        """Return a read-only array in host memory. Raises ServingFault."""
+        flat: list[Array] = []
+        for part in self.parts:
+            if isinstance(part, np.ndarray):
+                flat.append(part.reshape(-1))
+            else:
+                view = part.view
+                flat.append(np.frombuffer(view[: view.nbytes - view.nbytes % self.dtype.itemsize], self.dtype))
         whole: Array = flat[0] if len(flat) == 1 else np.concatenate(flat)
         array = whole[: self.size].reshape(self.shape)
         array.flags.writeable = False
@@ -96,13 +102,8 @@ class DeviceArray:
         return array if dtype is None and not copy else np.array(array, dtype)
 
 
-def _numbers(piece: DevicePiece, dtype: np.dtype[np.generic]) -> Array:
-    view = piece.view
-    return np.frombuffer(view[: view.nbytes - view.nbytes % dtype.itemsize], dtype)
-
-
 class DeviceTensor(Tensor):
-    """A tensor in a region of CUDA shared memory. `elements` is where; `array` brings it to the host."""
+    """A tensor in CUDA shared memory. `elements` names the memory; `array` copies it to the host."""
 
     __slots__ = ("elements",)
 
@@ -112,8 +113,8 @@ class DeviceTensor(Tensor):
         self.elements = elements
 
     @property
-    def array(self) -> Array:  # type: ignore[override]  # elsewhere a plain attribute, which nobody sets once made
-        """The elements in the host's memory; a piece is copied when this is first read. Raises ServingFault."""
+    def array(self) -> Array:  # type: ignore[override]  # the base class has a plain attribute, never set again
+        """The elements in host memory, copied at the first read. Raises ServingFault."""
         return self.elements.host()
 
     @property
@@ -125,12 +126,12 @@ class DeviceTensor(Tensor):
         return self.elements.nbytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """An address means nothing to another process: there it is a tensor of the host's."""
+        """Pickle it as a host tensor: the address is not valid in another process."""
         return Tensor, (self.name, self.dtype, np.array(self.array))
 
 
 def join_rows(tensors: Sequence[Tensor]) -> Array | DeviceArray:
-    """Return the elements of one input of several requests, one after the other, each where it lies."""
+    """Return one input of several requests, joined along the rows. Elements on a GPU stay there."""
     first = tensors[0]
     if len(tensors) == 1:
         return first.elements if isinstance(first, DeviceTensor) else first.array
@@ -143,12 +144,12 @@ def join_rows(tensors: Sequence[Tensor]) -> Array | DeviceArray:
     return DeviceArray(first.dtype.numpy, shape, tuple(parts))
 
 
-def on_host(array: Array | DeviceArray) -> Array:
+def to_host_array(array: Array | DeviceArray) -> Array:
     return array.host() if isinstance(array, DeviceArray) else array
 
 
-def placed(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors with those whose array is a DeviceArray as DeviceTensor."""
+def with_device_tensors(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors; those whose array is a DeviceArray become DeviceTensors."""
     return tuple(
         DeviceTensor(item.name, item.dtype, item.array) if isinstance(item.array, DeviceArray) else item
         for item in tensors

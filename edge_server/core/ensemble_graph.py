@@ -1,9 +1,8 @@
-"""The step graph of an ensemble, checked against its members, and one request's way through it: which steps may run
-now, given which tensors exist.
+"""Step graph of an ensemble, and the state of one request in it: which steps can run with the tensors that exist.
 
-A step whose model is decoupled answers any number of times. Each of its responses opens a *scope*: the steps that take
-its tensors run once for each, and see the tensors of the scopes around theirs too. The `origin` of a tensor or a step
-is the chain of decoupled steps that lead to it; a step may join tensors only when one's origin continues the other's.
+A step with a decoupled model sends any number of responses. Each response opens a *scope*. The steps that use its
+tensors run once per scope, and can also use the tensors of the outer scopes. The `origin` of a tensor or a step is the
+chain of decoupled steps that lead to it. A step can combine tensors only if one origin is a prefix of the other.
 """
 
 from __future__ import annotations
@@ -13,17 +12,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
+from edge_server.core.shape_tensors import common_row_values
+from edge_server.core.tensor import Tensor
+from edge_server.errors import BackendError
+
 Origin: TypeAlias = tuple[int, ...]
-"""The decoupled steps, by index, whose responses a tensor or a step belongs to; empty in most ensembles."""
+"""Indices of the decoupled steps whose responses a tensor or a step belongs to; empty in most ensembles."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """An input of a step's model and the tensor that it takes. `rank` counts its dimensions, the batch included.
+    """An input of a step's model and its tensor. `rank` is the number of dimensions, with the batch dimension.
 
-    `is_values`: it is a shape tensor of a model that batches: `rank` has no batch, and rows stand for their values.
+    `is_values`: it is a shape tensor of a model that batches. It has no batch dimension, and equal rows are reduced to
+    their values.
     """
 
     input: str
@@ -35,19 +39,19 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, as it runs. `makes` are pairs of an output of the model and the tensor that it becomes."""
+    """One step. `outputs` are pairs of an output of the model and its tensor in the ensemble."""
 
     index: int
     model: str
     version: int | None
-    feeds: tuple[StepInput, ...]
-    makes: tuple[tuple[str, str], ...]
+    inputs: tuple[StepInput, ...]
+    outputs: tuple[tuple[str, str], ...]
     is_decoupled: bool = False
     origin: Origin = ()
 
     @property
     def scope_origin(self) -> Origin:
-        """The origin of what it makes."""
+        """The origin of its output tensors."""
         return (*self.origin, self.index) if self.is_decoupled else self.origin
 
     def __str__(self) -> str:
@@ -56,30 +60,30 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The steps that a request needs. `uses` counts how often a tensor is taken by steps of its own origin, and by the
-    answer; `stays` are tensors that inner scopes take as well: they are kept as long as their scope."""
+    """The steps that a request needs. `uses` counts the uses of a tensor by steps of the same origin and by the
+    response. Tensors in `kept` are also used by inner scopes: they are kept as long as their scope."""
 
     steps: tuple[int, ...]
-    takers: Mapping[str, tuple[int, ...]]
+    consumers: Mapping[str, tuple[int, ...]]
     uses: Mapping[str, int]
-    stays: frozenset[str]
+    kept: frozenset[str]
     step_count: Mapping[Origin, int]
     wanted: tuple[str, ...]
-    answer_origin: Origin
+    response_origin: Origin
 
 
 class StepGraph:
-    """The steps of one ensemble, by index. Made by `ensemble_check.step_graph`."""
+    """The steps of one ensemble, by index. Made by `ensemble_check.build_step_graph`."""
 
     def __init__(self, steps: Sequence[Step], outputs: Sequence[str], origins: Mapping[str, Origin]) -> None:
         self.steps = tuple(steps)
         self.outputs = tuple(outputs)
         self._origins = dict(origins)
-        self._maker = {tensor: step.index for step in steps for _, tensor in step.makes}
+        self._maker = {tensor: step.index for step in steps for _, tensor in step.outputs}
         self._plans: dict[frozenset[str], StepPlan] = {}
 
     def plan(self, wanted: Collection[str] = ()) -> StepPlan:
-        """Return what is needed for these outputs, all of them when none is named."""
+        """Return the plan for these outputs; for all outputs if none is named."""
         chosen = frozenset(wanted) or frozenset(self.outputs)
         plan = self._plans.get(chosen)
         if plan is None:
@@ -89,73 +93,75 @@ class StepGraph:
         return plan
 
     def maker(self, tensor: str) -> Step | None:
-        """Return the step that makes a tensor, None for one that comes with the request."""
+        """Return the step that makes a tensor, or None for an input of the ensemble."""
         index = self._maker.get(tensor)
         return None if index is None else self.steps[index]
 
     def _make_plan(self, wanted: frozenset[str]) -> StepPlan:
-        running = self._running(wanted)
-        takers: dict[str, list[int]] = {}
+        needed_steps = self._needed_steps(wanted)
+        consumers: dict[str, list[int]] = {}
         uses: dict[str, int] = dict.fromkeys(wanted, 1)
-        stays: set[str] = set()
+        kept: set[str] = set()
         counts: dict[Origin, int] = {}
-        answer_origin = longest(self._origins[name] for name in wanted)
-        for step in running:
+        response_origin = longest_origin(self._origins[name] for name in wanted)
+        for step in needed_steps:
             counts[step.origin] = counts.get(step.origin, 0) + 1
-            for tensor in {feed.tensor for feed in step.feeds}:
-                takers.setdefault(tensor, []).append(step.index)
+            for tensor in {item.tensor for item in step.inputs}:
+                consumers.setdefault(tensor, []).append(step.index)
                 if self._origins[tensor] == step.origin:
                     uses[tensor] = uses.get(tensor, 0) + 1
                 else:
-                    stays.add(tensor)
-        stays.update(name for name in wanted if self._origins[name] != answer_origin)
+                    kept.add(tensor)
+        kept.update(name for name in wanted if self._origins[name] != response_origin)
         return StepPlan(
-            tuple(step.index for step in running),
-            {tensor: tuple(indices) for tensor, indices in takers.items()},
+            tuple(step.index for step in needed_steps),
+            {tensor: tuple(indices) for tensor, indices in consumers.items()},
             uses,
-            frozenset(stays),
+            frozenset(kept),
             counts,
             tuple(name for name in self.outputs if name in wanted),
-            answer_origin,
+            response_origin,
         )
 
-    def _running(self, wanted: frozenset[str]) -> list[Step]:
-        """Return the steps but for those that make nothing that is wanted, or taken by one that runs.
+    def _needed_steps(self, wanted: frozenset[str]) -> list[Step]:
+        """Return the steps whose outputs are wanted or used by another needed step.
 
-        A step that makes a tensor which leads nowhere runs always, as in Triton: it is there for what it does.
+        As in Triton, a step that makes a tensor that nothing uses always runs: it may have side effects.
         """
-        taken = {feed.tensor for step in self.steps for feed in step.feeds}
+        used = {item.tensor for step in self.steps for item in step.inputs}
         needed = set(wanted)
         for step in self.steps:
-            needed.update(tensor for _, tensor in step.makes if tensor not in taken and tensor not in self.outputs)
-        running: set[int] = set()
+            needed.update(tensor for _, tensor in step.outputs if tensor not in used and tensor not in self.outputs)
+        found: set[int] = set()
         waiting = list(needed)
         while waiting:
             maker = self.maker(waiting.pop())
-            if maker is not None and maker.index not in running:
-                running.add(maker.index)
-                waiting += [feed.tensor for feed in maker.feeds]
-        return [step for step in self.steps if step.index in running]
+            if maker is not None and maker.index not in found:
+                found.add(maker.index)
+                waiting += [item.tensor for item in maker.inputs]
+        return [step for step in self.steps if step.index in found]
 
 
 _MOST_PLANS = 64
 
 
-def longest(origins: Iterable[Origin]) -> Origin:
-    """Return the longest of origins that continue one another."""
+def longest_origin(origins: Iterable[Origin]) -> Origin:
+    """Return the longest origin; () if there is none."""
     return max(origins, key=len, default=())
 
 
 @dataclass(slots=True, eq=False)
 class Scope(Generic[Value]):
-    """Tensors of the request itself, or of one response of a decoupled step and what is made from it. None stands for
-    a tensor that is known never to come. `busy` counts steps that run in it and inner scopes that are not finished."""
+    """Tensors of the request, or of one response of a decoupled step and of the steps that use it.
+
+    A tensor is None if it will never exist. `busy` counts steps that run in the scope and its unfinished inner scopes.
+    """
 
     origin: Origin
     outer: Scope[Value] | None = None
     tensors: dict[str, Value | None] = field(default_factory=dict)
     uses: dict[str, int] = field(default_factory=dict)
-    begun: set[int] = field(default_factory=set)
+    started: set[int] = field(default_factory=set)
     inner: dict[int, deque[Scope[Value]]] = field(default_factory=dict)
     open_counts: dict[int, int] = field(default_factory=dict)
     busy: int = 0
@@ -163,7 +169,7 @@ class Scope(Generic[Value]):
     is_answered: bool = False
 
     def find(self, name: str) -> Scope[Value] | None:
-        """Return the scope, this one or one around it, that holds the tensor."""
+        """Return the scope that holds the tensor: this one or an outer one. None if it does not exist yet."""
         scope: Scope[Value] | None = self
         while scope is not None and name not in scope.tensors:
             scope = scope.outer
@@ -172,7 +178,7 @@ class Scope(Generic[Value]):
 
 @dataclass(slots=True, eq=False)
 class StepLaunch(Generic[Value]):
-    """A step to be run now with `inputs`, by names of its model. Answered through `GraphRun.answered`."""
+    """A step to run now. `inputs` are by names of its model. Responses go to `GraphRun.add_response`."""
 
     step: Step
     scope: Scope[Value]
@@ -182,9 +188,9 @@ class StepLaunch(Generic[Value]):
 
 
 class GraphRun(Generic[Value]):
-    """One request on its way. Not thread-safe; decides only, the caller runs the steps.
+    """State of one request in an ensemble. Not thread-safe. It only decides; the caller runs the steps.
 
-    After `start` and each `answered` the launches returned are to be run, and `take_answers` may have something.
+    After `start` and each `add_response` the caller runs the returned launches and calls `take_responses`.
     """
 
     def __init__(
@@ -194,16 +200,16 @@ class GraphRun(Generic[Value]):
         self._plan = plan
         self._root: Scope[Value] = Scope(())
         self._inputs = {name: inputs.get(name) for name in all_inputs}
-        self._answers: list[dict[str, Value]] = []
+        self._responses: list[dict[str, Value]] = []
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing runs or can be run any more."""
+        """Whether no step runs and no further step can run."""
         return self._root.is_finished
 
     @property
-    def held(self) -> list[str]:
-        """The names of the tensors that are kept, one for each scope that keeps one of that name."""
+    def kept_tensors(self) -> list[str]:
+        """The names of the tensors in memory. A name appears once per scope that keeps it."""
         found: list[str] = []
         scopes = [self._root]
         while scopes:
@@ -213,150 +219,148 @@ class GraphRun(Generic[Value]):
         return found
 
     def start(self) -> list[StepLaunch[Value]]:
+        """Return the steps that can run with the request's inputs. Call it once."""
         inputs, self._inputs = self._inputs, {}
         launches = self._proceed(self._root, inputs)
-        self._collect_from(self._root)
+        self._collect_responses(self._root)
         return launches
 
-    def answered(
+    def add_response(
         self, launch: StepLaunch[Value], outputs: Mapping[str, Value], *, is_final: bool
     ) -> list[StepLaunch[Value]]:
-        """Take a response of a step's model, its outputs by their names there. Returns what may run now."""
+        """Add a response of a step's model, with its outputs by name. Return the steps that can run now."""
         step, scope = launch.step, launch.scope
         launches: list[StepLaunch[Value]] = []
         if step.is_decoupled:
             if outputs:
-                launches = self._open_inner(step, scope, outputs)
+                inner: Scope[Value] = Scope(step.scope_origin, scope)
+                scope.inner.setdefault(step.index, deque()).append(inner)
+                scope.open_counts[step.index] = scope.open_counts.get(step.index, 0) + 1
+                scope.busy += 1
+                launches = self._proceed(inner, {tensor: outputs.get(name) for name, tensor in step.outputs})
+                self._finish_if_idle(inner)
         elif not launch.has_answered and (outputs or is_final):
             launch.has_answered = True
-            launches = self._proceed(scope, {tensor: outputs.get(name) for name, tensor in step.makes})
+            launches = self._proceed(scope, {tensor: outputs.get(name) for name, tensor in step.outputs})
         if is_final and not launch.is_closed:
             launch.is_closed = True
             scope.busy -= 1
             self._finish_if_idle(scope)
-        self._collect_from(self._root)
+        self._collect_responses(self._root)
         if self.is_done:
             self._root.tensors.clear()
         return launches
 
-    def open_inner_count(self, launch: StepLaunch[Value]) -> int:
-        """Return how many responses of a decoupled step are still worked on."""
+    def open_scope_count(self, launch: StepLaunch[Value]) -> int:
+        """Return the number of responses of a decoupled step that later steps still work on."""
         return launch.scope.open_counts.get(launch.step.index, 0)
 
-    def take_answers(self) -> list[dict[str, Value]]:
-        """Return the answers that are complete, in the order of the responses that they were made from."""
-        answers, self._answers = self._answers, []
-        return answers
-
-    def _open_inner(self, step: Step, scope: Scope[Value], outputs: Mapping[str, Value]) -> list[StepLaunch[Value]]:
-        inner: Scope[Value] = Scope(step.scope_origin, scope)
-        scope.inner.setdefault(step.index, deque()).append(inner)
-        scope.open_counts[step.index] = scope.open_counts.get(step.index, 0) + 1
-        scope.busy += 1
-        launches = self._proceed(inner, {tensor: outputs.get(name) for name, tensor in step.makes})
-        self._finish_if_idle(inner)
-        return launches
+    def take_responses(self) -> list[dict[str, Value]]:
+        """Return the complete responses, in the order of the step responses from which they were made."""
+        responses, self._responses = self._responses, []
+        return responses
 
     def _proceed(self, scope: Scope[Value], tensors: Mapping[str, Value | None]) -> list[StepLaunch[Value]]:
-        """Put tensors where they belong, and return the steps that can run now; what can never run is passed over."""
+        """Add tensors to a scope and return the steps that can run now. Skips steps that can never run."""
         launches: list[StepLaunch[Value]] = []
         work = deque([(scope, tensors)])
         while work:
-            place, made = work.popleft()
+            target, made = work.popleft()
             for name, value in made.items():
                 uses = self._plan.uses.get(name, 0)
-                if value is not None and not uses and name not in self._plan.stays:
+                if value is not None and not uses and name not in self._plan.kept:
                     continue
-                place.tensors[name] = value
-                place.uses[name] = uses
-            for target, step in self._takers(place, made):
-                launch = self._begin(target, step)
+                target.tensors[name] = value
+                target.uses[name] = uses
+            for user, step in self._find_consumers(target, made):
+                launch = self._start_step(user, step)
                 if isinstance(launch, StepLaunch):
                     launches.append(launch)
                 elif launch:
                     if not step.is_decoupled:
-                        work.append((target, dict.fromkeys((tensor for _, tensor in step.makes), None)))
-                    self._finish_if_idle(target)
+                        work.append((user, dict.fromkeys((tensor for _, tensor in step.outputs), None)))
+                    self._finish_if_idle(user)
         self._finish_if_idle(scope)
         return launches
 
-    def _takers(self, scope: Scope[Value], made: Iterable[str]) -> list[tuple[Scope[Value], Step]]:
-        steps = sorted({index for name in made for index in self._plan.takers.get(name, ())})
+    def _find_consumers(self, scope: Scope[Value], made: Iterable[str]) -> list[tuple[Scope[Value], Step]]:
+        """Return the steps that use one of the tensors, each with the scopes in which it runs."""
+        steps = sorted({index for name in made for index in self._plan.consumers.get(name, ())})
         found: list[tuple[Scope[Value], Step]] = []
         for index in steps:
             step = self._graph.steps[index]
-            places = [scope]
+            scopes = [scope]
             for decoupled in step.origin[len(scope.origin) :]:
-                places = [inner for place in places for inner in place.inner.get(decoupled, ())]
-            found += [(place, step) for place in places]
+                scopes = [inner for outer in scopes for inner in outer.inner.get(decoupled, ())]
+            found += [(target, step) for target in scopes]
         return found
 
-    def _begin(self, scope: Scope[Value], step: Step) -> StepLaunch[Value] | bool:
-        """Begin a step where all it takes is there. False: not yet, or begun before; True: it can never run."""
-        if step.index in scope.begun:
+    def _start_step(self, scope: Scope[Value], step: Step) -> StepLaunch[Value] | bool:
+        """Start a step if all its inputs exist. False: not yet, or started before. True: it can never run."""
+        if step.index in scope.started:
             return False
         inputs: dict[str, Value] = {}
         can_run = True
-        for feed in step.feeds:
-            holder = scope.find(feed.tensor)
+        for item in step.inputs:
+            holder = scope.find(item.tensor)
             if holder is None:
                 return False
-            value = holder.tensors[feed.tensor]
+            value = holder.tensors[item.tensor]
             if value is not None:
-                inputs[feed.input] = value
-            elif not feed.is_optional:
+                inputs[item.input] = value
+            elif not item.is_optional:
                 can_run = False
-        scope.begun.add(step.index)
-        for tensor in {feed.tensor for feed in step.feeds}:
-            self._use_up(scope, tensor)
+        scope.started.add(step.index)
+        for tensor in {item.tensor for item in step.inputs}:
+            self._count_use(scope, tensor)
         if not can_run:
             return True
         scope.busy += 1
         return StepLaunch(step, scope, inputs)
 
-    def _use_up(self, scope: Scope[Value], tensor: str) -> None:
-        """Let a tensor of the scope go after its last use."""
+    def _count_use(self, scope: Scope[Value], tensor: str) -> None:
+        """Count one use of a tensor, and drop the tensor after its last use."""
         if tensor not in scope.uses:
             return
         scope.uses[tensor] -= 1
-        if not scope.uses[tensor] and tensor not in self._plan.stays:
+        if not scope.uses[tensor] and tensor not in self._plan.kept:
             del scope.tensors[tensor], scope.uses[tensor]
 
     def _finish_if_idle(self, scope: Scope[Value]) -> None:
-        """Finish the scope, and those around it that waited for it alone."""
+        """Finish the scope if nothing runs in it, and then its outer scopes that waited only for it."""
         place: Scope[Value] | None = scope
-        while place is not None and self._is_idle(place):
+        while place is not None:
+            expected = self._plan.step_count.get(place.origin, 0)
+            if place.is_finished or place.busy or len(place.started) != expected:
+                return
             place.is_finished = True
             outer = place.outer
             if outer is not None:
                 outer.busy -= 1
                 outer.open_counts[place.origin[-1]] -= 1
-                if place.origin != self._plan.answer_origin[: len(place.origin)]:
-                    # No answer is made from it, so that nobody comes to take it out of the row.
+                if place.origin != self._plan.response_origin[: len(place.origin)]:
+                    # No response is made from it, so `_collect_responses` does not remove it.
                     outer.inner[place.origin[-1]].remove(place)
             place = outer
 
-    def _is_idle(self, scope: Scope[Value]) -> bool:
-        expected = self._plan.step_count.get(scope.origin, 0)
-        return not scope.is_finished and not scope.busy and len(scope.begun) == expected
-
-    def _collect_from(self, scope: Scope[Value]) -> None:
-        """Take the answers that are complete, up to the first one that is not."""
-        goal = self._plan.answer_origin
+    def _collect_responses(self, scope: Scope[Value]) -> None:
+        """Collect the complete responses in order, up to the first incomplete one."""
+        goal = self._plan.response_origin
         depth = len(scope.origin)
         if depth == len(goal):
-            self._answer(scope)
+            self._make_response(scope)
             return
         row = scope.inner.get(goal[depth])
         while row:
-            self._collect_from(row[0])
-            head = row[0]
-            is_emptied = head.is_answered if depth + 1 == len(goal) else not head.inner.get(goal[depth + 1])
-            if not (head.is_finished and is_emptied):
+            first = row[0]
+            self._collect_responses(first)
+            is_emptied = first.is_answered if depth + 1 == len(goal) else not first.inner.get(goal[depth + 1])
+            if not (first.is_finished and is_emptied):
                 return
             row.popleft()
 
-    def _answer(self, scope: Scope[Value]) -> None:
+    def _make_response(self, scope: Scope[Value]) -> None:
+        """Make the response of a scope if all wanted tensors exist, at most once."""
         if scope.is_answered:
             return
         found: dict[str, Value] = {}
@@ -369,12 +373,45 @@ class GraphRun(Generic[Value]):
                 found[name] = value
         scope.is_answered = True
         for name in self._plan.wanted:
-            self._use_up(scope, name)
-        self._answers.append(found)
+            self._count_use(scope, name)
+        self._responses.append(found)
 
 
-def find_circle(name: str, members: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the way from a model over members of members back to itself, nothing when there is none."""
+_SHOWN_ROWS = 8
+"""Most rows of values that an error message shows."""
+
+
+def match_rank(tensor: Tensor, name: str, rank: int) -> Tensor:
+    """Return the tensor with another name and, if needed, with or without a batch dimension of one row.
+
+    The rank differs by one if only one of two connected models has a batch dimension.
+    """
+    array = tensor.array
+    if array.ndim + 1 == rank:
+        array = array[None]
+    elif array.ndim == rank + 1 and array.shape[0] == 1:
+        array = array[0]
+    elif tensor.name == name:
+        return tensor
+    return Tensor(name, tensor.dtype, array)
+
+
+def step_input_tensor(tensor: Tensor, target: StepInput) -> Tensor:
+    """Return the tensor in the form of a step's input. Raises BackendError if a shape tensor's rows differ."""
+    if not target.is_values or tensor.array.ndim == target.rank:
+        return match_rank(tensor, target.input, target.rank)
+    array = tensor.array
+    values = common_row_values(array)
+    if values is None:
+        raise BackendError(
+            f"input '{target.input}' is a shape tensor of a model that batches: expected rows of equal values in "
+            f"tensor '{target.tensor}', given {array[:_SHOWN_ROWS].tolist()}"
+        )
+    return Tensor(target.input, tensor.dtype, values)
+
+
+def find_cycle(name: str, members: Mapping[str, Collection[str]]) -> list[str]:
+    """Return a path from a model through members of members back to itself; empty if there is none."""
     trails = deque([[name]])
     seen: set[str] = set()
     while trails:
@@ -389,7 +426,7 @@ def find_circle(name: str, members: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def members_first(members: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the models in an order in which members come before what is made of them; circles in any order."""
+    """Return the models in an order in which members come before their ensembles; cycles in any order."""
     order: dict[str, None] = {}
     seen: set[str] = set()
     for start in members:

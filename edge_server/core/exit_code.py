@@ -1,4 +1,4 @@
-"""The exit codes of `edge-server`, in one place: scripts and service managers decide by them whether to try again."""
+"""Exit codes of `edge-server`. Scripts and service managers use them to decide whether to restart."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """64 and 78 are those of sysexits.h, which systemd names in its status lines; 79 is the first above them.
+    """64 and 78 are codes of sysexits.h, which systemd shows by name. 79 is the first free code above them.
 
-    `systemd/edge-server.service` names those of `NEVER_AGAIN` as RestartPreventExitStatus; all others but 0 restart.
+    `systemd/edge-server.service` lists NO_RESTART_CODES as RestartPreventExitStatus. systemd restarts the server after
+    all other codes except 0.
     """
 
     OK = 0
     FAILED = 1
-    """It ran, and what was asked for failed: requests that did not end, models that do not load."""
+    """The command ran but its task failed: requests did not finish, models did not load."""
     CANNOT_START = 2
-    """Something outside keeps it from starting: a port is taken, a repository is not there (yet). argparse's too."""
+    """The server cannot start for an external cause: a port is in use, a repository does not exist (yet). argparse also
+    exits with 2."""
     USAGE = 64
-    """There is no such command."""
+    """The command does not exist."""
     CONFIG = 78
-    """A flag, a variable or the configuration file is wrong: only a change of it helps."""
+    """A flag, an environment variable or the configuration file is wrong. A restart does not help."""
     GPU_LOST = 79
-    """A GPU fell off the bus or needs a reset, and its models could not be moved: a new process may find it again."""
+    """A GPU fell off the bus or needs a reset, and its models could not move. A new process may find the GPU again."""
 
 
-NEVER_AGAIN = (ExitCode.USAGE, ExitCode.CONFIG)
-"""What a restart without a change cannot heal."""
+NO_RESTART_CODES = (ExitCode.USAGE, ExitCode.CONFIG)
+"""Codes after which a restart without a change cannot succeed."""

@@ -1,7 +1,7 @@
-"""Whose turn it is among streams that share a model: strict priority first, fair shares by weight within one.
+"""Fair scheduling of streams that share a model: strict priorities, and shares by weight within one priority.
 
-Start-time fair queueing: each turn moves its stream forward by 1 / weight on a clock that only turns move. A stream
-that was away is put where the others stand now: it gains nothing by having waited, and loses nothing.
+The algorithm is start-time fair queueing. Each turn advances its stream by 1 / weight in virtual time. A stream that
+was idle continues at the current virtual time: idle time neither saves nor loses turns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ Member = TypeVar("Member", bound=Hashable)
 
 @dataclass(slots=True)
 class _Share:
+    """Priority of a member, its advance per turn (1 / weight), and the virtual end of its last turn."""
+
     priority: int
     step: float
     finish: float = 0.0
@@ -22,7 +24,7 @@ class _Share:
 
 
 class FairChoice(Generic[Member]):
-    """Holds what each member got so far. The caller holds its own lock around every method."""
+    """Chooses the next member by priority and weight. The caller holds its own lock around every method."""
 
     def __init__(self) -> None:
         self._shares: dict[Member, _Share] = {}
@@ -30,7 +32,7 @@ class FairChoice(Generic[Member]):
         self._turn = 0
 
     def add(self, member: Member, priority: int, weight: float) -> None:
-        """Let a member take part. `weight` is above 0; priority 1 goes before 2."""
+        """Add a member. `weight` is above 0; priority 1 goes before 2."""
         self._shares[member] = _Share(priority, 1 / weight)
 
     def remove(self, member: Member) -> None:
@@ -39,14 +41,14 @@ class FairChoice(Generic[Member]):
             self._now.clear()
 
     def choose(self, eligible: Iterable[Member]) -> Member | None:
-        """Return whose turn it is among those that could use one; None when there are none. `charge` it if it did.
+        """Return the member whose turn is next, or None if `eligible` is empty. Call `charge` if it uses the turn.
 
-        Where shares say nothing it is the one whose last turn lies longest back.
+        Between members with equal shares, the member whose last turn is longest ago goes first.
         """
         return min(eligible, key=self._rank, default=None)
 
     def charge(self, member: Member) -> None:
-        """Count one turn for a member that was just chosen."""
+        """Count one turn for the chosen member."""
         share = self._shares[member]
         start = self._start(share)
         self._now[share.priority] = start

@@ -1,8 +1,8 @@
-"""Camera frames and what comes back for them: the nouns of the frame stream, free of any wire.
+"""Frame stream data types: frames, delivery settings, results and drop notices, independent of the wire format.
 
-Names follow ROS: a frame is what sensor_msgs/Image or sensor_msgs/CompressedImage says, a detection converts to
-vision_msgs/Detection2D field by field. All pixel coordinates are continuous, in the frame as the camera took it, from
-the upper left corner of its upper left pixel.
+Names follow ROS. A frame has the fields of sensor_msgs/Image or sensor_msgs/CompressedImage. A detection converts to
+vision_msgs/Detection2D field by field. Pixel coordinates are continuous, in the original camera frame; the origin is
+the upper left corner of the upper left pixel.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ class DropReason(enum.Enum):
     """Why a frame got no result. The value is its number on the wire."""
 
     OTHER = 0
-    """A reason that this version has no word for; never given by it."""
+    """A reason that this version does not know. This version never sends it."""
     NEWER = 1
-    """A newer frame of the same stream took its place in the mailbox."""
+    """A newer frame of the same stream replaced it in the mailbox."""
     MAX_AGE = 2
-    """It had waited longer than `max_age_ms` when its turn came."""
+    """It waited longer than `max_age_ms`."""
     DEADLINE = 3
-    """Its result could not be, or was not, ready within `deadline_ms`."""
+    """Its result could not be ready, or was not ready, within `deadline_ms`."""
     MAX_FPS = 4
-    """It came sooner than `max_fps` allows."""
+    """It arrived sooner than `max_fps` allows."""
     SLOW_READER = 5
-    """The client does not take the results of the stream."""
+    """The client does not read the results of the stream."""
     GOVERNOR = 6
-    """Heat, power or memory: the box does less for now."""
+    """The governor limits the work because of heat, power or memory."""
     CLOSED = 7
-    """The stream ended while it waited or ran."""
+    """The stream ended before the result was ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """What a stream wants back for each frame; any of these together, nothing stated means what the model declares.
+    """The results that a stream requests for each frame. If nothing is set, the model's declaration decides.
 
-    `tensors` are names of outputs, ("*",) for all of them. `top_k` 0 asks for no classes. `has_annotated_jpeg` asks
-    for the frame as JPEG with the results drawn in, of `jpeg_quality` 1..100 (0: the server chooses).
+    `tensors` are names of outputs, ("*",) for all. `top_k` 0 requests no classes. `has_annotated_jpeg` requests the
+    frame as JPEG with the results drawn in, of `jpeg_quality` 1..100 (0: the server chooses).
     """
 
     tensors: tuple[str, ...] = ()
@@ -56,13 +56,13 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the frames of a stream wait and when they are dropped. 0 leaves a limit out.
+    """Delivery policy of a stream: how frames wait and when they are dropped. 0 means no limit.
 
-    `depth`: how many frames wait at most (ROS: keep_last); the oldest gives way. `max_age_ms`: frames that waited
-    longer are not started (ROS: lifespan). `deadline_ms`: results later than this after arrival are not wanted.
-    `max_fps`: more frames a second than that are not taken. `weight`: share of the model beside streams of the same
-    priority. `priority`: 1 goes before 2, and so on; 0 is the normal one, 2. `notifies_drops`: each drop is told at
-    once, beside the counts that every result carries.
+    `depth`: most waiting frames (ROS: keep_last); a new frame replaces the oldest. `max_age_ms`: frames that waited
+    longer are dropped (ROS: lifespan). `deadline_ms`: frames whose results come later after arrival are dropped.
+    `max_fps`: most frames per second. `weight`: share of the model among streams of the same priority. `priority`: 1
+    goes before 2, and so on; 0 means the normal priority, 2. `notifies_drops`: the server reports each drop at once,
+    in addition to the counts in each result.
     """
 
     depth: int = 1
@@ -76,10 +76,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """The opening message of a stream. `version` 0 is the newest that serves, frame by frame.
+    """The first message of a stream. `version` 0: each frame uses the newest version that serves.
 
-    `stream_id` names the camera: a stream that opens with the id of an earlier one goes on counting, and ends that one
-    if it still stands. "" lets the server choose a name.
+    `stream_id` names the camera. A stream with the id of an earlier stream continues its counts, and closes the earlier
+    stream if it is still open. "" lets the server choose a name.
     """
 
     model: str
@@ -92,9 +92,9 @@ class StreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """std_msgs/Header and a sequence number. Echoed as it came; the server reads nothing from it.
+    """std_msgs/Header and a sequence number. The server returns it unchanged and does not interpret it.
 
-    `sec` holds ROS 1's uint32 as well as ROS 2's int32.
+    `sec` holds both the uint32 of ROS 1 and the int32 of ROS 2.
     """
 
     sec: int = 0
@@ -114,12 +114,12 @@ class RegionSlice:
 
 @dataclass(slots=True)
 class Frame:
-    """One picture of a camera: either raw (`encoding` is set) or a file (`format` is set), in `data` or in `region`.
+    """One camera image in `data` or in `region`: raw (`encoding` is set) or encoded (`format` is set).
 
-    Raw: sensor_msgs/Image. `height` rows of `step` bytes each, of which the first part holds `width` pixels of
-    `encoding` ("rgb8", "bayer_rggb8", "16UC1", ...); `step` 0 means rows without padding. Encoded: `format` is
-    CompressedImage's ("jpeg", "png", "bgr8; jpeg compressed bgr8"). `age_us` is how old the frame was when it was
-    sent, as far as its sender knows. `data` may be a view of a received message.
+    Raw: sensor_msgs/Image. `height` rows of `step` bytes; each row begins with `width` pixels of `encoding` ("rgb8",
+    "bayer_rggb8", "16UC1", ...). `step` 0 means rows without padding. Encoded: `format` is that of CompressedImage
+    ("jpeg", "png", "bgr8; jpeg compressed bgr8"). `age_us` is the frame's age when it was sent, as the sender knows
+    it. `data` may be a view of a received message.
     """
 
     header: FrameHeader
@@ -136,6 +136,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Keypoint:
+    """One keypoint of a detection, in pixels."""
+
     x: float
     y: float
     score: float = 1.0
@@ -143,7 +145,7 @@ class Keypoint:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One object found. The box lies within the frame; `label` is "" where the model has no labels."""
+    """One detected object. The box lies within the frame. `label` is "" if the model has no labels."""
 
     x_min: float
     y_min: float
@@ -157,6 +159,8 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
+    """Score of one class. `label` is "" if the model has no labels."""
+
     index: int
     score: float
     label: str = ""
@@ -164,8 +168,10 @@ class ClassScore:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Semantic segmentation in the frame's own pixels: `data` holds height * width class indices, a byte each, row by
-    row ("mono8"), or two bytes each, little-endian ("mono16"), where there are more than 256 classes."""
+    """Semantic segmentation, one class index per pixel of the frame, row by row.
+
+    `encoding` is "mono8" (one byte each), or "mono16" (two bytes, little-endian) for more than 256 classes.
+    """
 
     height: int
     width: int
@@ -176,9 +182,8 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """When a frame passed each station. `received_unix_ns` is the server's wall clock; the others are microseconds of
-    its monotonic clock since then: taken from the mailbox, handed to the model's queue, begun to compute, result ready.
-    """
+    """Times of a frame. `received_unix_ns` is the server's wall clock. The others are microseconds since then, of the
+    monotonic clock: taken from the mailbox, put into the model's queue, computation started, result ready."""
 
     received_unix_ns: int = 0
     taken_us: int = 0
@@ -189,7 +194,7 @@ class FrameTimes:
 
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
-    """Totals of a stream id, over all its connections. What waits or runs is in `received` only, so
+    """Totals of a stream id over all its connections. Frames that wait or run count only in `received`:
     received = answered + sum(dropped.values()) + waiting."""
 
     received: int = 0
@@ -199,12 +204,11 @@ class StreamCounts:
 
 @dataclass(slots=True)
 class FrameResult:
-    """The answer to one frame. With `error_code` (a word of errors.ErrorCode) set, there is an error and nothing else.
+    """The result of one frame. If `error_code` (a value of errors.ErrorCode) is set, it contains only the error.
 
-    `dropped` counts the drops since the result before this one; the Python client adds, as NEWER, the frames that it
-    dropped before sending them. `runtime` says what computed it, as `status` does.
-    `governor` is the state of heat and power, with `governor_detail` in plain words. `variant` is the model that
-    really answered where a lighter one stands in, else "".
+    `dropped` counts the drops since the previous result. The Python client adds, as NEWER, the frames that it dropped
+    before sending. `runtime` names the runtime, as `status` does. `governor` is the governor's state, with
+    `governor_detail` as text. `variant` is the model variant that answered instead of the requested model, else "".
     """
 
     header: FrameHeader
@@ -231,7 +235,7 @@ class FrameResult:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """The server's first message: under which name the stream counts, what serves it, and the counts so far."""
+    """The server's first message: the stream id, the model that serves the stream, and the counts so far."""
 
     stream_id: str
     model: str
@@ -244,7 +248,7 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class FrameDropped:
-    """Notice of one dropped frame, for streams that ask for it."""
+    """Notice of one dropped frame, for streams with `notifies_drops`."""
 
     header: FrameHeader
     reason: DropReason
@@ -253,7 +257,7 @@ class FrameDropped:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Nothing but leave to send more frames: see `frames_allowed` of the message around it."""
+    """Permission to send more frames. The number is in `frames_allowed` of the enclosing message."""
 
 
 ClientMessage: TypeAlias = "StreamRequest | Frame"

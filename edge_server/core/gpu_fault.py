@@ -1,7 +1,7 @@
-"""What a runtime's error says about the GPU it ran on. Pure: reads words.
+"""GPU fault classification: decides from a runtime's error message whether the GPU is lost or out of memory.
 
-The words are those of CUDA's runtime and driver (cudaGetErrorString, CUresult's names and numbers), as ONNX Runtime
-("CUDA failure 719: unspecified launch failure ; GPU=0 ; ..."), TensorRT, cuDNN, cuBLAS and PyTorch quote them.
+The messages are those of CUDA's runtime and driver (cudaGetErrorString, names and numbers of CUresult), as quoted by
+ONNX Runtime ("CUDA failure 719: unspecified launch failure ; GPU=0 ; ..."), TensorRT, cuDNN, cuBLAS and PyTorch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from edge_server.errors import EdgeServerError, OutOfMemory, SessionLost
 
 
 class GpuFault(enum.Enum):
-    """`DEVICE_LOST`: the GPU is gone, or needs a reset. `STICKY`: the GPU may be well, but CUDA's context in this
-    process is not, and every later call fails. `OUT_OF_MEMORY`: this one allocation failed."""
+    """`DEVICE_LOST`: the GPU is gone or needs a reset. `STICKY`: the GPU may work, but the CUDA context of this process
+    is broken and every later call fails. `OUT_OF_MEMORY`: one allocation failed."""
 
     DEVICE_LOST = "lost"
     STICKY = "sticky"
@@ -22,13 +22,13 @@ class GpuFault(enum.Enum):
 
     @property
     def takes_device(self) -> bool:
-        """Whether nothing runs on the device any more in this process."""
+        """Whether this process cannot use the device any more."""
         return self is not GpuFault.OUT_OF_MEMORY
 
 
 _LOST_CODES = frozenset((46, 100, 101, 214, 220))
 _STICKY_CODES = frozenset((700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721))
-"""CUresult and cudaError_t, which have the same numbers here."""
+"""Numbers of CUresult and cudaError_t, which are the same for these errors."""
 
 _CODE = re.compile(r"\bcuda(?: runtime| driver)? (?:failure|error)[ :]+(\d{1,4})\b")
 
@@ -82,21 +82,21 @@ _MEMORY_WORDS = (
 _DEVICE = re.compile(r"\bgpu=(\d{1,3})\b")
 
 
-def classify(error: EdgeServerError) -> GpuFault | None:
-    """Return what an error of a run on a GPU says about it, None when it is about something else."""
-    said = error.message.lower()
-    code = _CODE.search(said)
+def classify_gpu_fault(error: EdgeServerError) -> GpuFault | None:
+    """Return the fault that an error of a run on a GPU reports, or None if it reports no GPU fault."""
+    text = error.message.lower()
+    code = _CODE.search(text)
     number = int(code[1]) if code else 0
-    if number in _LOST_CODES or any(words in said for words in _LOST_WORDS):
+    if number in _LOST_CODES or any(words in text for words in _LOST_WORDS):
         return GpuFault.DEVICE_LOST
-    if isinstance(error, SessionLost) or number in _STICKY_CODES or any(words in said for words in _STICKY_WORDS):
+    if isinstance(error, SessionLost) or number in _STICKY_CODES or any(words in text for words in _STICKY_WORDS):
         return GpuFault.STICKY
-    if isinstance(error, OutOfMemory) or number == 2 or any(words in said for words in _MEMORY_WORDS):
+    if isinstance(error, OutOfMemory) or number == 2 or any(words in text for words in _MEMORY_WORDS):
         return GpuFault.OUT_OF_MEMORY
     return None
 
 
-def device_in(error: EdgeServerError) -> int | None:
-    """Return the number of the GPU that the words name, as ONNX Runtime's do; None when they name none."""
+def named_gpu(error: EdgeServerError) -> int | None:
+    """Return the GPU number in the message, as ONNX Runtime writes it, or None if there is none."""
     found = _DEVICE.search(error.message.lower())
     return int(found[1]) if found else None

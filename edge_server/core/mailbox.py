@@ -1,7 +1,7 @@
-"""How the frames of one stream wait: the newest wins, and nothing is lost uncounted.
+"""Mailbox of one frame stream: keeps the newest frames, drops old ones, and counts every frame.
 
-No threads and no clock: the caller holds its own lock around every method and says what time it is, in nanoseconds of
-any monotonic clock.
+No threads and no clock: the caller holds its own lock around every method and passes the time, in nanoseconds of any
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edge_server.core.frame import Delivery, DropReason, StreamCounts
 Item = TypeVar("Item")
 
 NORMAL_PRIORITY = 2
-"""What a stream that states no priority has."""
+"""Priority of a stream that sets none."""
 
 _MS = 1_000_000
 _SLACK_NS = _MS
@@ -23,7 +23,7 @@ _SLACK_NS = _MS
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """A Delivery as the rules need it: nanoseconds, and its zeros replaced. 0 ns leaves a limit out."""
+    """The limits of a Delivery, in nanoseconds and with defaults filled in. 0 ns means no limit."""
 
     depth: int = 1
     max_age_ns: int = 0
@@ -32,7 +32,7 @@ class FrameLimits:
 
     @classmethod
     def of(cls, delivery: Delivery) -> FrameLimits:
-        """Return the limits of a delivery whose numbers were checked before."""
+        """Return the limits of a validated delivery."""
         return cls(
             depth=delivery.depth or 1,
             max_age_ns=delivery.max_age_ms * _MS,
@@ -43,7 +43,7 @@ class FrameLimits:
 
 @dataclass(slots=True)
 class FrameTally:
-    """The counts of a stream id. received = answered + sum(dropped) + waiting, at any moment."""
+    """The counters of a stream id. At any time received = answered + sum(dropped) + waiting."""
 
     received: int = 0
     answered: int = 0
@@ -51,22 +51,23 @@ class FrameTally:
 
     @property
     def waiting(self) -> int:
-        """How many frames were received and are neither answered nor dropped yet."""
+        """Frames that are neither answered nor dropped yet."""
         return self.received - self.answered - sum(self.dropped.values())
 
     def drop(self, reason: DropReason, count: int = 1) -> None:
+        """Count dropped frames."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def counts(self) -> StreamCounts:
-        """Return a copy that stays as it is."""
+        """Return a copy of the counters."""
         return StreamCounts(self.received, self.answered, dict(self.dropped))
 
 
 class FrameSpacing:
-    """At most one frame each `interval_ns` on average, kept to a grid that the frames' jitter does not shift.
+    """Rate limit of a stream: on average at most one frame per `interval_ns`.
 
-    A frame that comes late makes the next one due by as much earlier, up to one interval: so a camera of 30 fps held
-    to 20 gives 20, not 15. In any span of time no more than span / interval + 2 frames pass.
+    Frames are due on a fixed grid. After a late frame the next one may come earlier, by up to one interval. So a camera
+    of 30 fps with a limit of 20 gives 20 fps, not 15. In any time span at most span / interval + 2 frames pass.
     """
 
     def __init__(self, interval_ns: int) -> None:
@@ -74,7 +75,7 @@ class FrameSpacing:
         self._due_ns: int | None = None
 
     def admits(self, now_ns: int) -> bool:
-        """Take a frame that comes now, or say that it comes too soon."""
+        """Return whether a frame that arrives now may pass. If so, it counts for the limit."""
         if self._due_ns is None:
             self._due_ns = now_ns
         if now_ns < self._due_ns:
@@ -84,11 +85,10 @@ class FrameSpacing:
 
 
 class RunEstimate:
-    """How long a frame takes from its choice to its result (`ns`), learned from those that went before, and how much
-    of it goes by before it is handed to the model.
+    """Estimate of the time from the choice of a frame to its result (`ns`), and of the preparation before the model.
 
-    0 until the first. Each frame that was not started because of the estimate lowers it a little (`relax`), so that
-    one slow run, which is never measured again when nothing is started, does not end a stream for good.
+    Both are moving averages, 0 before the first run. Each frame that is dropped because of the estimate lowers it a
+    little (`relax`). Without this, one slow run could stop a stream forever: no frame runs, so nothing is measured.
     """
 
     def __init__(self) -> None:
@@ -101,8 +101,10 @@ class RunEstimate:
         self.ns, self._prepare_ns = run_ns, prepare_ns
 
     def best_choice_ns(self, chosen_ns: int) -> int:
-        """Return when to choose the frame that runs after one chosen at `chosen_ns`: late, so that it is fresh, but
-        with room to make it ready before that one ends, and for estimates to be wrong."""
+        """Return the best time to choose the frame that runs after the one chosen at `chosen_ns`.
+
+        Late, so that the frame is fresh, but early enough to prepare it before the current run ends, with some margin.
+        """
         return chosen_ns + self.ns - max(self.ns // 4, 2 * self._prepare_ns + _SLACK_NS)
 
     def relax(self) -> None:
@@ -110,7 +112,7 @@ class RunEstimate:
 
 
 class Mailbox(Generic[Item]):
-    """The frames of one stream that wait: at most `limits.depth`, of which the oldest gives way and goes first."""
+    """The waiting frames of one stream, at most `limits.depth`. The oldest runs first, and is dropped first."""
 
     def __init__(self, limits: FrameLimits) -> None:
         self._limits = limits
@@ -121,9 +123,9 @@ class Mailbox(Generic[Item]):
         return len(self._waiting)
 
     def offer(self, item: Item, now_ns: int, *, reader_is_slow: bool = False) -> tuple[Item, DropReason] | None:
-        """Put in a frame received now; return the one that this dropped, which may be the same, and why.
+        """Add a frame received now. Return the frame dropped for it, which may be the same one, and the reason.
 
-        `reader_is_slow`: the stream waits for its client to take results, which is then the reason.
+        `reader_is_slow`: the client does not read its results; this is then the reason.
         """
         if self._spacing is not None and not self._spacing.admits(now_ns):
             return item, DropReason.MAX_FPS
@@ -133,9 +135,9 @@ class Mailbox(Generic[Item]):
         return self._waiting.popleft()[1], DropReason.SLOW_READER if reader_is_slow else DropReason.NEWER
 
     def take(self, now_ns: int, estimate: RunEstimate) -> tuple[Item | None, list[tuple[Item, DropReason]]]:
-        """Remove and return the frame to run now, None when there is none, and those dropped before it.
+        """Remove and return the frame to run now (or None), and the frames dropped before it.
 
-        Too old, or not to be finished by its deadline if the run takes as long as estimated, is not run.
+        Drops frames that are too old, and frames whose estimated result is after their deadline.
         """
         dropped: list[tuple[Item, DropReason]] = []
         while self._waiting:
@@ -151,11 +153,11 @@ class Mailbox(Generic[Item]):
         return None, dropped
 
     def is_late(self, received_ns: int, now_ns: int) -> bool:
-        """Return whether a result ready now is past the deadline of its frame."""
+        """Return whether a result that is ready now is after the deadline of its frame."""
         return 0 < self._limits.deadline_ns < now_ns - received_ns
 
     def clear(self) -> list[Item]:
-        """Remove and return all."""
+        """Remove and return all waiting frames."""
         items = [item for _, item in self._waiting]
         self._waiting.clear()
         return items

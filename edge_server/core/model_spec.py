@@ -1,7 +1,7 @@
-"""ModelSpec and its parts: what a model's configuration promised, frozen. Replaced on reload, never edited.
+"""ModelSpec: the validated configuration of one model and its parts. Frozen; a reload makes a new one.
 
-Field names and meanings follow Triton's model_config.proto; everything that the server does not act on stays in
-`config_json`, so that a client reads back what was written. Durations end in `_us` (microseconds).
+Field names and meanings follow Triton's model_config.proto. Fields that the server does not use stay in `config_json`,
+so that a client reads back the whole configuration. Durations end in `_us` (microseconds).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from edge_server.core.tensor import DType
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input. `dims` excludes the batch dimension when the model batches; -1 is a dimension of any size.
+    """One input. `dims` excludes the batch dimension if the model batches; -1 is a dimension of any size.
 
-    `reshape`, when not None, is the shape handed to the runtime in place of `dims` (again without batch dimension).
+    `reshape`, if not None, is the shape for the runtime instead of `dims` (also without batch dimension).
     `format` is "FORMAT_NONE", "FORMAT_NHWC" or "FORMAT_NCHW".
     """
 
@@ -35,9 +35,9 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """One output; `dims` and `reshape` as for inputs (`reshape` is the shape the runtime yields).
+    """One output. `dims` and `reshape` as for inputs (`reshape` is the shape that the runtime returns).
 
-    `labels[i]` names class i; empty when the configuration names no label file.
+    `labels[i]` names class i; empty if the configuration names no label file.
     """
 
     name: str
@@ -49,6 +49,8 @@ class OutputSpec:
 
 
 class InstanceKind(enum.Enum):
+    """Device kind of an instance group, with Triton's names."""
+
     AUTO = "KIND_AUTO"
     GPU = "KIND_GPU"
     CPU = "KIND_CPU"
@@ -57,7 +59,10 @@ class InstanceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RateResource:
-    """`count` of the resource `name` that an instance holds while it runs; of its device, or of all if `is_global`."""
+    """`count` units of the rate limiter's resource `name` that an instance holds while it runs.
+
+    The units belong to its device, or to the whole server if `is_global`.
+    """
 
     name: str
     count: int
@@ -66,10 +71,10 @@ class RateResource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` instances for each of `gpus` (KIND_GPU), or `count` in all (other kinds).
+    """`count` instances for each of `gpus` (KIND_GPU), or `count` in total (other kinds).
 
-    `resources` and `rate_priority` count only under `--rate-limit=execution_count`; a priority of n has 1/n of the
-    chances of priority 1.
+    `resources` and `rate_priority` apply only with `--rate-limit=execution_count`. Priority n gets 1/n of the
+    executions of priority 1.
     """
 
     name: str
@@ -82,7 +87,7 @@ class InstanceGroup:
 
 
 class TimeoutAction(enum.Enum):
-    """What becomes of a request that waited too long: refused, or served after all others."""
+    """Action for a request that waited too long: reject it, or run it after all others."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
@@ -90,7 +95,7 @@ class TimeoutAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How one priority level's queue treats waiting requests. 0 means no limit, for both numbers."""
+    """Queue policy of one priority level. 0 means no limit, for both numbers."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_us: int = 0
@@ -102,8 +107,8 @@ class QueuePolicy:
 class DynamicBatching:
     """Triton's dynamic_batching, with `preferred_batch_sizes` sorted and never empty.
 
-    `priority_levels` 0 means one queue; level 1 is served first. `queue_policies` maps a level to its own policy;
-    other levels, and the single queue (level 0), use `default_queue_policy`.
+    `priority_levels` 0 means one queue; level 1 runs first. `queue_policies` maps a level to its policy. Other levels,
+    and the single queue (level 0), use `default_queue_policy`.
     """
 
     preferred_batch_sizes: tuple[int, ...]
@@ -141,7 +146,7 @@ class WarmupSample:
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which version directories to serve: the `latest` highest ones, exactly `specific`, or (both unset) all."""
+    """The version directories to serve: the `latest` highest ones, exactly `specific`, or (both unset) all."""
 
     latest: int | None = 1
     specific: tuple[int, ...] = ()
@@ -157,7 +162,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Optimization:
-    """The part of `optimization` that backends act on. `graph_level` None means: not set."""
+    """The part of `optimization` that backends use. `graph_level` None means: not set."""
 
     graph_level: int | None = None
     cpu_accelerators: tuple[Accelerator, ...] = ()
@@ -166,17 +171,17 @@ class Optimization:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything the server promised about one model, complete: names, types and shapes are known.
+    """Complete configuration of one model: all names, types and shapes are known.
 
-    `max_batch_size` 0: no batch dimension anywhere. N >= 1: dims exclude a leading dimension of 1..N rows.
-    `parameters` are config.pbtxt's `parameters` as plain strings.
-    `ensemble` and `sequence` are None where the model is neither; `batch_inputs` and `batch_outputs` belong to ragged
-    batches. `is_cached`: answers may come from the response cache. `cc_filenames` maps a GPU's compute capability
-    ("8.7") to the file that is made for it.
-    `config_json` is the whole configuration, normalised, in Triton's JSON form (proto field names, every primitive
-    field printed, 64-bit integers as numbers).
-    `notes` are sentences for the log and the index about choices made (a runtime passed over and why, fields that
-    are kept but not acted on).
+    `max_batch_size` 0: no batch dimension. N >= 1: dims exclude a leading dimension of 1..N rows.
+    `parameters` are the `parameters` of config.pbtxt as plain strings.
+    `ensemble` and `sequence` are None if the model is neither. `batch_inputs` and `batch_outputs` belong to ragged
+    batches. `is_cached`: responses may come from the response cache. `cc_filenames` maps a GPU's compute capability
+    ("8.7") to its model file.
+    `config_json` is the whole normalised configuration in Triton's JSON form (proto field names, every primitive field
+    printed, 64-bit integers as numbers).
+    `notes` are sentences for the log and the index about choices (a runtime that was not used and why, fields that are
+    kept but have no effect).
     """
 
     name: str
@@ -210,16 +215,14 @@ class ModelSpec:
         return next((spec for spec in self.outputs if spec.name == name), None)
 
     def wire_dims(self, dims: tuple[int, ...]) -> tuple[int, ...]:
-        """Return `dims` as clients see them: with a leading -1 when the model batches."""
+        """Return `dims` for clients: with a leading -1 if the model batches."""
         return (-1, *dims) if self.max_batch_size > 0 else dims
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One version's file on disk.
-
-    `path` is the model file, or the directory that is the model; `model_dir` is the model's folder in the repository.
-    """
+    """Files of one version on disk. `path` is the model file, or the model's directory if the format is a directory.
+    `model_dir` is the model's folder in the repository."""
 
     path: Path
     model_dir: Path

@@ -1,4 +1,4 @@
-"""Counters of one model version, in the shape of Triton's statistics extension. Durations are nanoseconds."""
+"""Statistics of one model version, as in Triton's statistics extension. Durations are nanoseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened and how long it took in all."""
+    """Number of events and their total duration."""
 
     count: int = 0
     ns: int = 0
@@ -58,16 +58,16 @@ class ResponseStatistics:
 
 
 LAST_POSITION = 127
-"""The last position in a stream that has counters of its own; what comes after it counts there too."""
+"""The last position in a stream with its own counters. Later responses count there too."""
 
 CACHE_LOSSES = ("too_big", "busy", "unreachable", "corrupt")
-"""Why the response cache could not serve a lookup, or did not store an answer."""
+"""Reasons why the response cache failed a lookup or did not store a response."""
 
 
 @dataclass(slots=True)
 class CacheStatistics:
-    """The response cache as a whole. `capacity_bytes`, `size_bytes`, `entry_count` and `eviction_count` are 0 where
-    the cache is another process's: it counts them itself. `losses` are by CACHE_LOSSES."""
+    """Statistics of the whole response cache. `capacity_bytes`, `size_bytes`, `entry_count` and `eviction_count` are 0
+    for a cache in another process, which counts them itself. Keys of `losses` are CACHE_LOSSES."""
 
     capacity_bytes: int = 0
     size_bytes: int = 0
@@ -80,7 +80,7 @@ class CacheStatistics:
     losses: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CACHE_LOSSES, 0))
 
     def copy(self) -> CacheStatistics:
-        """Return a copy that shares nothing which changes."""
+        """Return a copy that shares no mutable parts."""
         return replace(self, lookup=self.lookup.copy(), insertion=self.insertion.copy(), losses=dict(self.losses))
 
 
@@ -93,7 +93,7 @@ class VersionStatistics:
     `last_inference_ms` is milliseconds since the epoch, 0 before the first request.
     `failures` counts failed requests by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER).
     `responses` are by position in a decoupled model's streams, up to LAST_POSITION.
-    `is_cached`: answers may come from the response cache. Those count in `success`, `queue` and `cache_hit` alone.
+    `is_cached`: responses may come from the response cache. These count only in `success`, `queue` and `cache_hit`.
     """
 
     name: str
@@ -116,13 +116,13 @@ class VersionStatistics:
     failures: dict[str, int] = field(default_factory=dict)
     is_cached: bool = False
     live_sequences: int | None = None
-    """How many sequences hold a slot, None for a model that knows none; `waiting_sequences`: how many wait for one."""
+    """Number of sequences with a slot; None for a model without sequences. `waiting_sequences` wait for a slot."""
     waiting_sequences: int = 0
     gpu_bytes: dict[int, int] = field(default_factory=dict)
-    """Memory that its load took of each GPU, by the GPU's number."""
+    """GPU memory used by its load, by GPU number."""
 
     def copy(self) -> VersionStatistics:
-        """Return a copy that shares nothing which changes."""
+        """Return a copy that shares no mutable parts."""
         return replace(
             self,
             success=self.success.copy(),

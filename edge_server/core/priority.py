@@ -1,4 +1,4 @@
-"""How much work matters when not all of it can be done: three classes, declared by models, stated by requests."""
+"""Priority classes (control, normal, bulk) of models and requests: the governor sheds the lowest class first."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig
 
 CLASS_PARAMETER = "priority_class"
-"""Key of config.pbtxt's parameters: control, normal or bulk, for requests and frames that state no priority."""
+"""Key in the parameters of config.pbtxt: control, normal or bulk, for requests and frames without a priority."""
 
 
 class PriorityClass(enum.IntEnum):
-    """The value is the order in which it goes: control before normal before bulk."""
+    """The value is the order: control before normal before bulk."""
 
     CONTROL = 1
     NORMAL = 2
@@ -20,14 +20,14 @@ class PriorityClass(enum.IntEnum):
 
     @classmethod
     def of_priority(cls, priority: int) -> PriorityClass:
-        """Return the class of a request's or a stream's priority: 1 is control, 0 and 2 normal, above that bulk."""
+        """Return the class of a request's or stream's priority: 1 is control, 0 and 2 are normal, all others bulk."""
         if priority == 1:
             return cls.CONTROL
         return cls.NORMAL if priority in (0, 2) else cls.BULK
 
 
 def priority_class(spec: ModelSpec) -> PriorityClass:
-    """Return the class that a model declares; normal where it declares none. Raises BadModelConfig."""
+    """Return the class that a model declares, by default normal. Raises BadModelConfig."""
     text = spec.parameters.get(CLASS_PARAMETER, "normal").strip().upper()
     if text not in PriorityClass.__members__:
         raise BadModelConfig(

@@ -1,9 +1,9 @@
-"""Ragged batches: requests whose items differ in shape run together, flat, beside inputs that tell them apart.
+"""Ragged batches: joins requests of different shapes into one flat batch, and splits flat outputs per request.
 
-A ragged input reaches the model as one row of all elements, request after request. The model learns where each
-request begins from its batch inputs; its batch outputs, flat as well, are cut by the shapes of the inputs they follow.
-Kinds and their values follow Triton's model_config.proto. A *shape* here is a request's whole shape, rows included;
-counts are of requests, not of rows, but for the item shapes, of which there is one for each row.
+A ragged input reaches the model as one row with all elements, request after request. Batch inputs tell the model where
+each request begins. Batch outputs are flat too, and are split by the shapes of their source inputs. Kinds and values
+follow Triton's model_config.proto. A *shape* here is the whole shape of a request, with rows. Counts are per request,
+not per row; item shapes are per row.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Array: TypeAlias = "npt.NDArray[np.generic]"
 Shape: TypeAlias = tuple[int, ...]
 
 BATCH_INPUT_DTYPES = (DType.INT32, DType.FP32)
-"""The types that an input made from the batch may have, Triton's."""
+"""Data types that Triton allows for a batch input."""
 
 
-def concatenate(arrays: Sequence[Array]) -> Array:
-    """Return all elements as one dimension; a view where there is one array and its memory allows it."""
+def join_flat(arrays: Sequence[Array]) -> Array:
+    """Return all elements in one dimension. A single array gives a view if its memory layout allows it."""
     if len(arrays) == 1:
         return arrays[0].reshape(-1)
     return np.concatenate([array.reshape(-1) for array in arrays])
 
 
 def make_batch_input(kind: BatchInputKind, dtype: DType, shapes: Sequence[Shape]) -> Array:
-    """Return the input that tells of the batch, where `shapes` are those of the source input in each request.
+    """Return a batch input. `shapes` are the shapes of its source input, one per request.
 
-    Raises BackendError where a number is more than INT32 holds.
+    Raises BackendError if a number does not fit into INT32.
     """
     if kind is BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
         return np.zeros(max(prod(shape) for shape in shapes), dtype.numpy)
@@ -61,16 +61,16 @@ def _filled(values: Sequence[int], dtype: DType) -> Array:
     return np.array(values, dtype.numpy)
 
 
-def output_shape(dims: Shape, source: Shape) -> Shape:
+def ragged_output_shape(dims: Shape, source: Shape) -> Shape:
     """Return the shape of one request's part of a batch output.
 
-    `dims` are the output's, without rows; each -1 among them, and the rows, is what the source input has there.
+    `dims` are those of the output, without rows. The rows, and each -1 in `dims`, come from the source input's shape.
     """
     return tuple(source[place] if size == -1 else size for place, size in enumerate((-1, *dims)))
 
 
-def cut(array: Array, shapes: Sequence[Shape]) -> list[Array] | None:
-    """Return each request's part, views of a flattened `array`; None where it has not as many elements in all."""
+def split_by_shapes(array: Array, shapes: Sequence[Shape]) -> list[Array] | None:
+    """Return each request's part as a view of the flattened `array`; None if the number of elements does not match."""
     ends = list(accumulate(prod(shape) for shape in shapes))
     if array.size != ends[-1]:
         return None

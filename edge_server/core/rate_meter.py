@@ -1,4 +1,4 @@
-"""Rates and quantiles of the recent past, for people who watch. Times are nanoseconds of any monotonic clock."""
+"""Recent event rate and recent quantiles, for status displays. Times are nanoseconds of any monotonic clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_VALUES = 256
 
 
 class Rate:
-    """Events a second over the last WINDOW_S, or over a shorter time when there are very many."""
+    """Events per second over the last WINDOW_S; over a shorter time if there are more than 1,024 events."""
 
     def __init__(self, now_ns: int) -> None:
         self._began_ns = now_ns
@@ -30,7 +30,7 @@ class Rate:
 
 
 class RecentQuantiles:
-    """The last values of a quantity."""
+    """Quantiles of the last 256 values."""
 
     def __init__(self) -> None:
         self._values: deque[int] = deque(maxlen=_MOST_VALUES)
@@ -39,6 +39,6 @@ class RecentQuantiles:
         self._values.append(value)
 
     def quantile(self, share: float) -> int:
-        """Return the smallest value that at least `share` (0 to 1) of them do not exceed; 0 when there are none."""
+        """Return the smallest value that at least `share` (0 to 1) of the values do not exceed; 0 without values."""
         ordered = sorted(self._values)
         return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else 0

@@ -1,4 +1,4 @@
-"""Whether a request fits what the model's configuration promised. The sentences follow Triton's: clients match them."""
+"""Validation of a request against the model's configuration. Error messages follow Triton's: clients match them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(slots=True)
 class CheckedHead:
-    """What one version's checks say of requests with one and the same head.
+    """Result of one version's checks, valid for all requests with the same request head.
 
-    `rows` is what such a request brings, `key` what two requests must have in common to share a batch, `outputs` what
-    is to be computed, in the model's order. `is_certain`: all of it follows from the head; not so where the values of
+    `rows` is the request's number of rows. Requests share a batch only if their `key` is equal. `outputs` are the
+    outputs to compute, in model order. `is_certain`: the result depends only on the head. It is False if the values of
     shape tensors are part of the key.
     """
 
@@ -33,7 +33,7 @@ class CheckedHead:
 
 
 class RequestCheck:
-    """Checks requests against one ModelSpec. Made once a version, used by any thread."""
+    """Checks requests against one ModelSpec. Made once per version, used by any thread."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
@@ -54,9 +54,9 @@ class RequestCheck:
         self._counted = frozenset(item.sources[0] for item in spec.batch_inputs if item.dtype is DType.INT32)
 
     def head(self, request: Request) -> CheckedHead:
-        """Check the request, and return what that says of all with its head. Kept in its memo, if there is one.
+        """Check the request, and return the result for all requests with the same head. Stores it in the memo, if any.
 
-        Raises InvalidRequest with Triton's words, naming model, tensor, expected and given.
+        Raises InvalidRequest with Triton's text, which names model, tensor, expected and given.
         """
         outputs = self._output_names
         if request.outputs:
@@ -67,9 +67,9 @@ class RequestCheck:
         return head
 
     def rows(self, request: Request) -> int:
-        """Return how many rows the request brings: its batch size, or 1 for a model that does not batch.
+        """Return the request's number of rows: its batch size, or 1 for a model that does not batch.
 
-        Raises InvalidRequest with Triton's words, naming model, tensor, expected and given.
+        Raises InvalidRequest with Triton's text, which names model, tensor, expected and given.
         """
         inputs = request.inputs
         if inputs.keys() != self._inputs.keys():
@@ -90,10 +90,10 @@ class RequestCheck:
         return rows or 1
 
     def merge_key(self, request: Request) -> Hashable:
-        """Return what two requests must have in common to share a batch: their inputs, unless ragged their item shapes,
-        and the values of shape tensors.
+        """Return the key that two requests in one batch have in common: input names, item shapes (except of ragged
+        inputs), and the values of shape tensors.
 
-        Requests with a shape tensor in a GPU's memory share with none: nobody looks there on a request's way in.
+        A request with a shape tensor in GPU memory shares no batch: its values are not read here.
         """
         if not self._keys_vary:
             return None
@@ -106,14 +106,12 @@ class RequestCheck:
             )
         else:
             shapes = tuple((name, inputs[name].shape[1:]) for name in self._inputs if name in inputs)
-        return (shapes, self._values_key(request)) if self._shape_tensors else shapes
-
-    def _values_key(self, request: Request) -> Hashable:
-        inputs = request.inputs
+        if not self._shape_tensors:
+            return shapes
         given = [inputs[name] for name in self._inputs if name in self._shape_tensors and name in inputs]
         if any(isinstance(tensor, DeviceTensor) for tensor in given):
-            return object()
-        return tuple((tensor.name, tensor.array.tobytes()) for tensor in given)
+            return shapes, object()
+        return shapes, tuple((tensor.name, tensor.array.tobytes()) for tensor in given)
 
     def _check_shape(self, request: Request, spec: InputSpec, tensor: Tensor, rows: int) -> int:
         shape = tensor.shape
@@ -126,7 +124,7 @@ class RequestCheck:
         if (limit and not shape) or (item_shape != spec.dims and not _fits(item_shape, spec.dims)):
             raise self._shape_error(request, spec, shape)
         if spec.name in self._counted and max(*shape, prod(shape)) > _INT32_MAX:
-            # Refused here, alone: told of when the batch's inputs are made, it would cost its batch mates theirs.
+            # Reject only this request here. An error while the batch inputs are made would fail the whole batch.
             raise self._error(
                 request,
                 f"input '{spec.name}' for model '{self._spec.name}' has the shape {list(shape)}: expected sizes and a "

@@ -1,4 +1,4 @@
-"""What a caller asks and what a model answers, free of any wire: no JSON, no protobuf here."""
+"""Request and Response of the inference API, independent of the wire format (no JSON, no protobuf)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_PARAMETERS: Mapping[str, Parameter] = {}
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Which sequence a request belongs to. `id` is never 0 or "" (those mean: no sequence)."""
+    """Sequence of a request. `id` is never 0 or "" (both mean: no sequence)."""
 
     id: int | str
     is_start: bool = False
@@ -31,24 +31,25 @@ class SequenceStep:
 
 
 class RequestMemo:
-    """What the server decided for requests with one and the same head: the same model, version, input names, types and
-    shapes, outputs, priority and timeout; only id and data differ. A front end makes an empty one for each head that it
-    keeps, and sets it on every request with that head. The core fills it, and replaces what is no longer current.
-    Used by any number of threads: each part is replaced as a whole."""
+    """Decisions of the server for all requests with the same request head: the same model, version, input names, types
+    and shapes, outputs, priority and timeout. Only id and data differ.
+
+    A front end makes an empty memo for each cached head, and sets it on every request with that head. The core fills it
+    and replaces outdated parts. Any number of threads use it: each part is replaced as a whole."""
 
     __slots__ = ("front_end", "head", "route")
 
     def __init__(self) -> None:
         self.front_end: object | None = None
-        """What the front end keeps with the generation that answers. Becomes None when another generation takes
-        requests; one that is under way may still be answered by the old one, whose `spec` its response names."""
+        """Data of the front end for the generation that answers. Becomes None when another generation takes requests.
+        The old generation may still answer a running request; its response then names the old `spec`."""
         self.route: tuple[int, Any] | None = None
-        """The number of a routing table, and the version that it names for the head. See serving.router."""
+        """The number of a routing table, and the version that it selects for the head. See serving.routing.router."""
         self.head: CheckedHead | None = None
-        """What the checks of the version that took the last request say of the head."""
+        """The check result of the version that took the last request."""
 
     def keep(self, head: CheckedHead) -> None:
-        """Keep what the checks of a version say, and drop what the front end keeps of another version."""
+        """Store the check result of a version, and drop the front end's data of another version."""
         if self.head is None or self.head.check is not head.check:
             self.front_end = None
         self.head = head
@@ -56,16 +57,16 @@ class RequestMemo:
 
 @dataclass(slots=True)
 class Request:
-    """One inference request. Not to be changed once submitted.
+    """One inference request. Do not change it after it is submitted.
 
-    `version` None asks for the highest version that serves. `outputs` empty asks for all outputs, in model order.
-    `priority` 0 means the model's default, 1 is the highest. `timeout_us` 0 means none was asked for.
-    `release` is called exactly once, from any thread, when no part of the server holds the inputs any more; it gives
-    back what they are views of (a pinned shared-memory region). `deadline_ns` is when an answer is of no use any more
-    (time.monotonic_ns; 0: never): what cannot be finished until then is not begun. `trace` takes note of its way, if it
-    is one of the few that are traced. `targets` are pieces of GPU memory for outputs, by name, kept until `release`: an
-    output may be written there, which its tensor then tells (see core.device). Large enough or not is not checked yet.
-    `memo` belongs to the request's head, see RequestMemo; None where the front end keeps no heads.
+    `version` None requests the highest version that serves. Empty `outputs` requests all outputs, in model order.
+    `priority` 0 means the model's default; 1 is the highest. `timeout_us` 0 means no timeout.
+    `release` is called exactly once, from any thread, when the server does not use the inputs any more. It releases
+    their memory (a pinned shared-memory region). `deadline_ns` is the latest useful time of a response
+    (time.monotonic_ns; 0: none): the server does not start a request that cannot finish in time. `trace` records the
+    request's path if it is traced. `targets` are pieces of GPU memory for outputs, by name, valid until `release`. If
+    an output was written there, its tensor is a DeviceTensor. The sizes of `targets` are not checked yet.
+    `memo` belongs to the request's head, see RequestMemo; None if the front end does not cache the head.
     """
 
     model: str
@@ -86,14 +87,14 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """One answer of the stream of answers to a request; most models send exactly one.
+    """One response of a request's response stream. Most models send exactly one.
 
-    Either `error` is set and `outputs` is empty, or `error` is None. `is_final` closes the stream. `is_empty` marks the
-    end of a stream that is no response of the model (Triton's final flag alone): it has neither outputs nor error, and
-    clients see it only if they asked for empty final responses. A response of the model without outputs is not marked.
-    Output arrays belong to the receiver. `spec` is what the version that answered promised (its labels among it); None
-    where no version did. The version may be gone when this is read. `started_ns` is when the batch it came from began
-    to run (time.monotonic_ns), `batch_size` how many rows that had; both are 0 where nothing ran.
+    Either `error` is set and `outputs` is empty, or `error` is None. `is_final` ends the stream. `is_empty` marks an
+    end of the stream that is not a response of the model (Triton's final flag without a response). It has no outputs
+    and no error, and is sent only to clients that enabled empty final responses. The receiver owns the output arrays.
+    `spec` is the ModelSpec of the version that answered (with its labels), or None if no version did. That version may
+    be unloaded by now. `started_ns` is the start of its batch (time.monotonic_ns), `batch_size` the rows of the batch;
+    both are 0 if nothing ran.
     """
 
     model: str
@@ -110,4 +111,4 @@ class Response:
 
 
 ResponseSink: TypeAlias = Callable[[Response], None]
-"""Takes each response on the thread that produced it. Must return at once and must not raise."""
+"""Called with each response on the thread that produced it. Must return at once and must not raise."""

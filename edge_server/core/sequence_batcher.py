@@ -1,17 +1,16 @@
-"""Sequences of requests: who holds a slot, who waits for one, which requests may run now.
+"""Sequence batcher: assigns sequences to slots, queues their requests, and chooses the requests that run now.
 
-The rule of Triton's sequence batcher, told as a function of the entries and `now`: no threads, no clock, no callbacks.
-The caller holds its own lock around every method. Times are nanoseconds of any monotonic clock.
+The rule is Triton's sequence batcher as a function of the entries and `now`: no threads, no clock, no callbacks. The
+caller holds its own lock around every method. Times are nanoseconds of any monotonic clock.
 
-A sequence begins with an entry that says START and is bound to a slot, a row of one instance, until its END was
-served or it was idle for too long; one that finds no slot free waits in the backlog, first come, first served. Of each
-sequence one entry at a time is served, in order. An entry that leaves unserved (dropped, too late) is no part of its
-sequence: its START passes to the next entry, its END takes effect once all before it are served. A sequence of which
-every entry left before any ran is forgotten.
+A sequence begins with an entry with the START flag. It is bound to a slot (a row of one instance) until its END entry
+has run or it was idle for too long. If no slot is free, it waits in the backlog, in order of arrival. One entry of a
+sequence runs at a time, in order. An entry that leaves without running (dropped, too late) does not count: its START
+passes to the next entry, and its END takes effect after all earlier entries. A sequence is removed if all its entries
+leave before one runs.
 
-Where sequences are iterative, an entry is a whole one: it begins it, is put back by `take_again` as often as the model
-asks for that, each time with what else may run then, and the sequence ends with it. Entries that meet in one id are
-served one after another.
+In iterative sequences each entry is a whole sequence: it begins it, `requeue` puts it back as often as the model
+requests, and the sequence ends with it. Entries with the same id run one after another.
 """
 
 from __future__ import annotations
@@ -27,32 +26,122 @@ import numpy.typing as npt
 
 from edge_server.core.batch_queue import QueueEntry
 from edge_server.core.composition_spec import OldestStrategy, SequenceBatching
-from edge_server.core.sequence_limits import WaitingLimits
 from edge_server.core.sequence_queue import DirectReadyQueue, OldestReadyQueue, SequenceReadyQueue
-from edge_server.core.sequence_slots import SequenceSlot, SequenceSlots
-from edge_server.errors import SequenceNotBegun
+from edge_server.errors import QueueFull, SequenceNotBegun
 
 Item = TypeVar("Item")
 
 _SLACK = 64
-"""How many deadlines of entries that are gone may lie around, beyond one for each entry that waits."""
+"""Most deadlines of removed entries that may stay in the heap, beyond one for each waiting entry."""
 _MOST_CLOSED = 256
-"""How many idle sequences are closed at a time, so that the caller's lock is not held for the others."""
+"""Most idle sequences that one call closes, so that the caller holds its lock only briefly."""
+_WAITING_PER_SLOT = 16
+_LEAST_WAITING = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLimits:
+    """Limits of waiting work that clients can create. `sequences` may wait for a slot; 0: sixteen per slot, at least
+    1,024. `requests` of one sequence may wait behind its running request."""
+
+    sequences: int = 0
+    requests: int = 4096
+
+    def sequence_limit(self, slot_count: int) -> int:
+        """Return the number of sequences that may wait for one of `slot_count` slots."""
+        return self.sequences or max(_LEAST_WAITING, _WAITING_PER_SLOT * slot_count)
+
+    def check_sequences(self, waiting: int, slot_count: int, model: str) -> None:
+        """Raise QueueFull if no further sequence may wait."""
+        limit = self.sequence_limit(slot_count)
+        if waiting >= limit:
+            raise QueueFull(
+                f"Exceeds maximum queue size: {waiting} sequences are waiting for a slot of model '{model}' already, "
+                f"at most {limit} may"
+            )
+
+    def check_requests(self, waiting: int, sequence_id: int | str, model: str) -> None:
+        """Raise QueueFull if no further request of the sequence may wait."""
+        if waiting >= self.requests:
+            raise QueueFull(
+                f"Exceeds maximum queue size: {waiting} requests of sequence {sequence_id} are waiting for model "
+                f"'{model}' already, at most {self.requests} may"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlot:
+    """A row of an instance; both numbers start at 0."""
+
+    instance: int
+    row: int
+
+
+class _InstanceRows:
+    """The rows of one instance. Stores only rows that were ever used: the model may allow billions."""
+
+    def __init__(self) -> None:
+        self.returned: list[int] = []
+        self.used: set[int] = set()
+        self._next_unused = 0
+
+    @property
+    def lowest_free(self) -> int:
+        return self.returned[0] if self.returned else self._next_unused
+
+    def take_lowest(self) -> int:
+        if self.returned:
+            row = heapq.heappop(self.returned)
+        else:
+            row, self._next_unused = self._next_unused, self._next_unused + 1
+        self.used.add(row)
+        return row
+
+
+class SequenceSlots:
+    """`rows` slots on each of `instance_count` instances. The lowest free row of any instance is used first, so that
+    all instances fill evenly."""
+
+    def __init__(self, instance_count: int, rows: int) -> None:
+        self._limit = rows
+        self._instances = [_InstanceRows() for _ in range(instance_count)]
+
+    @property
+    def count(self) -> int:
+        return self._limit * len(self._instances)
+
+    @property
+    def used_count(self) -> int:
+        return sum(len(rows.used) for rows in self._instances)
+
+    def take(self) -> SequenceSlot | None:
+        """Return the free slot with the lowest row, or None if all are in use."""
+        if not self._instances:
+            return None
+        lowest, instance = min((rows.lowest_free, number) for number, rows in enumerate(self._instances))
+        if lowest >= self._limit:
+            return None
+        return SequenceSlot(instance, self._instances[instance].take_lowest())
+
+    def give_back(self, slot: SequenceSlot) -> None:
+        rows = self._instances[slot.instance]
+        rows.used.remove(slot.row)
+        heapq.heappush(rows.returned, slot.row)
 
 
 @dataclass(slots=True, eq=False)
 class SequenceEntry(QueueEntry[Item]):
-    """An entry that is a step of the sequence `id`. `sequence` is what it was made a part of when it was offered;
-    `instance` the number of the one that it was taken for, -1 before that, and `row` its place in the batch there.
+    """An entry that is a step of the sequence `id`. `offer` sets `sequence`. `instance` is the instance for which it
+    was taken (-1 before), and `row` its row in the batch.
 
-    `beginning` counts the STARTs that its sequence was offered up to this entry. `is_start` is as the client said until
-    the entry may run, from then on whether it is the first to do so since its sequence began.
+    `start_number` counts the STARTs of its sequence up to this entry. `is_start` is the client's flag until the entry
+    can run. Then it says whether the entry is the first one to run since the sequence began.
     """
 
     id: int | str = 0
     is_start: bool = False
     is_end: bool = False
-    beginning: int = 0
+    start_number: int = 0
     sequence: LiveSequence[Item] | None = None
     instance: int = -1
     row: int = 0
@@ -62,21 +151,21 @@ class SequenceEntry(QueueEntry[Item]):
 class LiveSequence(Generic[Item]):
     """One sequence from its START on.
 
-    `served` is the entry that runs. `beginning` counts the STARTs that were offered, `begun` those of them up to the
-    latest entry that was taken; 0: none was.
-    `is_closed`: it ends once nothing of it waits or runs; its END was offered, or it is iterative. `idle_ns` is since
-    when nothing of one that is not closed waits or runs.
-    `state` and `state_key` are the caller's: what is kept for it between two entries, None before the first, and what
-    two states must have in common to share a batch.
+    `running` is the entry that runs. `offered_starts` counts the STARTs that were offered. `taken_starts` counts the
+    STARTs up to the latest entry that was taken; 0: none was taken.
+    `is_closed`: the sequence ends when none of its entries waits or runs, because its END was offered or it is
+    iterative. `idle_ns` is the time since which a sequence that is not closed has no entry that waits or runs.
+    The caller owns `state` and `state_key`: the state between two entries (None before the first), and the key that two
+    states in one batch have in common.
     """
 
     id: int | str
-    # An ordered dictionary: the first and any other entry alike leave in constant time.
+    # An ordered dictionary: the first entry and any other entry leave in constant time.
     waiting: OrderedDict[SequenceEntry[Item], None] = field(default_factory=OrderedDict)
     slot: SequenceSlot | None = None
-    served: SequenceEntry[Item] | None = None
-    beginning: int = 0
-    begun: int = 0
+    running: SequenceEntry[Item] | None = None
+    offered_starts: int = 0
+    taken_starts: int = 0
     is_closed: bool = False
     idle_ns: int = 0
     state: Mapping[str, npt.NDArray[np.generic]] | None = None
@@ -85,7 +174,7 @@ class LiveSequence(Generic[Item]):
 
 @dataclass(slots=True)
 class SequenceTurn(Generic[Item]):
-    """A batch: items and their entries, ascending by `row`, and how many rows it has with those that nobody uses."""
+    """A batch of sequence steps: items and entries in ascending order of `row`, and the number of rows with gaps."""
 
     items: list[Item]
     entries: list[SequenceEntry[Item]]
@@ -93,9 +182,9 @@ class SequenceTurn(Generic[Item]):
 
 
 class SequenceQueue(Generic[Item]):
-    """The waiting line of one version whose model knows sequences. `max_rows` is its max_batch_size, `name` its name.
+    """Queue of one version of a sequence model. `max_rows` is its max_batch_size, `name` the model's name.
 
-    Instances go by their number, 0 to `instance_count` - 1.
+    Instances have numbers from 0 to `instance_count` - 1.
     """
 
     def __init__(
@@ -112,12 +201,12 @@ class SequenceQueue(Generic[Item]):
         self._waiting: dict[SequenceEntry[Item], None] = {}
         self._backlog: OrderedDict[LiveSequence[Item], None] = OrderedDict()
         self._idle: OrderedDict[LiveSequence[Item], None] = OrderedDict()
-        self._lines: list[SequenceReadyQueue[SequenceEntry[Item]]] = []
+        self._ready_queues: list[SequenceReadyQueue[SequenceEntry[Item]]] = []
         self._slots = SequenceSlots(0, 1)
         self._deadlines: list[tuple[int, int, SequenceEntry[Item]]] = []
-        self._offered = 0
+        self._deadline_count = 0
         self.row_limit = self._max_rows
-        """No batch of the oldest strategy gets larger than this."""
+        """Most rows of a batch of the oldest strategy."""
 
     @property
     def size(self) -> int:
@@ -125,78 +214,88 @@ class SequenceQueue(Generic[Item]):
 
     @property
     def live_count(self) -> int:
-        """How many sequences hold a slot."""
+        """Number of sequences with a slot."""
         return self._slots.used_count
 
     @property
     def backlog_count(self) -> int:
-        """How many sequences wait for a slot."""
+        """Number of sequences that wait for a slot."""
         return len(self._backlog)
 
     def open(self, instance_count: int) -> None:
-        """Provide the slots. Called once, before the first entry."""
+        """Create the slots. Call it once, before the first entry."""
         strategy = self._batching.strategy
         if isinstance(strategy, OldestStrategy):
             self._slots = SequenceSlots(instance_count, strategy.max_candidate_sequences)
             rows, name = self._max_rows, self._name
-            self._lines = [OldestReadyQueue[SequenceEntry[Item]](rows, strategy, name) for _ in range(instance_count)]
+            self._ready_queues = [
+                OldestReadyQueue[SequenceEntry[Item]](rows, strategy, name) for _ in range(instance_count)
+            ]
         else:
             self._slots = SequenceSlots(instance_count, self._max_rows)
-            self._lines = [
+            self._ready_queues = [
                 DirectReadyQueue[SequenceEntry[Item]](self._max_rows, strategy) for _ in range(instance_count)
             ]
 
     def offer(self, entry: QueueEntry[Item], item: Item) -> None:
-        """Put an entry at the end of its sequence. Raises SequenceNotBegun where that has not begun, and QueueFull
-        where too much waits; then the entry is no part of it."""
+        """Append an entry to its sequence.
+
+        Raises SequenceNotBegun if the sequence does not exist, and QueueFull if too much waits. The entry is then not
+        in the queue.
+        """
         assert isinstance(entry, SequenceEntry)
         now_ns = entry.arrived_ns
         self._close_idle(now_ns)
         sequence = self._live.get(entry.id)
         if sequence is not None and sequence in self._idle and now_ns >= self._idle_until(sequence):
-            # One of those that `_close_idle` left for its next turn.
+            # `_close_idle` closes a limited number per call; this one was left over.
             del self._idle[sequence]
-            self._retire(sequence, now_ns)
+            self._remove_sequence(sequence, now_ns)
             sequence = None
         if sequence is None:
             if not entry.is_start:
-                raise self._not_begun(entry.id)
+                raise SequenceNotBegun(
+                    f"inference request for sequence {entry.id} to model '{self._name}' must specify the START flag on "
+                    f"the first request of the sequence; no such sequence is live: it ended, was idle for more than "
+                    f"{self._batching.max_idle_us / 1000:g} ms, lost every request before one ran, or began before the "
+                    f"model was loaded anew"
+                )
             self._limits.check_sequences(len(self._backlog), self._slots.count, self._name)
             sequence = self._live[entry.id] = LiveSequence(entry.id)
             self._backlog[sequence] = None
         else:
             self._limits.check_requests(len(sequence.waiting), entry.id, self._name)
-        sequence.beginning += entry.is_start
-        entry.item, entry.sequence, entry.beginning = item, sequence, sequence.beginning
+        sequence.offered_starts += entry.is_start
+        entry.item, entry.sequence, entry.start_number = item, sequence, sequence.offered_starts
         sequence.waiting[entry] = None
-        self._wait(entry)
+        self._add_waiting(entry)
         self._idle.pop(sequence, None)
         if entry.is_end:
-            # The id is free: whoever begins with it from now on begins another sequence.
+            # The id is free now: the next START with it begins another sequence.
             sequence.is_closed = True
             del self._live[entry.id]
         elif self._is_iterative:
             sequence.is_closed = True
         if sequence.slot is None:
             self._fill_slots(now_ns)
-        elif len(sequence.waiting) == 1 and sequence.served is None:
-            self._line_up(sequence, now_ns)
+        elif len(sequence.waiting) == 1 and sequence.running is None:
+            self._make_ready(sequence, now_ns)
 
-    def take_again(self, entry: QueueEntry[Item], item: Item, now_ns: int) -> None:
-        """Put an entry that was taken back as the next of its sequence, in place of `finish`. It starts nothing."""
+    def requeue(self, entry: QueueEntry[Item], item: Item, now_ns: int) -> None:
+        """Put a taken entry back as the next one of its sequence, instead of `finish`. It is no START then."""
         assert isinstance(entry, SequenceEntry)
         sequence = entry.sequence
         assert sequence is not None
-        assert sequence.served is entry
-        sequence.served = None
+        assert sequence.running is entry
+        sequence.running = None
         entry.item = item
         sequence.waiting[entry] = None
         sequence.waiting.move_to_end(entry, last=False)
-        self._wait(entry)
-        self._line_up(sequence, now_ns)
+        self._add_waiting(entry)
+        self._make_ready(sequence, now_ns)
 
     def drop(self, entry: QueueEntry[Item]) -> bool:
-        """Take a waiting entry out; False when it is no longer waiting."""
+        """Remove a waiting entry. Return False if it does not wait any more."""
         assert isinstance(entry, SequenceEntry)
         if entry.item is None:
             return False
@@ -204,48 +303,50 @@ class SequenceQueue(Generic[Item]):
         return True
 
     def end(self, sequence_id: int | str, now_ns: int) -> None:
-        """End a sequence without an entry that says so, once what waits of it was served."""
+        """End a sequence without an END entry, after its waiting entries have run."""
         sequence = self._live.pop(sequence_id, None)
         if sequence is not None:
             sequence.is_closed = True
             self._idle.pop(sequence, None)
             if not sequence.waiting:
-                self._go_on(sequence, now_ns)
+                self._advance(sequence, now_ns)
 
     def is_due(self, instance: int, now_ns: int) -> bool:
         """Return whether `take` would return a batch now. Call `expire` first."""
-        return self._lines[instance].is_due(now_ns, self.row_limit)
+        return self._ready_queues[instance].is_due(now_ns, self.row_limit)
 
     def take(self, instance: int, now_ns: int) -> SequenceTurn[Item]:
-        """Remove and return the batch that an instance should run now; without items when there is none.
+        """Remove and return the batch that an instance should run now; it may have no items.
 
-        Each entry is to be given back with `finish`. Call `expire` first.
+        The caller gives each entry back with `finish`. Call `expire` first.
         """
-        chosen = self._lines[instance].take(now_ns, self.row_limit)
-        # Slots above the highest that runs have no row, as in Triton: they would be computed for nobody.
+        chosen = self._ready_queues[instance].take(now_ns, self.row_limit)
+        # As in Triton, the batch has no rows above the highest row that runs: nobody would use them.
         height = max((row for row, _ in chosen), default=-1) + 1
         turn: SequenceTurn[Item] = SequenceTurn([], [], height if self._is_direct else len(chosen))
         for row, entry in chosen:
             assert entry.sequence is not None
             del entry.sequence.waiting[entry]
-            entry.sequence.served, entry.sequence.begun = entry, entry.beginning
+            entry.sequence.running, entry.sequence.taken_starts = entry, entry.start_number
             entry.instance, entry.row = instance, row
             turn.entries.append(entry)
-            turn.items.append(self._forget(entry))
+            turn.items.append(self._pop_item(entry))
         return turn
 
     def finish(self, entry: QueueEntry[Item], now_ns: int) -> None:
-        """Let the sequence of an entry that was taken go on. Nothing happens for one that does not run."""
+        """Give back a taken entry: its sequence can continue. Does nothing for an entry that does not run."""
         assert isinstance(entry, SequenceEntry)
         sequence = entry.sequence
-        if sequence is None or sequence.served is not entry:
+        if sequence is None or sequence.running is not entry:
             return
-        sequence.served = entry.sequence = None
-        self._go_on(sequence, now_ns)
+        sequence.running = entry.sequence = None
+        self._advance(sequence, now_ns)
 
     def expire(self, now_ns: int) -> list[Item]:
-        """Close what was idle for too long, or some of it, `next_deadline_ns` being past while there is more; remove
-        and return the items that can no longer begin in time."""
+        """Close sequences that were idle for too long; remove and return items that cannot start in time any more.
+
+        Closes a limited number of sequences. While more are left, `next_deadline_ns` is in the past.
+        """
         self._close_idle(now_ns)
         expired: list[Item] = []
         while self._deadlines and (self._deadlines[0][0] <= now_ns or self._deadlines[0][2].item is None):
@@ -255,11 +356,11 @@ class SequenceQueue(Generic[Item]):
         return expired
 
     def clear(self) -> list[Item]:
-        """Remove and return everything that waits, in the order of arrival."""
+        """Remove and return all waiting items, in order of arrival."""
         return [self._remove(entry, entry.arrived_ns) for entry in list(self._waiting)]
 
     def next_deadline_ns(self) -> int | None:
-        """Return when the next entry's time runs out, or a sequence's to be idle; None when nothing has a limit."""
+        """Return the next deadline of an entry or of an idle sequence, or None."""
         while self._deadlines and self._deadlines[0][2].item is None:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
@@ -268,41 +369,43 @@ class SequenceQueue(Generic[Item]):
         return min(times, default=None)
 
     def next_wakeup_ns(self) -> int | None:
-        """Return when `is_due` or `expire` may say otherwise than they did last, with nothing new offered; None when
-        they never will. Meant to be asked after `is_due` said no."""
-        times = [line.ripe_ns for line in self._lines] + [self.next_deadline_ns()]
+        """Return the next time at which `is_due` or `expire` may change without a new offer; None: never.
+
+        Call it after `is_due` returned False.
+        """
+        times = [queue.next_due_ns for queue in self._ready_queues] + [self.next_deadline_ns()]
         return min((when for when in times if when is not None), default=None)
 
-    def _wait(self, entry: SequenceEntry[Item]) -> None:
+    def _add_waiting(self, entry: SequenceEntry[Item]) -> None:
         self._waiting[entry] = None
         if entry.start_by_ns:
-            self._offered += 1
-            heapq.heappush(self._deadlines, (entry.start_by_ns, self._offered, entry))
+            self._deadline_count += 1
+            heapq.heappush(self._deadlines, (entry.start_by_ns, self._deadline_count, entry))
 
-    def _line_up(self, sequence: LiveSequence[Item], now_ns: int) -> None:
-        """Put the first waiting entry of a sequence among those that may run."""
+    def _make_ready(self, sequence: LiveSequence[Item], now_ns: int) -> None:
+        """Add the first waiting entry of a sequence to its instance's ready queue."""
         assert sequence.slot is not None
         entry = next(iter(sequence.waiting))
-        entry.is_start = entry.beginning > sequence.begun
+        entry.is_start = entry.start_number > sequence.taken_starts
         key = (entry.key, None if entry.is_start else sequence.state_key)
-        self._lines[sequence.slot.instance].add(entry, sequence.slot.row, key, now_ns)
+        self._ready_queues[sequence.slot.instance].add(entry, sequence.slot.row, key, now_ns)
 
     def _remove(self, entry: SequenceEntry[Item], now_ns: int) -> Item:
-        """Take a waiting entry out; what it said of the sequence stays said."""
+        """Remove a waiting entry. Its START and END flags keep their effect on the sequence."""
         sequence = entry.sequence
         assert sequence is not None
         slot = sequence.slot
-        is_lined_up = slot is not None and sequence.served is None and next(iter(sequence.waiting)) is entry
-        if is_lined_up and slot is not None:
-            self._lines[slot.instance].remove(entry)
+        is_ready = slot is not None and sequence.running is None and next(iter(sequence.waiting)) is entry
+        if is_ready and slot is not None:
+            self._ready_queues[slot.instance].remove(entry)
         del sequence.waiting[entry]
         entry.sequence = None
-        if is_lined_up or not sequence.waiting:
-            self._go_on(sequence, now_ns)
-        return self._forget(entry)
+        if is_ready or not sequence.waiting:
+            self._advance(sequence, now_ns)
+        return self._pop_item(entry)
 
-    def _forget(self, entry: SequenceEntry[Item]) -> Item:
-        """Note that an entry waits no more, and return its item."""
+    def _pop_item(self, entry: SequenceEntry[Item]) -> Item:
+        """Remove an entry from the waiting entries, and return its item."""
         del self._waiting[entry]
         item, entry.item = entry.item, None
         assert item is not None
@@ -311,20 +414,22 @@ class SequenceQueue(Generic[Item]):
             heapq.heapify(self._deadlines)
         return item
 
-    def _go_on(self, sequence: LiveSequence[Item], now_ns: int) -> None:
-        if sequence.served is not None:
+    def _advance(self, sequence: LiveSequence[Item], now_ns: int) -> None:
+        """Make the next entry ready; without one, remove the sequence or note that it is idle."""
+        if sequence.running is not None:
             return
         if sequence.waiting:
             if sequence.slot is not None:
-                self._line_up(sequence, now_ns)
-        elif sequence.is_closed or not sequence.begun:
-            self._retire(sequence, now_ns)
+                self._make_ready(sequence, now_ns)
+        elif sequence.is_closed or not sequence.taken_starts:
+            self._remove_sequence(sequence, now_ns)
         else:
             sequence.idle_ns = now_ns
             self._idle[sequence] = None
             self._idle.move_to_end(sequence)
 
-    def _retire(self, sequence: LiveSequence[Item], now_ns: int) -> None:
+    def _remove_sequence(self, sequence: LiveSequence[Item], now_ns: int) -> None:
+        """Remove a sequence, and give its slot to the next one of the backlog."""
         if self._live.get(sequence.id) is sequence:
             del self._live[sequence.id]
         self._backlog.pop(sequence, None)
@@ -338,7 +443,7 @@ class SequenceQueue(Generic[Item]):
             sequence = self._backlog.popitem(last=False)[0]
             sequence.slot = slot
             if sequence.waiting:
-                self._line_up(sequence, now_ns)
+                self._make_ready(sequence, now_ns)
 
     def _close_idle(self, now_ns: int) -> None:
         for _ in range(min(len(self._idle), _MOST_CLOSED)):
@@ -346,15 +451,7 @@ class SequenceQueue(Generic[Item]):
             if now_ns < self._idle_until(sequence):
                 return
             del self._idle[sequence]
-            self._retire(sequence, now_ns)
+            self._remove_sequence(sequence, now_ns)
 
     def _idle_until(self, sequence: LiveSequence[Item]) -> int:
         return sequence.idle_ns + self._max_idle_ns + 1
-
-    def _not_begun(self, sequence_id: int | str) -> SequenceNotBegun:
-        return SequenceNotBegun(
-            f"inference request for sequence {sequence_id} to model '{self._name}' must specify the START flag on the "
-            f"first request of the sequence; no such sequence is live: it ended, was idle for more than "
-            f"{self._batching.max_idle_us / 1000:g} ms, lost every request before one ran, or began before the model "
-            f"was loaded anew"
-        )

@@ -1,4 +1,7 @@
-"""Which of the steps that could run on one instance run together, by strategy. See core.sequence for the whole rule."""
+"""Ready queues of the sequence batcher: choose the sequence steps that run together on one instance, per strategy.
+
+See core.sequence_batcher for the whole rule.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ Step = TypeVar("Step")
 
 
 class SequenceReadyQueue(Protocol[Step]):
-    """Holds at most one step of each sequence that is bound to the instance. Steps share a batch if their keys are
-    equal."""
+    """Queue with at most one step of each sequence that is bound to the instance. Steps with equal keys can share a
+    batch."""
 
     @property
-    def ripe_ns(self) -> int | None:
-        """When `is_due` would say otherwise than it did last, with nothing new added; None when it never will."""
+    def next_due_ns(self) -> int | None:
+        """The time at which `is_due` becomes true without a new step; None: never."""
 
     def add(self, step: Step, row: int, key: Hashable, now_ns: int) -> None: ...
 
@@ -31,28 +34,32 @@ class SequenceReadyQueue(Protocol[Step]):
         """Return whether `take` would return a batch."""
 
     def take(self, now_ns: int, row_limit: int) -> list[tuple[int, Step]]:
-        """Remove and return the batch, each step with its row, ascending; empty when none should run now."""
+        """Remove and return the batch to run now: each step with its row, in ascending order. May be empty."""
 
 
 @dataclass(slots=True)
-class _Ready(Generic[Step]):
+class _ReadyStep(Generic[Step]):
+    """A step that can run, its batch key, and the time since which it can run."""
+
     step: Step
     key: Hashable
     since_ns: int
 
 
 class DirectReadyQueue(Generic[Step]):
-    """Each sequence has its row, so whatever is ready goes along. The governor's row limit does not bind it: the batch
-    is as high as its highest row in any case."""
+    """Direct strategy: each sequence has its row, so all ready steps with the same key run together.
+
+    The governor's row limit does not apply: the batch always has as many rows as its highest row.
+    """
 
     def __init__(self, rows: int, strategy: DirectStrategy) -> None:
-        self.ripe_ns: int | None = None
-        self._need = math.ceil(rows * strategy.minimum_slot_utilization)
+        self.next_due_ns: int | None = None
+        self._needed_count = math.ceil(rows * strategy.minimum_slot_utilization)
         self._delay_ns = strategy.max_queue_delay_us * 1000
-        self._ready: OrderedDict[int, _Ready[Step]] = OrderedDict()
+        self._ready: OrderedDict[int, _ReadyStep[Step]] = OrderedDict()
 
     def add(self, step: Step, row: int, key: Hashable, now_ns: int) -> None:
-        self._ready[row] = _Ready(step, key, now_ns)
+        self._ready[row] = _ReadyStep(step, key, now_ns)
 
     def remove(self, step: Step) -> None:
         row = next(row for row, ready in self._ready.items() if ready.step is step)
@@ -65,19 +72,19 @@ class DirectReadyQueue(Generic[Step]):
         return [(row, self._ready.pop(row).step) for row in sorted(self._choose(now_ns))]
 
     def _choose(self, now_ns: int) -> list[int]:
-        self.ripe_ns = None
+        self.next_due_ns = None
         if not self._ready:
             return []
         first = next(iter(self._ready.values()))
         rows = [row for row, ready in self._ready.items() if ready.key == first.key]
-        if len(rows) < self._need and now_ns < first.since_ns + self._delay_ns:
-            self.ripe_ns = first.since_ns + self._delay_ns
+        if len(rows) < self._needed_count and now_ns < first.since_ns + self._delay_ns:
+            self.next_due_ns = first.since_ns + self._delay_ns
             return []
         return rows
 
 
 class OldestReadyQueue(Generic[Step]):
-    """The dynamic batcher over the first waiting step of each sequence, in the order in which they became that."""
+    """Oldest strategy: the dynamic batcher over the first waiting step of each sequence, in the order of readiness."""
 
     def __init__(self, max_rows: int, strategy: OldestStrategy, name: str) -> None:
         preferred = strategy.preferred_batch_sizes or (max_rows,)
@@ -87,7 +94,7 @@ class OldestReadyQueue(Generic[Step]):
         self._entries: dict[Step, QueueEntry[Step]] = {}
 
     @property
-    def ripe_ns(self) -> int | None:
+    def next_due_ns(self) -> int | None:
         return self._queue.next_wakeup_ns()
 
     def add(self, step: Step, row: int, key: Hashable, now_ns: int) -> None:

@@ -1,34 +1,33 @@
-"""Shape tensors of models that batch: the batch size is one of the values that the model is given, and no dimension.
+"""Shape tensors of models that batch: the batch size is the first of their values, not a dimension.
 
 For `dims: [ n ]` and `is_shape_tensor: true` in a configuration with a max_batch_size:
 
-    an input    the client sends n values, shape [n]; the model is given [rows of the whole batch, *values], shape [n+1]
-    an output   the model answers [rows of the whole batch, *values]; each client gets its rows of them: [its rows, n],
-                every row the same
+    an input    the client sends n values, shape [n]; the model gets [rows of the whole batch, *values], shape [n+1]
+    an output   the model returns [rows of the whole batch, *values]; each client gets [its rows, n] with equal rows
 
-Requests share a batch only if their values are the same: one run has one value of each. Models that do not batch have
-none of this: their values are passed on as they are.
+Requests share a batch only if their values are equal: one run has one set of values. For models that do not batch, the
+values are passed on unchanged.
 
-From Triton's source (core 73aad7c, tensorrt_backend e2ef6d7): `dims` are those that the request's shape must have,
-with no batch dimension, and take no part in its batch size (InferenceRequest::Normalize); the total batch size is put
-before the values of the first request (ShapeTensor::SetDataFromBuffer); the first value of an output must be the total
-batch size, and the others are repeated for each row of a request (ReadOutputTensors, SetOutputShapeTensorBuffer); the
-engine's tensor has one dimension, of one value more than `dims` (CompareShapeDimsSupported, InitIODims), INT32 or
-INT64; values are compared before requests are joined (RequiredEqualInputs). Its tests send requests so
-(qa/common/infer_util.py, infer_shape_tensor). Its guide, model_configuration.md, shows n+1 values with the batch size
-among them: the code refuses such a request, and so do we. Metadata names the shape [-1, n] for both (TRITONSERVER_
-ServerModelMetadata), though inputs are sent as [n].
+Triton's source (core 73aad7c, tensorrt_backend e2ef6d7) does the following. The request's shape must be `dims`, without
+a batch dimension, and does not count for its batch size (InferenceRequest::Normalize). The total batch size is put
+before the values of the first request (ShapeTensor::SetDataFromBuffer). The first value of an output must be the total
+batch size; the others are repeated for each row of a request (ReadOutputTensors, SetOutputShapeTensorBuffer). The
+engine's tensor is INT32 or INT64 with one dimension, one value longer than `dims` (CompareShapeDimsSupported,
+InitIODims). Values are compared before requests are joined (RequiredEqualInputs). Triton's tests send such requests
+(qa/common/infer_util.py, infer_shape_tensor). Its guide, model_configuration.md, shows n+1 values with the batch size:
+Triton's code rejects such a request, and so does this server. Metadata shows the shape [-1, n] for both
+(TRITONSERVER_ServerModelMetadata), but inputs are sent as [n].
 
-Otherwise here: values are compared whole, where Triton's strncmp ends at the first zero byte; a shape tensor in a GPU's
-memory is brought to the host, where Triton refuses it; any runtime that takes batches takes them, where Triton allows
-them for TensorRT alone (an ONNX file is served by another runtime until its engine is built). Assumed, as Triton says
-nothing of it: a request whose inputs are all shape tensors is one row.
+Differences here: values are compared completely; Triton's strncmp ends at the first zero byte. A shape tensor in GPU
+memory is copied to the host; Triton rejects it. Any runtime that batches can use them; Triton allows only TensorRT (an
+ONNX file is served by another runtime until its engine is built). Assumption, because Triton does not define it: a
+request whose inputs are all shape tensors has one row.
 
-Ensembles: Triton has no way to give a step such an input. An ensemble that marks a tensor is refused
-(ValidateModelInput), and what else a step is given has a batch dimension, one of 1 where the maker has none
-(EnsembleContext::ReshapeTensorDims), so that the member refuses every request. Here a step is given what a client would
-send: `dims` values of a maker that does not batch, or of an input that the ensemble marks; or one row of another
-model's shape tensor. What has rows that may differ is refused when the ensemble is loaded.
+Ensembles: Triton cannot pass such an input to a step. It rejects an ensemble that marks a tensor (ValidateModelInput).
+All other step inputs get a batch dimension, of 1 if the source has none (EnsembleContext::ReshapeTensorDims), so that
+the member rejects every request. Here a step gets the same as from a client: the `dims` values of a source that does
+not batch, or of an input that the ensemble marks; or one row of another model's shape tensor. A source whose rows may
+differ is rejected when the ensemble is loaded.
 """
 
 from __future__ import annotations
@@ -48,45 +47,47 @@ if TYPE_CHECKING:
 Array: TypeAlias = "npt.NDArray[np.generic]"
 
 SHAPE_DTYPES = (DType.INT32, DType.INT64)
-"""The types that shape tensors of a model that batches may have."""
+"""Data types of shape tensors of a model that batches."""
 
 
 def batched_shape_inputs(spec: ModelSpec) -> frozenset[str]:
-    """Return the inputs that have the batch size among their values: none of a model that does not batch."""
+    """Return the inputs whose values include the batch size. A model that does not batch has none."""
     return frozenset(item.name for item in spec.inputs if item.is_shape_tensor and spec.max_batch_size > 0)
 
 
 def batched_shape_outputs(spec: ModelSpec) -> frozenset[str]:
-    """Return the outputs that have the batch size among their values: none of a model that does not batch."""
+    """Return the outputs whose values include the batch size. A model that does not batch has none."""
     return frozenset(item.name for item in spec.outputs if item.is_shape_tensor and spec.max_batch_size > 0)
 
 
-def with_batch_size(values: Array, rows: int) -> Array:
-    """Return what the model is given: the batch size, then the values."""
+def prepend_batch_size(values: Array, rows: int) -> Array:
+    """Return the model's input: the batch size, then the values."""
     whole = np.empty(values.size + 1, values.dtype)
     whole[0] = rows
     whole[1:] = values.reshape(-1)
     return whole
 
 
-def of_another_size(whole: Array, given: int, rows: int) -> Array:
-    """Return what `with_batch_size` does for another number of rows; as it is where it is none of `given` rows."""
+def replace_batch_size(whole: Array, given: int, rows: int) -> Array:
+    """Return the tensor with the batch size `rows` instead of `given`; unchanged if its batch size is not `given`."""
     if whole.ndim != 1 or not whole.size or whole[0] != given:
         return whole
-    return with_batch_size(whole[1:], rows)
+    return prepend_batch_size(whole[1:], rows)
 
 
-def values_of_rows(rows: Array) -> Array | None:
-    """Return the values that each row repeats; None where rows differ, or where there are none."""
+def common_row_values(rows: Array) -> Array | None:
+    """Return the values that all rows have in common, or None if rows differ or there are none."""
     if not len(rows) or (rows[1:] != rows[0]).any():
         return None
     values: Array = rows[0]
     return values
 
 
-def rows_of_values(whole: Array, dims: tuple[int, ...], rows: int) -> Array | None:
-    """Return the values as `rows` equal rows of `dims`; None where the batch size is not before them, or where they are
-    not as many as `dims` promise (a -1 in there is any size)."""
+def repeat_values_per_row(whole: Array, dims: tuple[int, ...], rows: int) -> Array | None:
+    """Return the values as `rows` equal rows of shape `dims`, in which a -1 is any size.
+
+    None if the first value is not the batch size, or the number of values does not match `dims`.
+    """
     if whole.ndim != 1 or not whole.size or whole[0] != rows:
         return None
     known = prod(size for size in dims if size != -1)

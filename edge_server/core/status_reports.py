@@ -1,4 +1,4 @@
-"""What the server says about itself and its models: the answers to every question that is not an inference."""
+"""Metadata and status reports of the server, its models, streams and engines, independent of the wire format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_server.core.frame import StreamCounts
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """Answer to GET /v2: `extensions` lists Triton's names of what is served, in Triton's order."""
+    """Response to GET /v2. `extensions` are Triton's names of the supported extensions, in Triton's order."""
 
     name: str
     version: str
@@ -19,7 +19,7 @@ class ServerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """One input or output as clients see it: v2 type name, shape with a leading -1 when the model batches."""
+    """One input or output for clients: v2 type name, shape with a leading -1 if the model batches."""
 
     name: str
     datatype: str
@@ -28,7 +28,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """Answer to GET /v2/models/NAME: `versions` are those that serve, or just the one asked for."""
+    """Response to GET /v2/models/NAME. `versions` are all that serve, or only the requested one."""
 
     name: str
     versions: tuple[str, ...]
@@ -39,9 +39,9 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One line of the repository index. Empty `version`, `state` or `reason` are left out on the wire.
+    """One entry of the repository index. Empty `version`, `state` or `reason` are omitted on the wire.
 
-    `state` is one of UNKNOWN, READY, UNAVAILABLE, LOADING, UNLOADING, or "" for a model that was never loaded.
+    `state` is UNKNOWN, READY, UNAVAILABLE, LOADING, UNLOADING, or "" for a model that was never loaded.
     """
 
     name: str
@@ -52,11 +52,11 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One version with its past: `state` is a VersionState's name, or, as the service tells it, the repository index's
-    word. `since_s` is the unix time of its last move.
+    """State and history of one version. `state` is the name of a VersionState; the service replaces it by the state of
+    the repository index. `since_s` is the unix time of the last state change.
 
-    `generation` counts the loads of the model, 0 for one that was never loaded. `share` is how much of the requests
-    that name no version it takes, 0 to 1.
+    `generation` counts the loads of the model; 0: never loaded. `share`, 0 to 1, is the version's share of the
+    requests that name no version.
     """
 
     name: str
@@ -71,10 +71,10 @@ class VersionReport:
 
 @dataclass(frozen=True, slots=True)
 class PinReport:
-    """What an order to pin or unpin a model came to.
+    """Result of pinning or unpinning a model.
 
-    `pin` is the version it is pinned to now, `before` the one it was pinned to, `serves` the one that requests
-    without a version meet; None is none. `problem`, when not empty, says why not all that is wished for is served.
+    `pin` is the pinned version now, `before` the pinned version before, `serves` the version for requests that name
+    none; None: no version. `problem`, if not empty, says why the actual state is not the desired state.
     """
 
     name: str
@@ -106,10 +106,10 @@ class CudaRegion:
 
 @dataclass(frozen=True, slots=True)
 class InstanceReport:
-    """What is in force in one loaded version, for `status`, `check`, the start-up line and metrics.
+    """Runtime, device and resources of one loaded version, for `status`, `check`, the start-up line and metrics.
 
-    `load_rss_bytes` is how much the process's resident memory grew while it loaded; approximate when models load
-    side by side.
+    `load_rss_bytes` is the growth of the process's resident memory during the load. It is approximate if models load
+    in parallel.
     """
 
     name: str
@@ -123,14 +123,14 @@ class InstanceReport:
     load_rss_bytes: int
     notes: tuple[str, ...]
     gpu_bytes: Mapping[int, int] = field(default_factory=dict)
-    """Memory that its load took of each GPU, by the GPU's number."""
+    """GPU memory used by its load, by GPU number."""
     live_sequences: int = 0
-    """How many sequences hold a slot of the model, and `waiting_sequences` how many wait for one."""
+    """Number of sequences with a slot. `waiting_sequences` wait for a slot."""
     waiting_sequences: int = 0
 
     @property
     def how_it_runs(self) -> str:
-        """Return it for a line of text; an ensemble has no instances of its own."""
+        """Return runtime, device, precision and instances as one line. An ensemble has no instances."""
         if not self.instance_count:
             return self.runtime
         return f"{self.runtime} on {self.device}, {self.precision}, {self.instance_count} instance(s)"
@@ -138,9 +138,9 @@ class InstanceReport:
 
 @dataclass(frozen=True, slots=True)
 class FrameStreamReport:
-    """One open frame stream. `version` 0 is the newest that serves; `counts` are those of the stream id.
+    """One open frame stream. `version` 0 is the newest that serves. `counts` belong to the stream id.
 
-    Rates are frames a second of the last seconds, ages those of the last results when they were sent.
+    Rates are frames per second over the last seconds. Ages are those of the last results when they were sent.
     """
 
     stream_id: str
@@ -160,7 +160,7 @@ class FrameStreamReport:
 
 @dataclass(frozen=True, slots=True)
 class GovernorState:
-    """What the box's heat, power and memory allow: NORMAL, WARM, HOT, THROTTLED or CRITICAL, and why in plain words."""
+    """State of the governor: NORMAL, WARM, HOT, THROTTLED or CRITICAL, and the reason as text."""
 
     level: str = "NORMAL"
     detail: str = ""
@@ -168,12 +168,12 @@ class GovernorState:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """An engine that is, or is to be, built for one version of a model.
+    """A TensorRT engine of one model version that is built or will be built.
 
     `state`: "waiting", "building", "paused", "verifying", "ready", "failed" or "cancelled". `reason` says why it is
-    built, why it waits, or why there is none; `retry_s` is the unix time of the next try, None when only new files, or
-    an order, help. `difference` is how far its answers are from the serving runtime's, None before they were compared,
-    or where nothing else serves the model. `took_s` is what the build took.
+    built, why it waits, or why it failed. `retry_s` is the unix time of the next attempt; None if only new files or a
+    user's command can start one. `difference` is the largest difference to the outputs of the serving runtime; None
+    before the comparison, or if no other runtime serves the model. `took_s` is the duration of the build.
     """
 
     model: str
@@ -195,7 +195,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineBuildsReport:
-    """Everything that is known of engines. `pause` says why none is built now, "" when one may be."""
+    """All known engines. `pause` says why no engine is built now; "" if builds are allowed."""
 
     engines: tuple[EngineReport, ...]
     cached_count: int

@@ -1,4 +1,4 @@
-"""Tensors as they pass through the server: a name, a KServe data type and a numpy view, never a copy."""
+"""Tensor: a name, a KServe data type and a numpy array, passed through the server without copies."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class _NumpyTypes:
-    """Gives all data types their numpy type when the first is asked for one, and goes: numpy may not be loaded yet."""
+    """Sets the numpy type of all data types at the first access, and then removes itself. numpy may load late."""
 
     def __get__(self, member: DType | None, owner: type[DType]) -> np.dtype[np.generic]:
         for other in owner:
             vars(other)["numpy"] = np.dtype(other.numpy_name)
-        with contextlib.suppress(AttributeError):  # another thread was here too
+        with contextlib.suppress(AttributeError):  # another thread may remove it at the same time
             del owner.numpy
         if member is None:
-            raise AttributeError("a type is a member's")
+            raise AttributeError("only a member has a numpy type")
         found: np.dtype[np.generic] = vars(member)["numpy"]
         return found
 
@@ -31,9 +31,9 @@ class _NumpyTypes:
 class DType(enum.Enum):
     """A KServe v2 data type. The value is its v2 name ("FP32", "BYTES", ...).
 
-    `itemsize`: bytes an element on the wire; 0 for BYTES, whose elements vary.
-    `numpy`: element type of the arrays that carry it. BYTES travels as an object array of `bytes`; BF16, which numpy
-    lacks, as uint16 bit patterns (the upper half of the FP32 pattern).
+    `itemsize`: bytes per element on the wire; 0 for BYTES, whose elements vary.
+    `numpy`: element type of its arrays. BYTES is an object array of `bytes`. BF16, which numpy does not have, is an
+    array of uint16 bit patterns (the upper half of the FP32 pattern).
     `number`: value of inference.DataType in Triton's model_config.proto.
     """
 
@@ -70,12 +70,12 @@ class DType(enum.Enum):
 
     @property
     def config_name(self) -> str:
-        """Its name in config.pbtxt: "TYPE_FP32"; BYTES is "TYPE_STRING" there."""
+        """The name in config.pbtxt: "TYPE_FP32"; BYTES is "TYPE_STRING" there."""
         return "TYPE_STRING" if self is DType.BYTES else f"TYPE_{self.value}"
 
     @classmethod
     def from_numpy(cls, dtype: npt.DTypeLike) -> DType:
-        """Return the KServe type of a numpy dtype. Strings and objects are BYTES. KeyError when there is none."""
+        """Return the KServe type of a numpy dtype. Strings and objects are BYTES. Raises KeyError if there is none."""
         found = np.dtype(dtype)
         if found.kind in "OSU":
             return cls.BYTES
@@ -93,10 +93,10 @@ def _by_numpy() -> dict[np.dtype[np.generic], DType]:
 
 @dataclass(slots=True)
 class Tensor:
-    """One named tensor of a request or a response. Not to be changed once made.
+    """One named tensor of a request or a response. Do not change it after it is made.
 
     `array.shape` is the tensor's shape with the batch dimension, `array.dtype` is `dtype.numpy`. The array may be a
-    read-only view of a received body or of a shared-memory region; it is valid until the request it belongs to ends.
+    read-only view of a received body or of a shared-memory region. It is valid until its request ends.
     """
 
     name: str

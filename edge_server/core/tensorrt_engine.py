@@ -1,4 +1,4 @@
-"""Engines: a model compiled for one GPU by TensorRT. What is asked of one, and where one lies."""
+"""TensorRT engine orders and files: the inputs of an engine build, and the file that it produced."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The shapes of one input: complete ones, the batch dimension included."""
+    """Range of shapes of one input, with the batch dimension. The engine is fastest at the shape `best`."""
 
     least: Shape
     best: Shape
     most: Shape
 
     def holds(self, shape: Sequence[int]) -> bool:
+        """Return whether the shape is within the range."""
         return len(shape) == len(self.most) and all(
             low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True)
         )
@@ -30,16 +31,15 @@ class Range:
 
 
 Profile: TypeAlias = Mapping[str, Range]
-"""Input's name -> its shapes. Inputs whose shape is fixed may be left out."""
+"""Input name -> its shapes. Inputs with a fixed shape may be omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOrder:
-    """An engine for one version of a model on one GPU. `library` is "tensorrt" or "tensorrt_rtx".
+    """Order for an engine of one model version on one GPU. `library` is "tensorrt" or "tensorrt_rtx".
 
-    `path` is the ONNX file; `options` those of the `trt_...` parameters that change what is built, as text.
-    `tolerance` and `spec`, the specification it was made from, are not part of what is built; `spec` stays in the
-    process.
+    `path` is the ONNX file. `options` are the `trt_...` parameters that change the engine, as text. `tolerance` and
+    `spec` (the model's specification) do not change the engine; `spec` does not leave the process.
     """
 
     model: str
@@ -55,7 +55,7 @@ class EngineOrder:
     spec: ModelSpec | None = field(default=None, compare=False, repr=False)
 
     def recipe(self) -> dict[str, object]:
-        """Return what of the order decides the engine, as JSON."""
+        """Return the fields of the order that determine the engine, as JSON."""
         return {
             "library": self.library,
             "library_version": self.library_version,
@@ -70,9 +70,9 @@ class EngineOrder:
 
 @dataclass(frozen=True, slots=True)
 class EngineFile:
-    """An engine that was built for an order, and answered as the serving runtime does. `digest` names it.
+    """A verified engine that was built for an order. `digest` identifies it.
 
-    `reject` is told why it does not work after all: it is thrown away then and built anew.
+    If it does not work, call `reject` with the reason: the engine is deleted and built again.
     """
 
     path: Path

@@ -1,7 +1,7 @@
-"""Traces of single requests: what may be set about them, and how the parts of the server tell of a request's way.
+"""Trace settings, global and per model, and the protocol by which the server records a traced request.
 
-The rules of the settings are Triton's (docs/protocol/extension_trace.md): global ones lie over those of the start, and
-each model may have some of its own over these.
+The rules are Triton's (docs/protocol/extension_trace.md): global settings override those from the command line, and a
+model's own settings override the global ones.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 class RequestTrace(Protocol):
-    """What is written down of one model's work on one request. From any thread; `ns` are of time.monotonic_ns.
+    """Record of one model's work on one request. Any thread may call it; `ns` are of time.monotonic_ns.
 
-    `begin` comes first, at submission; `refuse` or `end` comes last. One that is refused may begin again, elsewhere.
+    `begin` is the first call, at submission. `refuse` or `end` is the last. After `refuse` the trace may begin again
+    with another version.
     """
 
     @property
     def id(self) -> int:
-        """The number by which the trace is known within the server, never 0."""
+        """The trace's number within the server, never 0."""
 
     def begin(self, model: str, version: int, request_id: str, ns: int, inputs: Iterable[Tensor]) -> None:
-        """Take note that the version has the request in its queue."""
+        """Record that the version queued the request."""
 
     def computed(self, start_ns: int, input_end_ns: int, infer_end_ns: int, end_ns: int) -> None:
-        """Take note of when the request's batch ran."""
+        """Record the times of the request's batch."""
 
     def outputs(self, tensors: Iterable[Tensor]) -> None:
-        """Take note of what the model answered."""
+        """Record the model's outputs."""
 
     def refuse(self, ns: int) -> None:
-        """Take note that the version did not take the request after all."""
+        """Record that the version did not accept the request."""
 
     def end(self, ns: int) -> None:
-        """Take note that the version holds nothing of the request any more."""
+        """Record that the version has finished with the request."""
 
     def child(self) -> RequestTrace:
-        """Return a trace for a model that this one asks on behalf of the request."""
+        """Return a trace for another model that this model calls for the request."""
 
     def context(self) -> str | None:
-        """Return the W3C trace context to hand on, as a JSON object of headers; None where traces are no spans."""
+        """Return the W3C trace context to propagate, as a JSON object of headers; None if traces are not spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedTrace:
-    """A trace as it is sent to another process of this server: its number and its context. It takes no notes there."""
+    """A trace in another process of this server: only its number and its context. It records nothing there."""
 
     id: int
     text: str | None
@@ -76,7 +77,7 @@ class CarriedTrace:
     def end(self, ns: int) -> None: ...
 
     def child(self) -> CarriedTrace:
-        """Return itself: the server makes the child when the request comes back to it."""
+        """Return itself: the main process makes the child when the call arrives there."""
         return self
 
     def context(self) -> str | None:
@@ -85,10 +86,10 @@ class CarriedTrace:
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What is traced of a model's requests, and where it goes.
+    """Trace settings of a model: level, sampling and output file.
 
-    `level` is of TIMESTAMPS and TENSORS, empty for nothing. Every `rate`-th request is traced until `count` were; -1:
-    without end. `log_frequency` traces go into each of the files `file`.0, `file`.1 ...; 0: all into `file`.
+    `level` contains TIMESTAMPS and TENSORS; empty: off. Every `rate`-th request is traced, `count` requests in total
+    (-1: no limit). Each of the files `file`.0, `file`.1 ... gets `log_frequency` traces; 0: all go into `file`.
     """
 
     level: tuple[str, ...] = ()
@@ -104,7 +105,7 @@ class TraceSettings:
 
     @property
     def flaw(self) -> str:
-        """Why nothing could be traced by these settings although a level is set; "" when something can be."""
+        """The reason why these settings cannot trace anything, or "" if they can."""
         if self.rate == 0 and self.mode == TRITON:
             return "sample rate must be non-zero"
         if self.mode == TRITON and not self.file:
@@ -114,7 +115,7 @@ class TraceSettings:
         return ""
 
     def view(self, count: int | None = None) -> dict[str, str | list[str]]:
-        """Return the settings as clients see them; `count` is what is left of the count, where that is known."""
+        """Return the settings for clients. `count` is the remaining count, if known."""
         shown: dict[str, str | list[str]] = {
             "trace_level": list(self.level) or [OFF],
             "trace_rate": str(self.rate),
@@ -127,55 +128,60 @@ class TraceSettings:
         return shown
 
 
-Stated = Mapping[str, Any]
-"""Fields of TraceSettings that somebody has set."""
+SettingValues = Mapping[str, Any]
+"""Fields of TraceSettings that were set, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceChange:
-    """Fields of TraceSettings to be set, and fields that are to follow again what stands behind them."""
+    """Fields of TraceSettings to set, and fields to reset to the setting of the level above."""
 
-    set: Stated
+    set: SettingValues
     cleared: frozenset[str] = frozenset()
 
 
-class TraceBook:
-    """The settings of the whole server. Not to be changed: `with_change` makes another one."""
+class ServerTraceSettings:
+    """The trace settings of the whole server, global and per model. Immutable: `with_change` returns a new one."""
 
     def __init__(
-        self, start: TraceSettings, whole: Stated | None = None, models: Mapping[str, Stated] | None = None
+        self,
+        start: TraceSettings,
+        whole: SettingValues | None = None,
+        models: Mapping[str, SettingValues] | None = None,
     ) -> None:
         self._start = start
         self._whole = dict(whole or {})
         self._models = dict(models or {})
         self.whole = replace(start, **self._whole)
-        self.models = {name: replace(self.whole, **stated) for name, stated in self._models.items()}
+        self.models = {name: replace(self.whole, **values) for name, values in self._models.items()}
 
     def of(self, model: str) -> TraceSettings:
-        """Return the settings in force for a model; "" for those without its own."""
+        """Return the effective settings of a model, or the global ones for ""."""
         return self.models.get(model, self.whole)
 
-    def with_change(self, model: str, change: TraceChange) -> TraceBook:
-        """Return the settings after a change, of all models when `model` is "". Raises InvalidRequest when something
-        is asked to be traced that cannot be."""
+    def with_change(self, model: str, change: TraceChange) -> ServerTraceSettings:
+        """Return the settings after a change of one model, or of the global settings if `model` is "".
+
+        Raises InvalidRequest if the new settings cannot trace.
+        """
         before = self._models.get(model, {}) if model else self._whole
-        stated = {key: value for key, value in {**before, **change.set}.items() if key not in change.cleared}
+        values = {key: value for key, value in {**before, **change.set}.items() if key not in change.cleared}
         if not model:
-            book = TraceBook(self._start, stated, self._models)
+            changed = ServerTraceSettings(self._start, values, self._models)
         else:
             others = {name: kept for name, kept in self._models.items() if name != model}
-            book = TraceBook(self._start, self._whole, {**others, **({model: stated} if stated else {})})
-        for settings in (book.whole, *book.models.values()):
+            changed = ServerTraceSettings(self._start, self._whole, {**others, **({model: values} if values else {})})
+        for settings in (changed.whole, *changed.models.values()):
             if settings.level and settings.flaw:
                 raise InvalidRequest(f"Attempting to set invalid trace setting :{settings.flaw}")
-        return book
+        return changed
 
 
-def parse_change(raw: Mapping[str, object]) -> TraceChange:
-    """Read what a client wants to change: names as in TraceSettings.view, None or an empty list to clear a setting.
+def parse_trace_change(raw: Mapping[str, object]) -> TraceChange:
+    """Parse a client's change. Names are as in TraceSettings.view; None or an empty list clears a setting.
 
-    Settings that are not known, and the mode, are passed over, as in Triton. Raises InvalidRequest, and Unsupported
-    for the file: a client must not choose where the server writes.
+    As in Triton, unknown settings and the mode are ignored. Raises InvalidRequest, and Unsupported for the file: a
+    client must not choose where the server writes.
     """
     if "trace_file" in raw:
         raise Unsupported("trace file location can not be updated through network protocol")
@@ -202,13 +208,13 @@ def _level(name: str, value: object) -> tuple[str, ...]:
 
 
 def trace_level(words: Iterable[str]) -> tuple[str, ...]:
-    """Return the level that words ask for together, empty for OFF. Raises InvalidRequest."""
+    """Return the trace level of a list of words; empty for OFF. Raises InvalidRequest."""
     asked = list(words)
     if OFF in asked and len(asked) > 1:
         raise InvalidRequest("Expect only one trace level 'OFF' is specified")
     for word in asked:
         if word not in (OFF, TIMESTAMPS, TENSORS):
-            # Triton passes over it; a level that is misspelt and does nothing is found too late.
+            # Triton ignores an unknown level. Here it is an error, so that a typing error is found at once.
             raise InvalidRequest(f"unknown trace level '{word:.80}', expected {OFF}, {TIMESTAMPS} or {TENSORS}")
     return tuple(level for level in (TIMESTAMPS, TENSORS) if level in asked)
 

@@ -1,4 +1,4 @@
-"""The life of a model version: its states, the table of moves between them, and the rule that says what is next."""
+"""Lifecycle of a model version: its states, the allowed transitions, the desired state, and the next-action rule."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from edge_server.core.model_spec import ModelFile, ModelSpec
 
 
 class VersionState(enum.Enum):
+    """State of a version, from NEW to RETIRED or FAILED."""
+
     NEW = "NEW"
     LOADING = "LOADING"
     WARMING = "WARMING"
@@ -31,7 +33,7 @@ TRANSITIONS: Mapping[VersionState, frozenset[VersionState]] = {
     VersionState.RETIRED: frozenset(),
     VersionState.FAILED: frozenset({VersionState.RETIRED}),
 }
-"""Every move that a version may make. Whatever moves a state goes through `next_state`."""
+"""All allowed transitions. Every state change goes through `next_state`."""
 
 INDEX_STATES: Mapping[VersionState, str] = {
     VersionState.NEW: "LOADING",
@@ -43,11 +45,11 @@ INDEX_STATES: Mapping[VersionState, str] = {
     VersionState.RETIRED: "UNAVAILABLE",
     VersionState.FAILED: "UNAVAILABLE",
 }
-"""Triton's word for each state, as the repository index tells it."""
+"""Triton's name of each state in the repository index."""
 
 
 def next_state(now: VersionState, then: VersionState) -> VersionState:
-    """Return `then`, if the table allows the move. A move that it does not allow is a fault of ours: AssertionError."""
+    """Return `then` if the transition is allowed. Raises AssertionError if not: that is an error in this program."""
     if then not in TRANSITIONS[now]:
         raise AssertionError(f"a version cannot go from {now.value} to {then.value}")
     return then
@@ -55,10 +57,10 @@ def next_state(now: VersionState, then: VersionState) -> VersionState:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What there is to open: the complete specification and the file.
+    """Result of resolving a version: the complete specification and the file to open.
 
-    `has_alternatives`: the backend was chosen from several, and others may be tried should it fail to open the file.
-    `confirm` is called once it is open: it raises LoadError when the files are not those any more that were resolved.
+    `has_alternatives`: the backend was chosen from several; others can be tried if it cannot open the file.
+    `confirm` is called after the file is open. It raises LoadError if the files have changed since they were resolved.
     """
 
     spec: ModelSpec
@@ -69,10 +71,10 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class DesiredVersion:
-    """One version that should be served. `fingerprint` changes whenever anything on disk that matters does.
+    """One version of the desired state. `fingerprint` changes when a relevant file on disk changes.
 
-    `resolve` reads the configuration and the file's head when the version is loaded; it may raise LoadError. It is
-    given the backends that failed to open the version, and why: none at first.
+    `resolve` reads the configuration and the head of the model file when the version is loaded. It may raise LoadError.
+    Its argument maps the backends that failed to open the version to the reason; at first it is empty.
     """
 
     fingerprint: str
@@ -80,17 +82,16 @@ class DesiredVersion:
 
 
 Member: TypeAlias = tuple[str, int | None]
-"""A model, and the version of it, None being the newest."""
+"""A model and its version; None: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredModel:
-    """Every version of one model that should be served; leaving a version out is the order to unload it.
+    """Desired state of one model: all versions to serve. A version that is missing is unloaded.
 
-    `reason`, when not empty, says why nothing of the model can be served (a duplicate name, an unreadable
-    configuration) and appears in the index; what serves already stays. `pin` is the version that an operator pinned
-    the model to, whatever its version policy says; no other is among `versions` then. `members` are the models that an
-    ensemble is made of.
+    `reason`, if not empty, says why no version can be served (a duplicate name, an unreadable configuration). It
+    appears in the index; versions that already serve stay. `pin` is the version to which an operator pinned the model.
+    It overrides the version policy: `versions` then contains no other. `members` are the models of an ensemble.
     """
 
     name: str
@@ -102,7 +103,7 @@ class DesiredModel:
 
 @dataclass(frozen=True, slots=True)
 class VersionSnapshot:
-    """One living version, as the rule sees it. Generations of a model count up from 1 with every load."""
+    """One generation as input of the rule. Generations of a model count from 1, one per load."""
 
     version: int
     generation: int
@@ -112,24 +113,28 @@ class VersionSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LoadAction:
+    """Action: load this version with this fingerprint."""
+
     version: int
     fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetireAction:
+    """Action: drain and unload this generation."""
+
     generation: int
 
 
-_ON_THE_WAY = frozenset({VersionState.NEW, VersionState.LOADING, VersionState.WARMING})
-_ON_THE_WAY_OUT = frozenset({VersionState.DRAINING, VersionState.CLOSING})
+_LOADING_STATES = frozenset({VersionState.NEW, VersionState.LOADING, VersionState.WARMING})
+_UNLOADING_STATES = frozenset({VersionState.DRAINING, VersionState.CLOSING})
 
 
 class ReloadPolicy(enum.Enum):
-    """How a successor takes over: loaded beside what it replaces, or after that was unloaded.
+    """Order of a reload: OVERLAP loads the successor while the old generation serves; REPLACE unloads it first.
 
-    REPLACE is for boards whose memory cannot hold two. It serves nothing in between, and nothing at all when the
-    successor does not load.
+    REPLACE is for boards whose memory cannot hold two. Nothing serves in between, or at all if the successor does not
+    load.
     """
 
     OVERLAP = "overlap"
@@ -137,45 +142,40 @@ class ReloadPolicy(enum.Enum):
 
 
 def next_action(
-    wished: Mapping[int, str],
-    living: Sequence[VersionSnapshot],
+    desired: Mapping[int, str],
+    actual: Sequence[VersionSnapshot],
     failed: Collection[int] = (),
     policy: ReloadPolicy = ReloadPolicy.OVERLAP,
-) -> LoadAction | Retire | None:
-    """Return the one thing to do next for a model, or None when reality is as wished or work is under way.
+) -> LoadAction | RetireAction | None:
+    """Return the next action for a model, or None if the actual state is the desired one or an action still runs.
 
-    `wished` maps version numbers to fingerprints, without those of `failed`: versions that are wished for but whose
-    files, as they are now, did not load. The rule preserves availability: what serves is retired only when a
-    successor is READY, or when nothing of the model is wished for any more. A failed successor leaves the old
-    generation, and the old version, serving. With REPLACE a load comes after everything that it replaces is gone.
+    `desired` maps version numbers to fingerprints. It excludes the versions in `failed`: these are desired, but their
+    current files did not load. The rule preserves availability: a generation is retired only if a successor is READY,
+    or if no version of the model is desired any more. If a successor fails, the old generation, and the old version,
+    stay. With REPLACE, a version is loaded after all generations that it replaces are unloaded.
     """
-    if any(item.state in _ON_THE_WAY for item in living):
+    if any(item.state in _LOADING_STATES for item in actual):
         return None
-    ready = [item for item in living if item.state is VersionState.READY]
-    as_wished = {item.version for item in ready if wished.get(item.version) == item.fingerprint}
-    for version in sorted(wished, reverse=True):
-        if version not in as_wished:
-            load = LoadAction(version, wished[version])
-            return load if policy is ReloadPolicy.OVERLAP else _after_the_old(load, wished, living, failed)
-    for item in ready:
-        if wished.get(item.version) == item.fingerprint:
+    ready = [item for item in actual if item.state is VersionState.READY]
+    up_to_date = {item.version for item in ready if desired.get(item.version) == item.fingerprint}
+    for version in sorted(desired, reverse=True):
+        if version in up_to_date:
             continue
-        has_successor = item.version in as_wished if item.version in wished else bool(as_wished)
-        is_unwished = not wished and not failed
-        if (has_successor and item.version not in failed) or is_unwished:
-            return Retire(item.generation)
+        if policy is ReloadPolicy.REPLACE:
+            for item in ready:
+                if desired.get(item.version) != item.fingerprint and item.version not in failed:
+                    return RetireAction(item.generation)
+            if any(item.state in _UNLOADING_STATES for item in actual):
+                return None
+        return LoadAction(version, desired[version])
+    for item in ready:
+        if desired.get(item.version) == item.fingerprint:
+            continue
+        has_successor = item.version in up_to_date if item.version in desired else bool(up_to_date)
+        is_undesired = not desired and not failed
+        if (has_successor and item.version not in failed) or is_undesired:
+            return RetireAction(item.generation)
     return None
-
-
-def _after_the_old(
-    load: LoadAction, wished: Mapping[int, str], living: Sequence[VersionSnapshot], failed: Collection[int]
-) -> LoadAction | Retire | None:
-    """Return what comes before the load, if anything does: retire what it replaces, wait for what is going."""
-    for item in living:
-        is_replaced = wished.get(item.version) != item.fingerprint and item.version not in failed
-        if item.state is VersionState.READY and is_replaced:
-            return Retire(item.generation)
-    return None if any(item.state in _ON_THE_WAY_OUT for item in living) else load
 
 
 _FIRST_RETRY_S = 1.0
@@ -183,5 +183,5 @@ _LONGEST_RETRY_S = 300.0
 
 
 def retry_delay_s(failed_count: int) -> float:
-    """Return how long to wait after the load failed `failed_count` times in a row: 1 s, 2 s, 4 s ... 5 minutes."""
+    """Return the delay before the next attempt after `failed_count` failed loads in a row: 1 s, 2 s, ... 5 minutes."""
     return min(_FIRST_RETRY_S * 2.0 ** min(failed_count - 1, 16), _LONGEST_RETRY_S)

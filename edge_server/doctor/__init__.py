@@ -1,5 +1,5 @@
-"""Looks at a box as an operator would: what it is, what models can run on, what is in the way, what to do about it.
+"""Doctor: checks a machine (board, memory, sensors, permissions, ports, runtimes) and gives advice for each problem.
 
-Nothing here serves, and nothing is changed. Files are read below a root that tests replace; each runtime is tried in a
-process of its own, for one that was built for another processor ends its process.
+It serves nothing and changes nothing. Files are read below a root folder that tests replace. Each runtime is tried in
+its own process, because a runtime that was built for another processor crashes.
 """

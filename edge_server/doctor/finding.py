@@ -1,4 +1,4 @@
-"""What the doctor says: facts, and of some of them that they are in the way."""
+"""Findings of the doctor: facts, each with a level and advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class FindingLevel(enum.Enum):
-    """How bad it is. Only a PROBLEM keeps the server from serving what it could serve elsewhere."""
+    """Severity of a finding. Only a PROBLEM prevents the server from serving."""
 
     OK = "ok"
     NOTE = "note"
@@ -18,7 +18,7 @@ class FindingLevel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. `advice` is what to do, "" where there is nothing to do; a WARNING or PROBLEM always has some."""
+    """One finding. `advice` says what to do, "" if nothing. A WARNING or PROBLEM always has advice."""
 
     section: str
     name: str
@@ -31,8 +31,8 @@ class Finding:
             raise ValueError(f"{self.section} {self.name}: a {self.level.value} without advice")
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, object]:
-    """Return everything, grouped by section, and whether the box can serve."""
+def findings_as_json(findings: Sequence[Finding]) -> dict[str, object]:
+    """Return all findings, grouped by section, and whether the machine can serve."""
     sections: dict[str, list[dict[str, str]]] = {}
     for item in findings:
         entry = {"name": item.name, "text": item.text, "level": item.level.value, "advice": item.advice}
@@ -41,4 +41,5 @@ def as_json(findings: Sequence[Finding]) -> dict[str, object]:
 
 
 def can_serve(findings: Sequence[Finding]) -> bool:
+    """Return whether there is no PROBLEM."""
     return not any(item.level is FindingLevel.PROBLEM for item in findings)

@@ -1,4 +1,4 @@
-"""The box itself: board, software, memory, sensors."""
+"""Checks of the machine: board, system software, memory and sensors."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import sys
 from collections.abc import Iterator
 
 from edge_server.doctor.finding import Finding, FindingLevel
-from edge_server.governor.readings import BoxReading
+from edge_server.governor.readings import MachineReading
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 _MIB = 1 << 20
 
 _LEAST_BYTES = 150 * _MIB
-"""Below, the server itself, which takes some 80 MB, and one small model do not fit."""
+"""Least memory for the server itself (about 80 MB) and one small model."""
 _LITTLE_BYTES = 512 * _MIB
 
 _PACKAGES = ("nvidia-l4t-core", "nvidia-jetpack", "libnvinfer10", "libnvinfer8", "python3-libnvinfer")
 
 
-def board(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
-    """Say what the box is."""
-    yield Finding("board", "name", reading.board or _of_dmi(files) or "not told by the firmware")
+def check_board(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+    """Report the board, the processor, the system and Python."""
+    dmi = (files.maybe_text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
+    name = reading.board or " ".join(part for part in dmi if part)
+    yield Finding("board", "name", name or "not reported by the firmware")
     if reading.soc:
         yield Finding("board", "chip", reading.soc)
     else:
@@ -34,17 +36,17 @@ def board(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
     yield Finding("board", "python", f"{platform.python_version()} at {sys.executable}")
 
 
-def jetpack(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
-    """Say which software of NVIDIA's a Jetson has; nothing of other boxes."""
+def check_jetpack(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+    """Report NVIDIA's software of a Jetson; nothing on other machines."""
     if reading.soc is None:
         return
     section = "jetpack"
     if reading.l4t is None:
-        why = reading.missing.get("l4t", "the release is not told")
+        why = reading.missing.get("l4t", "the release is not reported")
         advice = "in a container, mount /etc/nv_tegra_release of the host; else: apt-get install nvidia-l4t-core"
         yield Finding(section, "release", why, FindingLevel.WARNING, advice)
     elif reading.jetpack is None:
-        advice = "it is newer than this server, or a preview: what is said of JetPack may not hold"
+        advice = "it is newer than this server, or a preview: statements about JetPack may be wrong"
         yield Finding(section, "release", f"L4T {reading.l4t}, of no known JetPack", FindingLevel.NOTE, advice)
     elif reading.jetpack.startswith("5."):
         text = f"JetPack {reading.jetpack} (L4T {reading.l4t})"
@@ -53,12 +55,12 @@ def jetpack(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
         )
     else:
         yield Finding(section, "release", f"JetPack {reading.jetpack} (L4T {reading.l4t})")
-    for name, version in sorted(packages(files).items()):
+    for name, version in sorted(installed_packages(files).items()):
         yield Finding(section, name, version)
 
 
-def packages(files: SysfsFiles) -> dict[str, str]:
-    """Return NVIDIA's packages that dpkg knows as installed, with their versions."""
+def installed_packages(files: SysfsFiles) -> dict[str, str]:
+    """Return NVIDIA's packages that are installed according to dpkg, with their versions."""
     found: dict[str, str] = {}
     name, is_installed = "", False
     for line in files.lines("/var/lib/dpkg/status"):
@@ -72,11 +74,11 @@ def packages(files: SysfsFiles) -> dict[str, str]:
     return found
 
 
-def memory(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
-    """Say how much memory there is, and how hard it is to get."""
+def check_memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding]:
+    """Report available memory, its limit, and memory pressure."""
     section, state = "memory", reading.memory
     if state.total_bytes is None or state.available_bytes is None:
-        why = reading.missing.get("memory", "/proc/meminfo does not tell")
+        why = reading.missing.get("memory", "/proc/meminfo does not report it")
         yield Finding(section, "available", why, FindingLevel.WARNING, "mount /proc where the server runs")
         return
     text = f"{state.available_bytes // _MIB} of {state.total_bytes // _MIB} MiB available"
@@ -87,7 +89,9 @@ def memory(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
         yield Finding(section, "available", text, FindingLevel.WARNING, advice)
     else:
         yield Finding(section, "available", text)
-    limit = _limit_of_group(files)
+    # The limit of this process's control group (cgroup v2).
+    group = re.search(r"(?m)^0::(/.*)$", files.maybe_text("/proc/self/cgroup") or "")
+    limit = None if group is None else files.maybe_number(f"/sys/fs/cgroup{group[1].rstrip('/')}/memory.max")
     if limit is not None:
         yield Finding(section, "limit", f"{limit // _MIB} MiB for this control group", FindingLevel.NOTE)
     if state.full_percent is not None and state.full_percent > 5:
@@ -95,8 +99,8 @@ def memory(files: SysfsFiles, reading: BoxReading) -> Iterator[Finding]:
         yield Finding(section, "pressure", text, FindingLevel.WARNING, advice)
 
 
-def sensors(reading: BoxReading) -> Iterator[Finding]:
-    """Say what the governor will steer by, and what it misses."""
+def check_sensors(reading: MachineReading) -> Iterator[Finding]:
+    """Report the sensors that the governor uses, and those that are missing."""
     section = "sensors"
     known = [zone for zone in reading.zones if zone.temperature_c is not None]
     if known and reading.heat is not None and reading.heat.temperature_c is not None:
@@ -108,7 +112,7 @@ def sensors(reading: BoxReading) -> Iterator[Finding]:
             "none on a virtual machine; in a container, mount /sys; else load the sensor's driver (coretemp, k10temp)"
         )
         yield Finding(
-            section, "heat", "no temperature can be read: the governor cannot steer by it", FindingLevel.NOTE, advice
+            section, "heat", "no temperature can be read: the governor cannot control it", FindingLevel.NOTE, advice
         )
     if reading.power_mw is not None:
         limit = f" of {reading.power_limit_mw / 1000:.0f} W" if reading.power_limit_mw else ""
@@ -117,9 +121,10 @@ def sensors(reading: BoxReading) -> Iterator[Finding]:
     elif reading.energy:
         yield Finding(section, "power", f"by the energy of {', '.join(item.name for item in reading.energy)}")
     else:
-        yield Finding(
-            section, "power", reading.missing.get("power_mw", "not told"), FindingLevel.NOTE, _power_advice(reading)
-        )
+        advice = ""
+        if any("powercap" in why or "energy_uj" in why for why in reading.missing.values()):
+            advice = "let the service read it: the last line of tmpfiles.d/edge-server.conf"
+        yield Finding(section, "power", reading.missing.get("power_mw", "not reported"), FindingLevel.NOTE, advice)
     for gpu in reading.gpus:
         yield from _gpu(section, gpu.name or gpu.key, gpu.is_lost, gpu.missing)
     if "nvml" in reading.missing and reading.soc is None:
@@ -133,13 +138,13 @@ def sensors(reading: BoxReading) -> Iterator[Finding]:
 
 def _gpu(section: str, name: str, is_lost: bool, missing: object) -> Iterator[Finding]:
     if is_lost:
-        text = "fell off the bus, or needs a reset"
+        text = "fell off the bus or needs a reset"
         yield Finding(
             section, name, text, FindingLevel.PROBLEM, "restart the machine; check power supply, slot and dmesg (Xid)"
         )
     else:
         count = len(missing) if isinstance(missing, dict) else 0
-        yield Finding(section, name, "answers" + (f"; {count} values it does not tell" if count else ""))
+        yield Finding(section, name, "answers" + (f"; it does not report {count} values" if count else ""))
 
 
 def _nvml(section: str, why: str) -> Iterator[Finding]:
@@ -151,14 +156,14 @@ def _nvml(section: str, why: str) -> Iterator[Finding]:
         yield Finding(section, "nvml", f"no GPU of NVIDIA is seen: {why}", FindingLevel.NOTE)
 
 
-def _clocks(section: str, reading: BoxReading) -> Iterator[Finding]:
+def _clocks(section: str, reading: MachineReading) -> Iterator[Finding]:
     mode = reading.power_mode
     if mode is not None:
         yield Finding(
             section, "power mode", f"{mode.name} ({mode.number})", FindingLevel.NOTE, "sudo nvpmodel -p --verbose lists"
         )
     elif reading.soc is not None:
-        why = reading.missing.get("power_mode", "not told")
+        why = reading.missing.get("power_mode", "not reported")
         yield Finding(section, "power mode", why, FindingLevel.NOTE, "sudo systemctl start nvpmodel")
     for clock in reading.clocks:
         if clock.is_capped and clock.name == "gpu":
@@ -168,27 +173,8 @@ def _clocks(section: str, reading: BoxReading) -> Iterator[Finding]:
             yield Finding(section, "clock gpu", text, FindingLevel.NOTE, "a power mode with a higher cap serves faster")
 
 
-def _power_advice(reading: BoxReading) -> str:
-    if any("powercap" in why or "energy_uj" in why for why in reading.missing.values()):
-        return "let the service read it: the last line of tmpfiles.d/edge-server.conf"
-    return ""
-
-
-def _of_dmi(files: SysfsFiles) -> str:
-    names = (files.maybe_text(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
-    return " ".join(name for name in names if name)
-
-
 def _processor(files: SysfsFiles) -> str:
     text = files.maybe_text("/proc/cpuinfo") or ""
     found = re.search(r"(?m)^model name\s*:\s*(.+)$", text)
     count = len(re.findall(r"(?m)^processor\s*:", text))
     return f"{found[1] if found else platform.machine()}, {count or 'unknown'} cores"
-
-
-def _limit_of_group(files: SysfsFiles) -> int | None:
-    """Return the limit of this process's control group (cgroup v2), None without one."""
-    found = re.search(r"(?m)^0::(/.*)$", files.maybe_text("/proc/self/cgroup") or "")
-    if found is None:
-        return None
-    return files.maybe_number(f"/sys/fs/cgroup{found[1].rstrip('/')}/memory.max")

@@ -1,4 +1,4 @@
-"""Whether the user that the server runs as may open the devices of the GPUs that the box has."""
+"""Checks of permissions: whether the server's user may open the device files of the GPUs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NODES: tuple[tuple[str, str], ...] = (
     ("/dev/nvgpu/igpu0", r"ctrl|as|channel|tsg|sched|power|prof|dbg|nvsched|ctxsw"),
     ("/dev/dri", r"renderD\d+"),
 )
-"""Folder -> names of devices that computing on a GPU opens; display and camera nodes are left out."""
+"""Folder -> names of the device files that GPU computing opens. Display and camera devices are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerUser:
-    """Who opens the devices. `is_me`: this process's own user, of whom the kernel itself can be asked."""
+    """The user that opens the devices. `is_me`: it is the user of this process, so the kernel can check access."""
 
     name: str
     uid: int
@@ -33,7 +33,7 @@ class ServerUser:
     is_me: bool
 
     def may_open(self, path: Path) -> bool:
-        """Return whether it may read and write; by the mode alone for another user, access lists left aside."""
+        """Return whether the user may read and write. For another user only the mode is checked, not access lists."""
         if self.is_me:
             return os.access(path, os.R_OK | os.W_OK)
         if self.uid == 0:
@@ -49,7 +49,7 @@ class ServerUser:
 
 
 def find_user(name: str) -> ServerUser:
-    """Return a user by name; "" is this process's. Raises KeyError."""
+    """Return a user by name; "" means the user of this process. Raises KeyError."""
     if not name:
         uid = os.geteuid()
         gids = frozenset({*os.getgroups(), os.getegid()})
@@ -65,8 +65,8 @@ def find_user(name: str) -> ServerUser:
     )
 
 
-def permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: bool) -> Iterator[Finding]:
-    """Say of each device of a GPU whether the user may open it."""
+def check_permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: bool) -> Iterator[Finding]:
+    """Report for each GPU device whether the user may open it."""
     nodes = [f"{folder}/{name}" for folder, pattern in _NODES for name in files.names(folder, pattern)]
     closed: dict[str, list[str]] = {}
     for node in nodes:
@@ -80,9 +80,9 @@ def permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: b
         )
         yield Finding(_SECTION, "/dev/nvmap", "is not there: no CUDA on this board", FindingLevel.WARNING, advice)
     if opened:
-        yield Finding(_SECTION, "devices", f"user {user.name} may open {opened} of {len(nodes)} devices of GPUs")
+        yield Finding(_SECTION, "devices", f"user {user.name} may open {opened} of {len(nodes)} GPU devices")
     elif not nodes:
-        yield Finding(_SECTION, "devices", "this box has no devices of GPUs: models run on its processor")
+        yield Finding(_SECTION, "devices", "this box has no GPU devices: models run on its processor")
     for group, paths in sorted(closed.items()):
         yield Finding(
             _SECTION, _shown(paths), f"user {user.name} may not open it", FindingLevel.WARNING, _advice(group, user)
@@ -90,7 +90,7 @@ def permissions(files: SysfsFiles, root: Path, user: ServerUser, *, is_jetson: b
 
 
 def _group(path: Path) -> str:
-    """Return the group that may open a device, "" where none may."""
+    """Return the group that may open a device, or "" if no group may."""
     found = path.stat()
     both = stat.S_IRGRP | stat.S_IWGRP
     if found.st_mode & both != both or found.st_gid == 0:

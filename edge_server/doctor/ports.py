@@ -1,4 +1,4 @@
-"""The default ports: free, used by an edge-server that runs, or used by another process."""
+"""Checks of the default ports: free, used by a running edge-server, or used by another process."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LISTEN = "0A"
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """A listening socket. `uid` is its owner; `process` is "edge-server (process 12)", "" where it cannot be found."""
+    """A listening socket. `uid` is its owner; `process` is "edge-server (process 12)", or "" if unknown."""
 
     uid: int
     process: str
     is_edge_server: bool
 
 
-def ports(defaults: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Finding]:
-    """Say of each port of 127.0.0.1 whether it is free, and if not, which process listens there."""
+def check_ports(defaults: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Finding]:
+    """Report for each port of 127.0.0.1 whether it is free, and if not, which process listens there."""
     for what, port in defaults.items():
         if not _is_taken(port):
             yield Finding("ports", str(port), f"{what}: free")
@@ -41,7 +41,13 @@ def ports(defaults: Mapping[str, int] = DEFAULT_PORTS) -> Iterator[Finding]:
             yield Finding("ports", str(port), f"{what}: in use by {listener.process}")
         else:
             advice = f"a server started here needs another: --{what.lower()}-port"
-            yield Finding("ports", str(port), f"{what}: in use{_by(listener)}", FindingLevel.NOTE, advice)
+            user = ""
+            if listener is not None and listener.process:
+                user = f" by {listener.process}"
+            elif listener is not None:
+                user = f" by a process of user {_user_name(listener.uid)}"
+                user += "" if os.geteuid() == 0 else "; sudo names it"
+            yield Finding("ports", str(port), f"{what}: in use{user}", FindingLevel.NOTE, advice)
 
 
 def _is_taken(port: int) -> bool:
@@ -54,17 +60,12 @@ def _is_taken(port: int) -> bool:
     return False
 
 
-def _by(listener: _Listener | None) -> str:
-    if listener is None:
-        return ""
-    if listener.process:
-        return f" by {listener.process}"
-    return f" by a process of user {_user_name(listener.uid)}" + ("" if os.geteuid() == 0 else "; sudo names it")
-
-
 def _find_listener(port: int) -> _Listener | None:
-    """Find who listens on a port, as far as this user may know. Which process holds a socket is known only of one's
-    own processes (root: of all); of another user's socket, a server that this user runs is taken to be the owner."""
+    """Find the process that listens on a port, as far as this user may see it.
+
+    The owner of a socket is visible only for the user's own processes (for root: for all). For a socket of another
+    user, an edge-server process of that user is assumed to be the owner.
+    """
     files = SysfsFiles("/")
     sockets = {
         columns[9]: int(columns[7])
@@ -90,7 +91,7 @@ def _find_listener(port: int) -> _Listener | None:
 
 
 def _open_files(process: Path) -> set[str] | None:
-    """Return the targets of a process's open files, such as "socket:[12]"; None where this user may not read them."""
+    """Return the targets of a process's open files, such as "socket:[12]"; None without permission."""
     found = set()
     try:
         for name in os.listdir(process / "fd"):
@@ -111,7 +112,7 @@ def _owner(process: Path) -> int | None:
 
 
 def _is_edge_server(words: list[str]) -> bool:
-    """Return whether a command line is `edge-server serve` or `python -m edge_server serve`, however it is started."""
+    """Return whether a command line contains `edge-server serve` or `python -m edge_server serve`."""
     return any(
         (Path(first).name == "edge-server" or first == "edge_server") and second == "serve"
         for first, second in itertools.pairwise(words)

@@ -1,5 +1,7 @@
-"""Tries one runtime, in a process of its own: python -m edge_server.doctor.probe_runtime NAME. Prints one line of
-JSON."""
+"""Probe process of one runtime: loads it, runs a sample model and prints one line of JSON.
+
+Usage: python -m edge_server.doctor.probe_runtime NAME.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from edge_server.doctor.sample_model import INPUT, INPUT_SHAPE, OUTPUT, OUTPUT_S
 from edge_server.errors import EdgeServerError
 
 _LONGEST_S = 1.5
-"""How long the sample model is run."""
+"""Time for which the sample model runs."""
 _LEAST_RUNS = 5
 
 
 def main(name: str) -> dict[str, object]:
-    """Return {"problem"} or {"runtime", "device", "precision", "ms"}, what is known of it."""
+    """Return {"problem"}, {"sample_problem"}, or the known part of {"runtime", "device", "precision", "ms"}."""
     try:
         backend = load_backend(name)
     except EdgeServerError as error:
@@ -35,13 +37,14 @@ def main(name: str) -> dict[str, object]:
     if name not in (*ONNX_ORDER, "tensorrt"):
         return {}
     try:
-        return _measured(name, backend)
+        return _measure(name, backend)
     except EdgeServerError as error:
-        # The runtime is there; the sample model is what it does not take.
+        # The runtime works, but it does not accept the sample model.
         return {"sample_problem": error.message}
 
 
-def _measured(name: str, backend: Backend) -> dict[str, object]:
+def _measure(name: str, backend: Backend) -> dict[str, object]:
+    """Run the sample model and return runtime, device, precision and the median time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "sample", "1", "model.onnx")
         path.parent.mkdir(parents=True)
@@ -77,7 +80,7 @@ def _median_ms(session: Session) -> float:
 
 
 if __name__ == "__main__":
-    # Runtimes print as they please; the answer must be the only thing on standard output.
+    # Runtimes may print anything. Only the result may be on standard output.
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,4 +1,4 @@
-"""Which runtimes there are, with versions or the reason why not, and which is the fastest for a sample model."""
+"""Checks of the runtimes: version or the reason why it does not work, and the fastest runtime for a sample model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edge_server.backends import backend_names
 from edge_server.doctor.finding import Finding, FindingLevel
 
 _SECTION = "runtimes"
-_PATIENCE_S = 120.0
-"""How long one runtime may take to be imported and to run the sample; TensorRT builds an engine first."""
+_TIMEOUT_S = 120.0
+"""Longest time to import one runtime and to run the sample; TensorRT builds an engine first."""
 
 _BUILT_IN = ("c_abi", "ensemble", "identity", "python", "repeat", "square", "stub")
 _ALIASES = ("fil", "tflite")
@@ -27,13 +27,13 @@ _DISTRIBUTIONS = {
     "pytorch": "torch",
     "tensorrt": "tensorrt",
 }
-"""Backend -> the distribution whose version stands for it where the backend does not tell one."""
+"""Backend -> the distribution whose version is shown if the backend does not report one."""
 
 Probe = Callable[[str], Mapping[str, Any]]
 
 
-def runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | None = None) -> Iterator[Finding]:
-    """Try each runtime. `packages` are NVIDIA's that the system has installed."""
+def check_runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | None = None) -> Iterator[Finding]:
+    """Try each runtime. `packages` are NVIDIA's installed system packages."""
     probe = probe or run_probe
     names = [name for name in backend_names() if name not in (*_BUILT_IN, *_ALIASES)]
     found = {name: probe(name) for name in sorted(names)}
@@ -54,7 +54,7 @@ def runtimes(packages: Mapping[str, str], *, is_jetson: bool, probe: Probe | Non
 
 
 def _same_files_twice() -> Iterator[Finding]:
-    """Warn of several distributions of ONNX Runtime: they lie in one folder, and the last one installed wins there."""
+    """Warn about several distributions of ONNX Runtime: they share one folder and overwrite each other's files."""
     found = sorted({name.lower() for name in importlib.metadata.packages_distributions().get("onnxruntime", ())})
     if len(found) > 1:
         text = f"{' and '.join(found)} are installed, and overwrite each other's files"
@@ -66,12 +66,12 @@ def _same_files_twice() -> Iterator[Finding]:
 
 
 def run_probe(name: str) -> Mapping[str, Any]:
-    """Try one runtime in a process of its own; {"problem"} also for one that ends its process or does not come back."""
+    """Try one runtime in its own process. The result has a "problem" if the process crashes or does not end."""
     command = [sys.executable, "-m", "edge_server.doctor.probe_runtime", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return {"problem": f"it did not come back within {_PATIENCE_S:g} s", "is_broken": True}
+        return {"problem": f"it did not end within {_TIMEOUT_S:g} s", "is_broken": True}
     if done.returncode < 0:
         ended = signal.Signals(-done.returncode).name
         return {"problem": f"it ended its process with {ended}", "is_broken": True}
@@ -92,7 +92,7 @@ def _finding(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
     if "sample_problem" in answer:
         text = f"{_version(name)}, but it does not run the sample model: {answer['sample_problem']}"
         return Finding(
-            _SECTION, name, text, FindingLevel.WARNING, "edge-server check on a model of your own tells more"
+            _SECTION, name, text, FindingLevel.WARNING, "edge-server check on a model of your own shows more"
         )
     return Finding(_SECTION, name, _version(name))
 
@@ -111,8 +111,8 @@ def _missing(name: str, answer: Mapping[str, Any], packages: Mapping[str, str], 
             )
         else:
             advice = "sudo apt-get install python3-libnvinfer"
-        return Finding(_SECTION, name, f"not to be had: {why}", FindingLevel.WARNING, advice)
-    return Finding(_SECTION, name, f"not to be had: {why}", FindingLevel.NOTE)
+        return Finding(_SECTION, name, f"not available: {why}", FindingLevel.WARNING, advice)
+    return Finding(_SECTION, name, f"not available: {why}", FindingLevel.NOTE)
 
 
 def _version(name: str) -> str:

@@ -16,7 +16,7 @@ from edge_server.backends.base import Array
 from edge_server.backends.tensorrt.verify_engine import VerificationSample
 from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import Request, Response, ResponseSink
-from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, with_batch_size
+from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, prepend_batch_size
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.errors import EdgeServerError, ServingFault
@@ -97,7 +97,7 @@ def _given(spec: ModelSpec, request: Request) -> dict[str, Array]:
     told = batched_shape_inputs(spec)
     rows = next((tensor.shape[0] for name, tensor in request.inputs.items() if name not in told), 1) if told else 1
     return {
-        name: with_batch_size(tensor.array, rows) if name in told else _reshaped(tensor, _reshape_of(spec, name))
+        name: prepend_batch_size(tensor.array, rows) if name in told else _reshaped(tensor, _reshape_of(spec, name))
         for name, tensor in request.inputs.items()
     }
 
@@ -106,7 +106,7 @@ def _made(spec: ModelSpec, response: Response) -> dict[str, Array]:
     """Return an answer's outputs with the shapes that a runtime yields."""
     told = batched_shape_outputs(spec)
     return {
-        tensor.name: with_batch_size(tensor.array[0], len(tensor.array))
+        tensor.name: prepend_batch_size(tensor.array[0], len(tensor.array))
         if tensor.name in told
         else _reshaped(tensor, _reshape_of(spec, tensor.name))
         for tensor in response.outputs

@@ -1,6 +1,8 @@
-"""The governor: keeps the server inside the box's heat, power and memory, and sheds the least important work first.
+"""Governor: keeps the machine within its limits of heat, power and memory, and sheds the least important work first.
 
-`sensors` tell what the box feels, as one `readings.BoxReading`; `policy` turns it into what may run, which is applied
-at the `gate` that the serving core and the frame streams ask; `energy` learns what an inference costs. `plant` and
-`simulate` are a box made of numbers to try the law on. Imported by the composition root and the command line only.
+`sensors/` read the machine as one `readings.MachineReading`. `policy_inputs` reduces it to one temperature and one
+power. `control_policy` decides the allowed share of work. `admission_control` applies it: the serving core and the
+frame streams ask it before they start work. `energy_model` learns the energy cost of an inference. `sampler` is the
+loop around them. `simulation/` tries the policy on a model of a machine and is not part of serving. Only process/, the
+command line and the doctor import from here.
 """

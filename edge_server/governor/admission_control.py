@@ -1,4 +1,4 @@
-"""The gate: where requests and frames meet what the law decided. One lock, held for a few additions."""
+"""Admission control: admits or rejects requests and frames according to the governor's decision."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from edge_server.governor.control_policy import Cause, PolicyDecision, ThermalLe
 from edge_server.governor.rate_allocator import RateAllocator, TimeCharge
 
 _LEAST_RETRY_S = 0.05
-"""Nobody is told to come back sooner than this."""
+"""Shortest retry delay that a rejection names."""
 
-_CAUTION = 0.24
-"""The largest part of the store that a frame asks for beyond what its class needs; no more than lies between two
-classes, or a frame of the higher one might go without before one of the lower."""
+_MOST_FRAME_MARGIN = 0.24
+"""Largest random part of the time budget that a frame needs in addition to the reserve of its class. It must be less
+than the distance between two classes, else a lower class could get frames before a higher one."""
 
 _LEAST_CHARGE_S = 1e-9
-"""Charged where the cost is not known yet; not 0, which means that the gate was not asked."""
+"""Charge while the cost is not known yet. Not 0, which means that admission control was not asked."""
 
 
-class GovernorGate:
-    """Thread-safe. `apply` is the sampler's; everything else belongs to those who ask.
+class GovernorAdmission:
+    """Admits work by priority class. Thread-safe; one lock, held for a few additions.
 
-    `is_open` and `share` may be read without a lock: they are replaced, never changed.
+    The control loop calls `apply`; the serving core and the frame streams call the rest. `is_open` and `share` may be
+    read without the lock: they are replaced as a whole.
     """
 
     def __init__(
@@ -39,22 +40,23 @@ class GovernorGate:
         self.share = 1.0
         self._clock = clock
         self._lock = threading.Lock()
-        self._meter = RateAllocator(control_floor_share)
+        self._allocator = RateAllocator(control_floor_share)
         self._decision = PolicyDecision()
         self._random = random.Random(seed)
         self._shed: dict[tuple[PriorityClass, str], int] = {}
 
     def apply(self, decision: PolicyDecision, capacity: float) -> None:
-        """Let a decision hold from now on. `capacity`: see WorkMeter."""
+        """Apply a decision from now on. `capacity`: see RateAllocator."""
         with self._lock:
             self._decision = decision
-            self._meter.grant(decision.share, capacity, self._clock(), lowest=_lowest(decision))
+            lowest = _lowest_admitted_class(decision)
+            self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest)
             self.share = decision.share
-            self.is_open = decision.share >= 1.0 and _lowest(decision) is PriorityClass.BULK
+            self.is_open = decision.share >= 1.0 and lowest is PriorityClass.BULK
 
     @property
     def decision(self) -> PolicyDecision:
-        """What holds now."""
+        """The decision in effect."""
         return self._decision
 
     def state(self) -> GovernorState:
@@ -62,77 +64,72 @@ class GovernorGate:
         return GovernorState(decision.level.name, decision.detail)
 
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
-        """See serving.gate.Gate."""
+        """See serving.execution.admission_control.AdmissionControl."""
         priority = PriorityClass.of_priority(request.priority) if request.priority else priority_class(spec)
         with self._lock:
             now_s = self._clock()
-            charge = self._meter.admit(priority, max(cost_s, _LEAST_CHARGE_S), now_s)
+            charge = self._allocator.admit(priority, max(cost_s, _LEAST_CHARGE_S), now_s)
             if charge is not None:
                 return charge
-            wait_s = self._meter.wait_s(priority, now_s)
-            self._count(priority)
+            wait_s = self._allocator.wait_s(priority, now_s)
+            self._count_rejected(priority)
             decision = self._decision
         raise Throttled(
             f"model '{spec.name}' takes no more {priority.name.lower()} requests for now: {_reason(decision)}",
             retry_after_s=max(wait_s, _LEAST_RETRY_S),
-            state=_told_level(decision).name,
+            state=_reported_level(decision).name,
         )
 
     def settle(self, charged_s: float, took_s: float) -> None:
-        """See serving.gate.Gate. `charged_s` is what `admit` returned: it knows which store it was drawn from."""
+        """See serving.execution.admission_control.AdmissionControl. `charged_s` is the return value of `admit`."""
         charge = charged_s if isinstance(charged_s, TimeCharge) else TimeCharge(charged_s, charged_s, is_of_floor=False)
         with self._lock:
-            self._meter.settle(charge, took_s)
+            self._allocator.settle(charge, took_s)
 
     def refuse_frame(self, priority: int) -> str | None:
-        """Return why a frame of that priority is not begun now, None when it may be. Charges nothing.
+        """Return the reason why a frame of that priority must not start now, or None if it may. Charges nothing.
 
-        Frames come in step. Did they all ask for the same, then of two equal streams it might always be the second one
-        that finds the store empty: so each asks for a little more, by chance.
+        Cameras often run in step. With equal requirements, the second of two equal streams could always find the
+        budget empty. So each frame needs a small random margin.
         """
         if self.is_open:
             return None
         level = PriorityClass.of_priority(priority)
         with self._lock:
-            if self._meter.wait_s(level, self._clock(), _CAUTION * self._random.random()) == 0.0:
+            if self._allocator.wait_s(level, self._clock(), _MOST_FRAME_MARGIN * self._random.random()) == 0.0:
                 return None
-            self._count(level)
+            self._count_rejected(level)
             return _reason(self._decision)
 
     def count_refused(self, priority: int) -> None:
-        """Count one more frame that was refused: with others, as one request."""
+        """Count one more rejected frame that was part of a rejected request."""
         with self._lock:
-            self._count(PriorityClass.of_priority(priority))
+            self._count_rejected(PriorityClass.of_priority(priority))
 
     def shed(self) -> Mapping[tuple[PriorityClass, str], int]:
-        """Return how many requests and frames were refused, by class and by what held the share down."""
+        """Return the number of rejected requests and frames, by class and by the cause that limits the share."""
         with self._lock:
             return dict(self._shed)
 
-    def _count(self, priority: PriorityClass) -> None:
-        key = (priority, _cause(self._decision, priority))
-        self._shed[key] = self._shed.get(key, 0) + 1
+    def _count_rejected(self, priority: PriorityClass) -> None:
+        decision = self._decision
+        cause = decision.limited_by or "heat"
+        if priority > _lowest_admitted_class(decision):
+            cause = "critical" if decision.only_control else Cause.MEMORY.value
+        self._shed[priority, cause] = self._shed.get((priority, cause), 0) + 1
 
 
-def _lowest(decision: PolicyDecision) -> PriorityClass:
-    """Return the least important class that gets anything."""
+def _lowest_admitted_class(decision: PolicyDecision) -> PriorityClass:
     if decision.only_control:
         return PriorityClass.CONTROL
     return PriorityClass.NORMAL if decision.sheds_bulk else PriorityClass.BULK
 
 
 def _reason(decision: PolicyDecision) -> str:
-    level = _told_level(decision).name
+    level = _reported_level(decision).name
     return f"the box is {level}: {decision.detail}" if decision.detail else f"the box is {level}"
 
 
-def _told_level(decision: PolicyDecision) -> ThermalLevel:
-    """Return the state that a refusal names: a box that refuses is not NORMAL."""
+def _reported_level(decision: PolicyDecision) -> ThermalLevel:
+    """Return the state that a rejection names, at least WARM: NORMAL would contradict the rejection."""
     return max(decision.level, ThermalLevel.WARM)
-
-
-def _cause(decision: PolicyDecision, priority: PriorityClass) -> str:
-    """Return the one word under which a refusal is counted."""
-    if priority > _lowest(decision):
-        return "critical" if decision.only_control else Cause.MEMORY.value
-    return decision.limited_by or "heat"

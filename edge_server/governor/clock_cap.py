@@ -1,7 +1,7 @@
-"""The last actuator, used only where the operator grants it: a cap on the GPU's clock, notch by notch.
+"""Clock cap: limits the GPU's clock in steps, if the operator grants it.
 
-A lower clock does the same work with less power, since the voltage falls with it; but it slows every class down,
-control too. So it comes after everything else, and is let go slowly.
+A lower clock does the same work with less power, because the voltage falls too. But it slows down all classes,
+including control. So it is the last measure, and is removed slowly.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ClockTuning:
-    """Times in seconds. A notch is `notch` of the highest clock; the cap never goes below `lowest` of it.
+class ClockCapConstants:
+    """Constants of the rule. Times are in seconds. A step is `step` of the highest clock; the lowest cap is `lowest`.
 
-    It goes down a notch when the share was below `short_share` for `short_for_s`, and up one when nothing was held
-    back for `fits_for_s`.
+    The cap goes down one step after the share was below `short_share` for `short_for_s`. It goes up one step after
+    nothing was held back for `fits_for_s`.
     """
 
-    notch: float = 0.1
+    step: float = 0.1
     lowest: float = 0.5
     short_share: float = 0.6
     short_for_s: float = 10.0
@@ -34,91 +34,80 @@ class ClockTuning:
 
 
 class ClockRule:
-    """When the cap moves. Pure."""
+    """Decides when the cap changes. No clock, no I/O."""
 
-    def __init__(self, tuning: ClockTuning = ClockTuning()) -> None:
-        self._tuning = tuning
+    def __init__(self, constants: ClockCapConstants = ClockCapConstants()) -> None:
+        self._constants = constants
         self._since_s: float | None = None
-        self._wish = 0
+        self._direction = 0
         self.part = 1.0
-        """Of the highest clock; 1: no cap."""
+        """The cap as a part of the highest clock; 1: no cap."""
 
     def step(self, decision: PolicyDecision, now_s: float) -> float:
-        tuning = self._tuning
-        is_short = decision.share < tuning.short_share and decision.level >= ThermalLevel.WARM and not decision.lost
+        """Return the cap from now on, as a part of the highest clock."""
+        constants = self._constants
+        is_short = decision.share < constants.short_share and decision.level >= ThermalLevel.WARM and not decision.lost
         fits = decision.share >= 1.0 and decision.level is ThermalLevel.NORMAL
-        wish = -1 if is_short and self.part > tuning.lowest else int(fits and self.part < 1.0)
-        if wish != self._wish or not wish:
-            self._wish, self._since_s = wish, now_s
+        direction = -1 if is_short and self.part > constants.lowest else int(fits and self.part < 1.0)
+        if direction != self._direction or not direction:
+            self._direction, self._since_s = direction, now_s
             return self.part
         if self._since_s is not None and now_s - self._since_s >= (
-            tuning.short_for_s if wish < 0 else tuning.fits_for_s
+            constants.short_for_s if direction < 0 else constants.fits_for_s
         ):
-            moved = round(self.part + wish * tuning.notch, 6)
-            self.part = min(1.0, max(tuning.lowest, moved))
+            moved = round(self.part + direction * constants.step, 6)
+            self.part = min(1.0, max(constants.lowest, moved))
             self._since_s = now_s
         return self.part
 
 
 class ClockActuator(Protocol):
-    """One GPU's, or all GPUs', upper clock limit. Raises OSError, PermissionError among it, in plain words."""
+    """Upper clock limit of one GPU or of all GPUs. Methods raise OSError, also PermissionError, with a clear text."""
 
     def highest_hz(self) -> int | None:
-        """Return the clock that may be reached without a cap; None: there is nothing to cap (yet)."""
+        """Return the highest clock without a cap; None: there is no clock to cap (yet)."""
 
     def cap(self, at_hz: int) -> int:
-        """Keep the clock at or below `at_hz` as far as its steps allow; return what holds now."""
+        """Limit the clock to `at_hz` or the next step below. Return the limit in effect."""
 
     def release(self) -> None:
-        """Put back what was there before the first cap."""
+        """Restore the limit from before the first cap."""
 
     def memo(self) -> dict[str, int]:
-        """Return what `restore` needs to do the same in another process."""
+        """Return the values that `restore` needs in another process."""
 
     def restore(self, memo: dict[str, int]) -> None:
-        """Put back what an earlier process left behind."""
+        """Restore the limit from before the cap of an earlier process."""
 
 
-class ClockCap(Protocol):
-    """What the loop needs. `cap_hz` is what holds now, None for no cap; `problem` why there can be none."""
+class ClockCap:
+    """Applies the rule. `cap_hz` is the cap in effect, None: no cap. `problem` says why the clock cannot be capped.
 
-    cap_hz: int | None
-    problem: str
+    The clock limit is restored by `close`, at an orderly exit of the process, or, after a crash, by the next process.
+    For this, `state_file` outlives the process; None: no such file.
+    """
 
-    def step(self, decision: PolicyDecision, now_s: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NoClockCap:
-    """The operator grants none."""
-
-    cap_hz: int | None = None
-    problem = ""
-
-    def step(self, decision: PolicyDecision, now_s: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class GrantedClockCap:
-    """Applies the rule. The clock is let go by `close`, by an orderly end of the process, and, when that was killed,
-    by the next one: `memory` is a file that outlives it, None for none."""
-
-    def __init__(self, actuator: ClockActuator, memory: Path | None = None, rule: ClockRule | None = None) -> None:
+    def __init__(self, actuator: ClockActuator, state_file: Path | None = None, rule: ClockRule | None = None) -> None:
         self.cap_hz: int | None = None
         self.problem = ""
         self._actuator = actuator
-        self._memory = memory
+        self._state_file = state_file
         self._rule = rule or ClockRule()
-        self._is_over = False
-        self._restore_left_behind()
+        self._is_closed = False
+        if state_file is not None and state_file.exists():
+            try:
+                memo = json.loads(state_file.read_text())
+                actuator.restore({str(key): int(value) for key, value in memo.items()})
+                state_file.unlink()
+            except (OSError, ValueError, AttributeError, TypeError) as error:
+                _log.warning("a clock cap that an earlier run left behind could not be lifted: %s", error)
+            else:
+                _log.info("lifted a clock cap that an earlier run had left behind")
         atexit.register(self.close)
 
     def step(self, decision: PolicyDecision, now_s: float) -> None:
-        if self._is_over:
+        """Apply the rule to a decision."""
+        if self._is_closed:
             return
         before = self._rule.part
         part = self._rule.step(decision, now_s)
@@ -127,15 +116,15 @@ class GrantedClockCap:
         try:
             self._apply(part)
         except OSError as error:
-            # Asked once: what is not granted now will not be granted the next time.
-            self._is_over = True
+            # Tried only once: a missing permission will also be missing the next time.
+            self._is_closed = True
             self.problem = f"the clock cannot be capped: {error}"
             _log.warning("--grant-clock-cap: %s", self.problem)
 
     def close(self) -> None:
-        """Let the clock go. May be called again."""
+        """Restore the clock limit. May be called again."""
         atexit.unregister(self.close)
-        self._is_over = True
+        self._is_closed = True
         if self.cap_hz is None:
             return
         try:
@@ -153,36 +142,23 @@ class GrantedClockCap:
         if self.cap_hz is not None:
             self.cap_hz = self._actuator.cap(int(highest_hz * part))
             return
-        # What an earlier run left behind, and could not be lifted, is what there is to go back to.
-        is_first = self._memory is None or not self._memory.exists()
+        # A file that still exists holds the original limit: an earlier cap could not be removed.
+        is_first = self._state_file is None or not self._state_file.exists()
         try:
-            if self._memory is not None and is_first:
-                self._memory.write_text(json.dumps(self._actuator.memo()))
+            if self._state_file is not None and is_first:
+                self._state_file.write_text(json.dumps(self._actuator.memo()))
             self.cap_hz = self._actuator.cap(int(highest_hz * part))
         except OSError:
             if is_first:
-                # There is no cap: the next process must not try to lift one, over what was set since.
-                self._forget()
+                # There is no cap, so the next process must not restore a limit: it may overwrite a newer one.
+                self._delete_state_file()
             raise
 
     def _release(self) -> None:
         self._actuator.release()
         self.cap_hz = None
-        self._forget()
+        self._delete_state_file()
 
-    def _forget(self) -> None:
-        if self._memory is not None:
-            self._memory.unlink(missing_ok=True)
-
-    def _restore_left_behind(self) -> None:
-        """Let go of what a process capped that did not come to its end."""
-        if self._memory is None or not self._memory.exists():
-            return
-        try:
-            memo = json.loads(self._memory.read_text())
-            self._actuator.restore({str(key): int(value) for key, value in memo.items()})
-            self._memory.unlink()
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            _log.warning("a clock cap that an earlier run left behind could not be lifted: %s", error)
-        else:
-            _log.info("lifted a clock cap that an earlier run had left behind")
+    def _delete_state_file(self) -> None:
+        if self._state_file is not None:
+            self._state_file.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The controllers of the law: one that steers by heat, one that keeps a budget of joules. Pure.
+"""Controllers of the control policy: a PI controller, a temperature predictor and a power budget. No clock, no I/O.
 
-Both turn an error into a share of full work, between the least share and 1. What they are told has been checked: every
-number is finite, every time not negative.
+Controllers turn an error into a share of full work, between MIN_SHARE and 1. Inputs are validated before: all numbers
+are finite, and no time is negative.
 """
 
 from __future__ import annotations
@@ -11,41 +11,42 @@ from collections import deque
 from dataclasses import dataclass, field
 
 MIN_SHARE = 0.1
-"""Never less: what is left belongs to control, and a box that computes nothing cannot be asked whether it cooled."""
+"""Smallest share. The class control still needs some work, and without any work the effect of cooling is unknown."""
 
 _STALE_S = 10.0
-"""Readings further apart than this say nothing about which of them is an outlier."""
+"""Readings with a longer gap between them are not used to find outliers."""
 
 
 @dataclass(slots=True)
 class PiController:
-    """Proportional and integral parts, whose sum is the share.
+    """PI controller. The share is the sum of the proportional and the integral part.
 
-    The integral rests while the share is at a bound and the error pushes it further out: it would have to be undone
-    before the share moves at all once the error turns. It falls `haste` times as fast as it rises: where less is asked
-    for than is allowed, the share has to come down to what is asked for before it has any effect.
+    Anti-windup: the integral does not change while the share is at a bound and the error pushes it further out. The
+    integral falls `fall_factor` times as fast as it rises: if less work is requested than allowed, the share has no
+    effect before it has fallen to the requested work.
     """
 
     gain: float
     integral_gain: float
-    haste: float = 1.0
+    fall_factor: float = 1.0
     integral: float = 1.0
 
     def share(self, error: float, dt_s: float) -> float:
+        """Return the share after `dt_s` seconds with this error. A positive error allows more work."""
         wanted = self.integral + self.gain * error
         pushes_out = (wanted >= 1.0 and error > 0) or (wanted <= MIN_SHARE and error < 0)
         if not pushes_out:
-            gain = self.integral_gain * (self.haste if error < 0 else 1.0)
+            gain = self.integral_gain * (self.fall_factor if error < 0 else 1.0)
             self.integral = clip(self.integral + gain * error * dt_s, MIN_SHARE, 1.0)
         return clip(self.integral + self.gain * error, MIN_SHARE, 1.0)
 
 
 @dataclass(slots=True)
-class HeatModel:
-    """What the readings say of the temperature now and some seconds ahead.
+class TemperaturePredictor:
+    """Smoothed temperature, and its prediction some seconds ahead.
 
-    The middle one of the last three readings counts, so that a single wrong one counts for nothing; then come
-    exponential averages of the temperature and of its slope, over the time since the last reading, however long ago.
+    The median of the last three readings removes single outliers. Then the temperature and its slope are smoothed
+    exponentially over the time since the last reading.
     """
 
     smoothing_s: float
@@ -56,7 +57,8 @@ class HeatModel:
     _then_s: float = 0.0
     _recent_c: deque[float] = field(default_factory=lambda: deque(maxlen=3))
 
-    def feel(self, temperature_c: float, now_s: float) -> None:
+    def update(self, temperature_c: float, now_s: float) -> None:
+        """Add a reading."""
         dt_s = max(0.0, now_s - self._then_s)
         self._then_s = now_s
         if dt_s > _STALE_S:
@@ -68,22 +70,22 @@ class HeatModel:
             self.smooth_c = temperature_c
         elif dt_s > 0:
             before_c = self.smooth_c
-            self.smooth_c += part(dt_s, self.smoothing_s) * (temperature_c - before_c)
+            self.smooth_c += smoothing_weight(dt_s, self.smoothing_s) * (temperature_c - before_c)
             slope = (self.smooth_c - before_c) / max(dt_s, 0.05)
-            self._slope_c_per_s += part(dt_s, self.slope_smoothing_s) * (slope - self._slope_c_per_s)
+            self._slope_c_per_s += smoothing_weight(dt_s, self.slope_smoothing_s) * (slope - self._slope_c_per_s)
 
     @property
     def predicted_c(self) -> float | None:
-        """The temperature ahead if it goes on rising as it does; one that falls is not counted on to go on falling."""
+        """The temperature in `horizon_s` seconds if it continues to rise. A falling temperature is not extrapolated."""
         return None if self.smooth_c is None else self.smooth_c + self.horizon_s * max(0.0, self._slope_c_per_s)
 
 
 @dataclass(slots=True)
 class PowerBudget:
-    """A store of joules, filled by the budget's watts and emptied by what is drawn.
+    """Energy budget in joules: filled by the power limit, emptied by the measured power.
 
-    It runs from a debt to a plenty of one burst, which is `burst_s` seconds of the budget. A plenty may be spent, a
-    debt has to be paid back, over the time of one burst.
+    The level is between minus and plus one burst (`burst_s` seconds of the power limit). A surplus may be spent, and a
+    debt must be paid back, within the time of one burst.
     """
 
     pi: PiController
@@ -93,17 +95,18 @@ class PowerBudget:
     _smooth_w: float = 0.0
 
     def share(self, power_w: float, limit_w: float, dt_s: float) -> float:
+        """Return the share after `dt_s` seconds with this measured power and this limit."""
         most_j = limit_w * self.burst_s
         if self.level_j is None:
             self.level_j, self._smooth_w = most_j, power_w
         self.level_j = clip(self.level_j + (limit_w - power_w) * dt_s, -most_j, most_j)
-        self._smooth_w += part(dt_s, self.smoothing_s) * (power_w - self._smooth_w)
+        self._smooth_w += smoothing_weight(dt_s, self.smoothing_s) * (power_w - self._smooth_w)
         allowed_w = limit_w + self.level_j / self.burst_s
         return self.pi.share((allowed_w - self._smooth_w) / limit_w, dt_s)
 
 
-def part(dt_s: float, over_s: float) -> float:
-    """Return how much of a new value an exponential average of that time constant takes in."""
+def smoothing_weight(dt_s: float, over_s: float) -> float:
+    """Return the weight of a new value in an exponential average with the time constant `over_s`."""
     return 1.0 - math.exp(-dt_s / over_s)
 
 

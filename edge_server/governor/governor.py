@@ -1,4 +1,4 @@
-"""The governor as the server sees it: built once, started once the server's parts are there, closed at the end."""
+"""Governor of the server: builds and starts the control loop; gives admission control, metrics and the report."""
 
 from __future__ import annotations
 
@@ -8,81 +8,85 @@ from pathlib import Path
 
 from edge_server.config import GovernorConfig
 from edge_server.core.status_reports import GovernorState
-from edge_server.governor.admission_control import GovernorGate
-from edge_server.governor.clock_cap import ClockCap, GrantedClockCap, NoClockCap
+from edge_server.governor.admission_control import GovernorAdmission
+from edge_server.governor.clock_cap import ClockCap
 from edge_server.governor.control_policy import ControlPolicy, PolicyConstants, PolicyDecision
-from edge_server.governor.load_throttle import CoolRoom
-from edge_server.governor.metric_families import families
+from edge_server.governor.load_throttle import LoadThrottle
+from edge_server.governor.metric_families import governor_metric_families
 from edge_server.governor.sampler import GovernorLoop, GovernorSnapshot, ServerCallbacks
 from edge_server.governor.sensor_thread import SensorThread
-from edge_server.governor.sensors.devfreq_cap import DevfreqCap
-from edge_server.governor.sensors.machine import BoxSensors
-from edge_server.governor.sensors.nvml_cap import NvmlCap
-from edge_server.governor.state_report import report
+from edge_server.governor.sensors.machine import MachineSensors
+from edge_server.governor.state_report import governor_report
 from edge_server.telemetry.metrics_page import Family
 
 
 class Governor:
-    """`gate` may be used from the start; it lets everything pass until `start`.
+    """Made once, started when the server's parts exist, closed at the end.
 
-    `memory` is a file that outlives the process, for what has to be put back after a crash; None: there is none.
+    `admission` can be used from the beginning; it admits everything until `start`. `cap_file` is a file that outlives
+    the process and stores the clock limit to restore after a crash; None: no such file.
     """
 
-    def __init__(self, config: GovernorConfig, memory: Path | None = None, *, has_gpu_metrics: bool = True) -> None:
-        self.gate = GovernorGate(config.control_floor_percent / 100)
-        self.room = CoolRoom(lambda: self.gate.decision, config.load_wait_s)
+    def __init__(self, config: GovernorConfig, cap_file: Path | None = None, *, has_gpu_metrics: bool = True) -> None:
+        self.admission = GovernorAdmission(config.control_floor_percent / 100)
+        self.load_throttle = LoadThrottle(lambda: self.admission.decision, config.load_wait_s)
         self._config = config
-        self._memory = memory
+        self._cap_file = cap_file
         self._has_gpu_metrics = has_gpu_metrics
-        self._sampler: GovernorLoop | None = None
+        self._loop: GovernorLoop | None = None
 
-    def start(self, side: ServerCallbacks) -> None:
-        """Look at the box for the first time, and from then on by itself."""
+    def start(self, server: ServerCallbacks) -> None:
+        """Start the sensors and the control loop."""
         config = self._config
-        self._sampler = GovernorLoop(
-            SensorThread(BoxSensors(config.sysfs_root)),
-            ControlPolicy(tuning_of(config)),
-            self.gate,
-            side,
+        self._loop = GovernorLoop(
+            SensorThread(MachineSensors(config.sysfs_root)),
+            ControlPolicy(policy_constants(config)),
+            self.admission,
+            server,
             interval_s=config.interval_ms / 1000,
-            clock_cap=_clock_cap(config, self._memory),
+            clock_cap=_make_clock_cap(config, self._cap_file),
         )
-        self._sampler.start()
+        self._loop.start()
 
     def close(self) -> None:
-        """Stop looking and put back what was changed; the last decision goes on to hold. May be called again."""
-        self.room.end()
-        if self._sampler is not None:
-            self._sampler.close()
+        """Stop the loop and restore the clock limit. The last decision stays in effect. May be called again."""
+        self.load_throttle.close()
+        if self._loop is not None:
+            self._loop.close()
 
-    def idle_s(self) -> float:
-        """Return since when the loop has not come round; 0 before it was started."""
-        return 0.0 if self._sampler is None else time.monotonic() - self._sampler.turned_s
+    def seconds_since_step(self) -> float:
+        """Return the seconds since the last step of the loop; 0 before `start`."""
+        return 0.0 if self._loop is None else time.monotonic() - self._loop.last_step_s
 
     def decision(self) -> PolicyDecision:
-        return self.gate.decision
+        return self.admission.decision
 
     def state(self) -> GovernorState:
-        return self.gate.state()
+        return self.admission.state()
 
     def report(self) -> Mapping[str, object]:
-        """Return what GET /edge/v1/governor answers."""
-        return report(self._latest(), self.gate.shed())
+        """Return the response to GET /edge/v1/governor."""
+        return governor_report(self._latest(), self.admission.shed())
 
     def families(self) -> list[Family]:
-        """Return what the metrics page tells of the box."""
-        return families(self._latest(), self.gate.shed(), has_gpu_metrics=self._has_gpu_metrics)
+        """Return the governor's metric families for the metrics page."""
+        return governor_metric_families(self._latest(), self.admission.shed(), has_gpu_metrics=self._has_gpu_metrics)
 
     def _latest(self) -> GovernorSnapshot:
-        return GovernorSnapshot.empty() if self._sampler is None else self._sampler.latest
+        return GovernorSnapshot.empty() if self._loop is None else self._loop.latest
 
 
-def tuning_of(config: GovernorConfig) -> PolicyConstants:
+def policy_constants(config: GovernorConfig) -> PolicyConstants:
+    """Return the constants of the control policy with the limits of the configuration."""
     return PolicyConstants(temperature_limit_c=config.temperature_limit_c, power_limit_w=config.power_budget_watts)
 
 
-def _clock_cap(config: GovernorConfig, memory: Path | None) -> ClockCap:
+def _make_clock_cap(config: GovernorConfig, cap_file: Path | None) -> ClockCap | None:
     if not config.grants_clock_cap:
-        return NoClockCap()
+        return None
+    # Imported only here: most servers have no permission to cap the clock.
+    from edge_server.governor.sensors.devfreq_cap import DevfreqCap
+    from edge_server.governor.sensors.nvml_cap import NvmlCap
+
     jetson = DevfreqCap(config.sysfs_root)
-    return GrantedClockCap(jetson if jetson.highest_hz() is not None else NvmlCap(), memory)
+    return ClockCap(jetson if jetson.highest_hz() is not None else NvmlCap(), cap_file)

@@ -1,4 +1,4 @@
-"""Loads and engine builds while the box is hot: they wait, not for ever, and say so."""
+"""Load throttle: delays model loads while the machine is hot, for a limited time, and logs the delay."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from edge_server.governor.control_policy import PolicyDecision, ThermalLevel
 
 _log = logging.getLogger(__name__)
 
-_LOOK_AGAIN_S = 0.2
+_CHECK_PERIOD_S = 0.2
 
-AskRoom = Callable[[ModelFile, int], str | None]
-"""Says why a model's file in so many instances is not to be loaded now; None when it may be."""
+LoadCheck = Callable[[ModelFile, int], str | None]
+"""Returns the reason why a model file with so many instances must not be loaded now, or None."""
 
 
-class CoolRoom:
-    """Asks for memory first, then whether the box is cool enough. Called on loading threads, which may wait here.
+class LoadThrottle:
+    """Checks the memory first and then the governor's state. Called on loader threads, which may wait here.
 
-    A box that does not cool within `wait_s` loads all the same: what is served later is worth more than a degree. One
-    that is about to switch itself off loads nothing.
+    If the machine does not cool within `wait_s`, the model is loaded anyway: serving it is worth more than a degree. In
+    the state CRITICAL nothing is loaded, because the machine is about to switch itself off.
     """
 
     def __init__(
@@ -35,21 +35,22 @@ class CoolRoom:
         self._decision = decision
         self._wait_s = wait_s
         self._clock = clock
-        self._is_ending = threading.Event()
+        self._is_closed = threading.Event()
 
-    def after(self, ask_memory: AskRoom) -> AskRoom:
-        """Return what asks for memory, and then waits here."""
+    def wrap(self, check_memory: LoadCheck) -> LoadCheck:
+        """Return a check that calls `check_memory`, waits here, and then calls `check_memory` again."""
 
-        def ask(file: ModelFile, instance_count: int) -> str | None:
-            return ask_memory(file, instance_count) or self._refusal(file) or ask_memory(file, instance_count)
+        def check(file: ModelFile, instance_count: int) -> str | None:
+            return check_memory(file, instance_count) or self._wait(file) or check_memory(file, instance_count)
 
-        return ask
+        return check
 
-    def end(self) -> None:
-        """Let nobody wait any more: the server stops."""
-        self._is_ending.set()
+    def close(self) -> None:
+        """End all waits: the server stops."""
+        self._is_closed.set()
 
-    def _refusal(self, file: ModelFile) -> str | None:
+    def _wait(self, file: ModelFile) -> str | None:
+        """Wait until loads are allowed. Return the reason if the model must not be loaded, else None."""
         decision = self._decision()
         if decision.may_load:
             return None
@@ -68,7 +69,7 @@ class CoolRoom:
                     file.model_dir, decision.level.name, self._wait_s,
                 )  # fmt: skip
                 return None
-            if self._is_ending.wait(_LOOK_AGAIN_S):
+            if self._is_closed.wait(_CHECK_PERIOD_S):
                 return "the server stops"
             decision = self._decision()
         return None

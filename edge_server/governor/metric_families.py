@@ -1,6 +1,7 @@
-"""The metrics page's families of heat, power and energy: Triton's nv_gpu_*, on a Jetson too, and our own edge_*.
+"""Metric families of heat, power and energy: Triton's nv_gpu_* (also on a Jetson) and the server's own edge_*.
 
-Series are bounded: zones, rails and GPUs by the box, causes and classes by their enumerations, models by what serves.
+The number of series is limited: zones, rails and GPUs by the machine, causes and classes by their enumerations, models
+by the models that serve.
 """
 
 from __future__ import annotations
@@ -9,28 +10,28 @@ from collections.abc import Iterable
 
 from edge_server.core.priority import PriorityClass
 from edge_server.governor.control_policy import Cause
-from edge_server.governor.readings import BoxReading, Gpu
+from edge_server.governor.readings import Gpu, MachineReading
 from edge_server.governor.sampler import GovernorSnapshot
 from edge_server.governor.state_report import Shed
 from edge_server.telemetry.metrics_page import Family
 
 MOST_OF_A_KIND = 64
-"""Zones, rails and GPUs that get a series of their own."""
+"""Most zones, rails and GPUs with their own series."""
 
 _ALWAYS_SHOWN = ("heat", "power_budget")
-"""Reasons of shedding that have their series from the start, so that a rate over them is never undefined."""
+"""Reasons of load shedding whose series exist from the start, so that a rate over them is always defined."""
 
 
-def families(now: GovernorSnapshot, shed: Shed, *, has_gpu_metrics: bool) -> list[Family]:
-    """Return what the page tells of the box and of the governor."""
+def governor_metric_families(now: GovernorSnapshot, shed: Shed, *, has_gpu_metrics: bool) -> list[Family]:
+    """Return the families of the machine and of the governor for the metrics page."""
     found = [*_heat(now.reading), *_power(now), *_state(now, shed), *_models(now)]
     return found + _gpus(now) if has_gpu_metrics else found
 
 
-def _heat(reading: BoxReading) -> list[Family]:
+def _heat(reading: MachineReading) -> list[Family]:
     temperature = Family("edge_temperature_celsius", "gauge", "Temperature, by sensor zone, in degrees Celsius")
     limit = Family(
-        "edge_temperature_limit_celsius", "gauge", "Where the box slows itself down, by zone, in degrees Celsius"
+        "edge_temperature_limit_celsius", "gauge", "Temperature at which the box throttles, by zone, in degrees Celsius"
     )
     for zone in reading.zones[:MOST_OF_A_KIND]:
         if zone.temperature_c is not None:
@@ -42,7 +43,7 @@ def _heat(reading: BoxReading) -> list[Family]:
 
 def _power(now: GovernorSnapshot) -> list[Family]:
     power = Family("edge_power_watts", "gauge", "Power, by rail, in watts; rail total is the whole box")
-    budget = Family("edge_power_budget_watts", "gauge", "Power that the governor keeps to, in watts")
+    budget = Family("edge_power_budget_watts", "gauge", "Power limit of the governor, in watts")
     energy = Family(
         "edge_energy_joules_total", "counter", "Energy of the whole box since the server started, in joules"
     )
@@ -65,19 +66,19 @@ def _power(now: GovernorSnapshot) -> list[Family]:
 def _state(now: GovernorSnapshot, shed: Shed) -> list[Family]:
     decision = now.decision
     level = Family("edge_governor_level", "gauge", "0 NORMAL, 1 WARM, 2 HOT, 3 THROTTLED, 4 CRITICAL")
-    share = Family("edge_governor_share", "gauge", "Part of its full work that the box may do, 0 to 1")
-    aim = Family(
-        "edge_governor_set_point_celsius", "gauge", "Temperature that the governor keeps to, in degrees Celsius"
+    share = Family("edge_governor_share", "gauge", "Allowed part of the full work, 0 to 1")
+    set_point = Family(
+        "edge_governor_set_point_celsius", "gauge", "Temperature set-point of the governor, in degrees Celsius"
     )
-    ahead = Family("edge_governor_predicted_celsius", "gauge", "Temperature expected some seconds ahead")
-    capped = Family("edge_governor_clock_cap_hertz", "gauge", "Cap that the governor has put on the GPU's clock")
-    causes = Family("edge_throttle_state", "gauge", "1 while the box is slowed down, or held back, for that cause")
-    sheds = Family("edge_shed_total", "counter", "Requests and frames refused, by class and reason")
+    predicted = Family("edge_governor_predicted_celsius", "gauge", "Predicted temperature some seconds ahead")
+    capped = Family("edge_governor_clock_cap_hertz", "gauge", "Clock cap that the governor has set on the GPU")
+    causes = Family("edge_throttle_state", "gauge", "1 while the box throttles, or work is limited, for this cause")
+    sheds = Family("edge_shed_total", "counter", "Requests and frames rejected by the governor, by class and reason")
     level.add({}, int(decision.level))
     share.add({}, decision.share)
     if decision.set_point_c is not None and decision.predicted_c is not None:
-        aim.add({}, decision.set_point_c)
-        ahead.add({}, decision.predicted_c)
+        set_point.add({}, decision.set_point_c)
+        predicted.add({}, decision.predicted_c)
     if now.clock_cap_hz is not None:
         capped.add({}, now.clock_cap_hz)
     for cause in Cause:
@@ -87,7 +88,7 @@ def _state(now: GovernorSnapshot, shed: Shed) -> list[Family]:
             sheds.add({"class": priority.name.lower(), "reason": reason}, 0)
     for (priority, reason), count in shed.items():
         sheds.add({"class": priority.name.lower(), "reason": reason}, count)
-    return [level, share, aim, ahead, capped, causes, sheds]
+    return [level, share, set_point, predicted, capped, causes, sheds]
 
 
 def _models(now: GovernorSnapshot) -> list[Family]:
@@ -97,7 +98,7 @@ def _models(now: GovernorSnapshot) -> list[Family]:
     variant = Family("edge_variant_in_force", "gauge", "1 while the lighter model `variant` answers for `model`")
     for (model, batch), cost in now.costs.items():
         joules.add({"model": model, "batch": str(batch)}, cost.joules)
-    for model, lighter in now.in_force.items():
+    for model, lighter in now.active_variants.items():
         variant.add({"model": model, "variant": lighter}, 1)
     return [joules, variant]
 
@@ -107,21 +108,21 @@ def _gpus(now: GovernorSnapshot) -> list[Family]:
         ("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)"),
         ("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes"),
         ("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes"),
-        ("nv_gpu_power_usage", "gauge", "GPU power usage in watts; of the whole module where the GPU is built in"),
+        ("nv_gpu_power_usage", "gauge", "GPU power usage in watts; of the whole module for an integrated GPU"),
         ("nv_gpu_power_limit", "gauge", "GPU power management limit in watts"),
         ("nv_energy_consumption", "counter", "GPU energy consumption in joules since the server started"),
     )
-    found = [Family(name, "counter" if kind == "counter" else "gauge", words) for name, kind, words in names]
+    found = [Family(name, "counter" if kind == "counter" else "gauge", text) for name, kind, text in names]
     for gpu in now.reading.gpus[:MOST_OF_A_KIND]:
         labels = {"gpu_uuid": gpu.uuid or gpu.key}
-        for family, value in zip(found, _values(gpu, now), strict=True):
+        for family, value in zip(found, _gpu_values(gpu, now), strict=True):
             if value is not None:
                 family.add(labels, value)
     return found
 
 
-def _values(gpu: Gpu, now: GovernorSnapshot) -> Iterable[float | None]:
-    """Return the GPU's metrics in the order of the families. A built-in GPU shares memory and power with the box."""
+def _gpu_values(gpu: Gpu, now: GovernorSnapshot) -> Iterable[float | None]:
+    """Return the GPU's values in the order of the families. An integrated GPU shares the machine's memory and power."""
     reading, memory = now.reading, now.reading.memory
     total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
     power_mw, limit_mw = gpu.power_mw, gpu.power_limit_mw

@@ -1,8 +1,8 @@
-"""Who may start work while less than everything is allowed: one store of computing time, three classes of priority.
+"""Rate allocator: grants computing time to three priority classes while the governor limits the work.
 
-The store is filled by the share that the law grants and emptied by the time that work takes. The fuller it has to be
-for a class to draw from it, the earlier the class goes without: bulk first, then normal, control last. Control has a
-small store of its own besides, which nothing takes from it. Pure: the caller holds its lock and brings the time.
+It is a token bucket of computing time. The bucket is filled at the rate that the policy grants, and emptied by the time
+that work takes. Lower classes need a fuller bucket, so that bulk is rejected first, then normal, then control. Control
+also has a small bucket of its own (the floor). No clock: the caller passes the time and holds a lock.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from __future__ import annotations
 from edge_server.core.priority import PriorityClass
 
 MAX_WAIT_S = 30.0
-"""The longest time that a refusal names: what lies further ahead is not known."""
+"""Longest wait that a rejection names. Waits beyond this cannot be predicted."""
 
 _BURST_S = 0.5
-"""What the store holds at most, in seconds at the granted rate."""
+"""Size of the bucket, in seconds at the granted rate."""
 
 _LEAST_BURST_S = 0.1
-"""... and at least, in seconds of computing."""
+"""Smallest size of the bucket, in seconds of computing."""
 
 _ROUNDING_S = 1e-6
-"""Who comes back after exactly the time that it was told is let in, whatever the clock's last digits."""
+"""Tolerance, so that a client that returns after exactly the named wait is admitted."""
 
 
 _RESERVE = (0.0, 0.0, 0.25, 0.5)
-"""The part of the store that a class, by its value, leaves to those above it."""
+"""The part of the bucket that a class, by its value, leaves to the higher classes."""
 
 
 class TimeCharge(float):
-    """Seconds that were charged for work, to be settled once it is known how long it took."""
+    """Seconds charged for work. `settle` corrects the charge when the real time is known."""
 
     __slots__ = ("is_of_floor", "of_store_s")
 
     is_of_floor: bool
-    """Drawn from the store that is control's own."""
+    """Whether it was charged to control's own bucket."""
 
     of_store_s: float
-    """What the store of all three lost; of control's own draw, no more than its debt allowed."""
+    """The part charged to the common bucket. For a charge to the floor it is limited by the largest debt."""
 
     def __new__(cls, cost_s: float, of_store_s: float, *, is_of_floor: bool) -> TimeCharge:
         charge = super().__new__(cls, cost_s)
@@ -45,12 +45,12 @@ class TimeCharge(float):
 
 
 class RateAllocator:
-    """Grants computing time. Not safe from several threads.
+    """Grants computing time. Not thread-safe.
 
-    `floor_share`: what control may use, whatever the law says, as a part of `capacity`. Capacity is how many seconds
-    of computing the box does in a second at most: 1 for one instance that uses all of it. What control draws from its
-    floor counts as used up in the store of all, so that in the long run no more than the granted share is worked; only
-    where the share is less than the floor, and control uses all of it, is more done.
+    `floor_share`: the part of `capacity` that control may always use. Capacity is the machine's highest number of
+    computing seconds per second: 1 for one instance that uses the whole machine. Work of control's own bucket also
+    empties the common bucket, so that the long-term work does not exceed the granted share. It can exceed it only if
+    the share is below the floor and control uses the whole floor.
     """
 
     def __init__(self, floor_share: float = 0.2) -> None:
@@ -62,17 +62,17 @@ class RateAllocator:
         self._lowest = PriorityClass.BULK
 
     def _set_rates(self, share: float, capacity: float) -> None:
-        """Work out once what every request asks for."""
+        """Compute the rates and sizes of the buckets."""
         self._rate = share * capacity
         self._floor_rate = self._floor_share * capacity
         self.burst_s = max(_LEAST_BURST_S, _BURST_S * self._rate)
-        """What the store of all holds at most; its debt by control's floor is at most four times as much."""
+        """Size of the common bucket. Its debt from control's floor is at most four times this size."""
         self._least_level_s = -4 * self.burst_s
         has_floor = self._floor_rate > 0
         self._floor_burst_s = max(_LEAST_BURST_S, _BURST_S * self._floor_rate) if has_floor else 0.0
 
     def grant(self, share: float, capacity: float, now_s: float, *, lowest: PriorityClass = PriorityClass.BULK) -> None:
-        """Set what the law allows from now on. Classes below `lowest` get nothing."""
+        """Set the allowed share from now on. Classes below `lowest` get nothing."""
         self._fill(now_s)
         self._set_rates(share, capacity)
         self._lowest = lowest
@@ -80,51 +80,51 @@ class RateAllocator:
         self._floor_level_s = min(self._floor_level_s, self._floor_burst_s)
 
     def admit(self, priority: PriorityClass, cost_s: float, now_s: float) -> TimeCharge | None:
-        """Charge `cost_s`; None: not now, `wait_s` tells when.
+        """Charge `cost_s` and return the charge. None: not now; `wait_s` returns the wait.
 
-        The cost may be more than the store holds: it is then paid back before anything else runs.
+        The cost may exceed the bucket's content. The debt is then paid back before other work starts.
         """
         self._fill(now_s)
-        if self._store_serves(priority):
+        if self._bucket_admits(priority):
             self._level_s -= cost_s
             return TimeCharge(cost_s, cost_s, is_of_floor=False)
-        if not self._floor_serves(priority):
+        if not self._floor_admits(priority):
             return None
-        # The debt that the floor makes is bounded: it must not shut the others out for minutes.
+        # The debt from the floor is limited, so that it does not block the other classes for minutes.
         of_store_s = min(cost_s, max(0.0, self._level_s - self._least_level_s))
         self._level_s -= of_store_s
         self._floor_level_s -= cost_s
         return TimeCharge(cost_s, of_store_s, is_of_floor=True)
 
-    def wait_s(self, priority: PriorityClass, now_s: float, caution: float = 0.0) -> float:
-        """Return in how many seconds, MAX_WAIT_S at most, work of that class is let in if nobody else comes; 0: now.
+    def wait_s(self, priority: PriorityClass, now_s: float, margin: float = 0.0) -> float:
+        """Return the seconds until work of that class is admitted without other work, at most MAX_WAIT_S; 0: now.
 
-        `caution` is a part of the store that has to be there besides what the class always leaves to others.
+        `margin` is a part of the bucket that must be filled in addition to the reserve of the class.
         """
         self._fill(now_s)
         if priority > self._lowest:
             return MAX_WAIT_S
-        if self._store_serves(priority, caution) or self._floor_serves(priority):
+        if self._bucket_admits(priority, margin) or self._floor_admits(priority):
             return 0.0
-        missing_s = (_RESERVE[priority] + caution) * self.burst_s - self._level_s
+        missing_s = (_RESERVE[priority] + margin) * self.burst_s - self._level_s
         waits = [missing_s / self._rate] if self._rate > 0 else []
         if priority is PriorityClass.CONTROL and self._floor_rate > 0:
             waits.append(-self._floor_level_s / self._floor_rate)
         return min(MAX_WAIT_S, *waits, MAX_WAIT_S)
 
     def settle(self, charge: TimeCharge, took_s: float) -> None:
-        """Put right what `admit` charged; `took_s` 0 when the work never ran."""
+        """Correct a charge of `admit`. `took_s` is 0 if the work never ran."""
         level_s = self._level_s + charge.of_store_s - took_s
         if charge.is_of_floor:
             self._floor_level_s = min(self._floor_level_s + charge - took_s, self._floor_burst_s)
             level_s = max(level_s, min(self._level_s, self._least_level_s))
         self._level_s = min(level_s, self.burst_s)
 
-    def _store_serves(self, priority: PriorityClass, caution: float = 0.0) -> bool:
-        needed_s = (_RESERVE[priority] + caution) * self.burst_s
+    def _bucket_admits(self, priority: PriorityClass, margin: float = 0.0) -> bool:
+        needed_s = (_RESERVE[priority] + margin) * self.burst_s
         return priority <= self._lowest and self._level_s >= needed_s - _ROUNDING_S
 
-    def _floor_serves(self, priority: PriorityClass) -> bool:
+    def _floor_admits(self, priority: PriorityClass) -> bool:
         return priority is PriorityClass.CONTROL and self._floor_rate > 0 and self._floor_level_s >= -_ROUNDING_S
 
     def _fill(self, now_s: float) -> None:

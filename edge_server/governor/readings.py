@@ -1,8 +1,8 @@
-"""The nouns of what the box feels: one reading of its temperatures, power, clocks, counters and memory.
+"""Sensor readings: data types for temperatures, power, clocks, counters and memory of the machine.
 
-Every metric may be absent, on its own: a value is None, or a group is empty, and `missing` says why in plain words.
-`sources` says where a value came from: "nvml", or "sysfs:" with the file. Temperatures are degrees Celsius, power is in
-milliwatts, energy in millijoules, clocks are in hertz, shares run from 0 to 1.
+Each metric may be absent: a value is None or a group is empty, and `missing` gives the reason. `sources` names the
+source of a value: "nvml", or "sysfs:" with the file. Temperatures are in degrees Celsius, power in milliwatts, energy
+in millijoules, clocks in hertz. Shares are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+JUNCTION = "tj"
+"""Name of a Jetson's zone with the highest temperature of all zones of its chip."""
+
 
 class ThrottleReason(enum.Enum):
-    """Why the box, by its own word, slows itself down. The value is the word on metrics and events."""
+    """Reason why the machine throttles itself, as it reports. The value is the name in metrics and events."""
 
     THERMAL = "thermal"
     POWER_CAP = "power_cap"
@@ -26,8 +29,8 @@ class ThrottleReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TripPoints:
-    """Where something happens: the clocks are lowered (`passive_c`), all cooling is needed or the hardware steps in
-    (`hot_c`), the box switches itself off (`critical_c`). None: the box does not tell."""
+    """Trip points: the clocks are lowered (`passive_c`), full cooling or hardware throttling starts (`hot_c`), the
+    machine switches itself off (`critical_c`). None: not reported."""
 
     passive_c: float | None = None
     hot_c: float | None = None
@@ -36,9 +39,9 @@ class TripPoints:
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """One temperature sensor. `margin_c` is what some GPUs tell in place of trips: degrees left until they slow down.
+    """One temperature sensor. Some GPUs report `margin_c` instead of trip points: degrees until they throttle.
 
-    `problem` says why `temperature_c` is None: a Jetson's GPU sensor is switched off together with an idle GPU.
+    `problem` is the reason why `temperature_c` is None. For example, a Jetson switches off the sensor of an idle GPU.
     """
 
     name: str
@@ -50,7 +53,7 @@ class Zone:
 
     @property
     def headroom_c(self) -> float | None:
-        """Degrees left until the clocks are lowered here; negative above that point."""
+        """Degrees until the clocks are lowered; negative above that point."""
         if self.margin_c is not None:
             return self.margin_c
         if self.temperature_c is None or self.trips.passive_c is None:
@@ -60,9 +63,9 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class CriticalTemperature:
-    """The temperature that matters: of the zone `name`, which is the junction's, or the one nearest to its trip.
+    """The most critical temperature: that of the junction, or of the zone nearest to its trip point.
 
-    `trip_c` and `critical_c` are what holds for that temperature; `headroom_c` is what is left until `trip_c`.
+    `trip_c` and `critical_c` apply to this temperature. `headroom_c` is the distance to `trip_c`.
     """
 
     name: str
@@ -74,9 +77,9 @@ class CriticalTemperature:
 
 @dataclass(frozen=True, slots=True)
 class CoolingDevice:
-    """A cooling device that slows something down: its state runs from 0, doing nothing, to `max_state`.
+    """A cooling device that throttles. Its state is from 0 (inactive) to `max_state`.
 
-    `is_alert`: it stands for throttling by firmware, which nothing else shows.
+    `is_alert`: it reports throttling by the firmware, which is visible nowhere else.
     """
 
     name: str
@@ -88,10 +91,10 @@ class CoolingDevice:
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """Power of one supply line, or of one processor or GPU as a whole.
+    """Power of one supply rail, or of one processor or GPU.
 
-    `is_counted`: it is a part of the box's total; a rail that lies behind another one is not. `limit_mw` is enforced.
-    `warn_ma`, `critical_ma`: the currents at which the monitor raises its alarms; `is_alarmed`: one is raised now.
+    `is_counted`: it is part of the machine's total power; a rail behind another rail is not. `limit_mw` is enforced.
+    `warn_ma`, `critical_ma`: currents at which the monitor raises its alarms. `is_alarmed`: an alarm is active.
     """
 
     name: str
@@ -109,7 +112,7 @@ class Rail:
 
 @dataclass(frozen=True, slots=True)
 class EnergyCounter:
-    """Energy since some moment before the first reading. Never goes back while the sensor lives, wrapped or not."""
+    """Energy counter with an arbitrary start. It never decreases within one process, even if the hardware wraps."""
 
     name: str
     energy_mj: int
@@ -119,7 +122,7 @@ class EnergyCounter:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A clock now, and between which bounds its governor may move it. `highest_hz` is what the silicon offers."""
+    """A clock with the limits of its frequency governor. `highest_hz` is the hardware's highest clock."""
 
     name: str
     current_hz: int | None
@@ -136,9 +139,9 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class EventCounter:
-    """Events since boot. `per_s` is the rate since the reading before, `sustained_per_s` that of the last minute.
+    """Events since boot. `per_s` is the rate since the previous reading, `sustained_per_s` that of the last minute.
 
-    Both are None as long as there is no such past: at the start, and after the counter went back.
+    Both are None without earlier readings: at the start, and after the counter was reset.
     """
 
     name: str
@@ -151,7 +154,7 @@ class EventCounter:
 
 @dataclass(frozen=True, slots=True)
 class FanReading:
-    """`duty` runs from 0 to 1."""
+    """Speed of a fan. `duty` is from 0 to 1."""
 
     name: str
     duty: float | None = None
@@ -161,7 +164,7 @@ class FanReading:
 
 @dataclass(frozen=True, slots=True)
 class PowerMode:
-    """What nvpmodel set. Numbers mean something else on each board: tell people the name."""
+    """Power mode set by nvpmodel. Numbers have different meanings on each board, so show the name to users."""
 
     number: int
     name: str
@@ -169,15 +172,15 @@ class PowerMode:
 
     @property
     def watts(self) -> int | None:
-        """Return the watts in the name (15W, MODE_30W), None for a mode that names none (MAXN)."""
+        """The watts in the name (15W, MODE_30W); None for a name without watts (MAXN)."""
         found = re.search(r"(?:^|_)(\d+)W(?:_|$)", self.name, re.IGNORECASE)
         return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """Memory of the machine. Percentages: of the last ten seconds, in which some task, and in which every task, waited
-    for memory."""
+    """Memory of the machine. The percentages are the part of the last ten seconds in which some task, and in which all
+    tasks, waited for memory."""
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -187,14 +190,14 @@ class MemoryState:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `key` joins what two sensors tell of the same one: "gpu0" is NVIDIA's first card, "igpu" NVIDIA's that
-    is built in with a processor, "card0" another maker's. `utilization`: 0 to 1, smoothed where it jumps.
+    """One GPU. Readings of two sensors with the same `key` are joined: "gpu0" is NVIDIA's first card, "igpu" NVIDIA's
+    integrated GPU, "card0" a GPU of another vendor. `utilization` is from 0 to 1, smoothed if it jumps.
 
-    `is_integrated`: it shares the machine's memory, and heat and power are the box's. `is_lost`: it fell off the bus,
-    or needs a reset; nothing else is known of it then. `reasons` are the driver's words, in snake case, for why its
-    clock is held back, without those that mean nothing; `slowed_by` is what they come to. `violations_ns`: how long it
-    was held back since the driver was loaded, by "power", "thermal" and so on. `highest_clock_hz` and `clock_cap_hz`:
-    what the silicon offers and what holds now.
+    `is_integrated`: it shares memory, heat and power with the machine. `is_lost`: it fell off the bus or needs a reset;
+    all other values are then unknown. `reasons` are the driver's names, in snake case, for the reasons that limit the
+    clock, without harmless ones; `slowed_by` are the same as ThrottleReason. `violations_ns` is the time with a limited
+    clock since the driver was loaded, by "power", "thermal" and so on. `highest_clock_hz` is the hardware's highest
+    clock, `clock_cap_hz` the limit in effect.
     """
 
     key: str
@@ -223,14 +226,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class BoxReading:
-    """One look at the box, or the part of it that one sensor tells.
+class MachineReading:
+    """One reading of the machine, or the part of it from one sensor.
 
-    `at_s` is of a monotonic clock. `power_mw` is what the counted rails draw together and `power_limit_mw` what is
-    enforced for just these. `throttles` counts what a processor did against heat, `over_current` what the board's
-    power monitor did. `silent` names what told something before and does not now: "zone tj", "rail VDD_IN", "alert
-    cpu-throttle-alert", "alarm oc1". `sources` and `missing` are keyed by the names of these fields, and "nvml" for all
-    of NVML.
+    `at_s` is of a monotonic clock. `power_mw` is the power of the counted rails, and `power_limit_mw` the enforced
+    limit of the same rails. `throttles` counts thermal throttling of processors, `over_current` events of the board's
+    power monitor. `silent` names sensors that had a reading before and have none now: "zone tj", "rail VDD_IN", "alert
+    cpu-throttle-alert", "alarm oc1". Keys of `sources` and `missing` are the names of these fields, and "nvml" for NVML
+    as a whole.
     """
 
     at_s: float
@@ -258,9 +261,9 @@ class BoxReading:
 
     @property
     def slowed_by(self) -> frozenset[ThrottleReason]:
-        """Return why the box slows itself down now. Over-current is told whenever there is any; it is often harmless.
+        """The reasons why the machine throttles itself now. Over-current is always included; it is often harmless.
 
-        Coolers that are no alerts count only where the box has no alerts: they follow the alerts, later.
+        Coolers that are not alerts count only if there are no alerts, because they follow the alerts with a delay.
         """
         alerts = [item for item in self.coolers if item.is_alert]
         found = {cause for gpu in self.gpus for cause in gpu.slowed_by}
@@ -271,11 +274,11 @@ class BoxReading:
 
 
 class Sensor(Protocol):
-    """One way to read the box. Used by one thread at a time."""
+    """One source of readings. Used by one thread at a time."""
 
-    def read(self, now_s: float) -> BoxReading:
-        """Return what can be told now; `now_s` never goes back. An absent metric is no error, and is looked for again
-        the next time: drivers come up after this program does."""
+    def read(self, now_s: float) -> MachineReading:
+        """Return the current readings; `now_s` never decreases. An absent metric is not an error and is searched again
+        at the next call, because drivers may be loaded after the server starts."""
 
     def close(self) -> None:
-        """Give back what is held; `read` may be called again all the same."""
+        """Release all resources. `read` may be called again after it."""

@@ -1,4 +1,4 @@
-"""Which sensors are lost: those that told something before and have said nothing for a while. Pure."""
+"""Sensor health: finds lost sensors, which had readings before and have had none for a while. No clock, no I/O."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Silence:
+    """Start of a sensor's silence, and the number of samples without it."""
+
     since_s: float
     misses: int = 0
 
 
 @dataclass(slots=True)
 class SensorHealth:
-    """Remembers when each sensor was heard. One miss is never a loss, however long after the last look it comes: a
-    box that wakes up from a suspend has not lost what fails to answer at once."""
+    """Tracks the silence of each sensor. One missing sample is never a loss, even after a long pause: after a suspend,
+    a sensor may not answer at once."""
 
     lost_after_s: float
     _silences: dict[str, _Silence] = field(default_factory=dict)
     _kinds: set[str] = field(default_factory=set)
 
-    def step(self, told: frozenset[str], expected: frozenset[str], silent: frozenset[str], now_s: float) -> set[str]:
-        """Return what is lost now.
+    def step(self, present: frozenset[str], expected: frozenset[str], silent: frozenset[str], now_s: float) -> set[str]:
+        """Return the lost sensors.
 
-        `told` are kinds of reading that spoke at this look; one that ever did, or that is `expected`, is missed from
-        then on. `silent` are single sensors that are missed as long as they are named.
+        `present` are the kinds of reading in this sample. A kind that was ever present or `expected` must be present
+        from then on. `silent` are single sensors that are missing in this sample.
         """
-        self._kinds |= told | expected
-        missed = (self._kinds - told) | silent
-        for name in self._silences.keys() - missed:
+        self._kinds |= present | expected
+        missing = (self._kinds - present) | silent
+        for name in self._silences.keys() - missing:
             del self._silences[name]
-        for name in missed:
-            # Heard at this very look, for all that is known, when it is missed for the first time.
+        for name in missing:
+            # At the first missing sample the silence begins now: the sensor may have worked until just before.
             self._silences.setdefault(name, _Silence(now_s)).misses += 1
         return {
             name

@@ -1,4 +1,4 @@
-"""The governor's state for people and their tools: one JSON-like value, in the units that people use."""
+"""Report of the governor's state for GET /edge/v1/governor: one JSON value in common units (W, °C, J)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from edge_server.core.priority import PriorityClass
 from edge_server.governor.energy_model import InferenceCost
-from edge_server.governor.readings import BoxReading, EventCounter, Gpu, Rail, Zone
+from edge_server.governor.readings import EventCounter, Gpu, MachineReading, Rail, Zone
 from edge_server.governor.sampler import GovernorSnapshot
 
 Json = dict[str, object]
 Shed = Mapping[tuple[PriorityClass, str], int]
 
 
-def report(now: GovernorSnapshot, shed: Shed) -> Json:
-    """Return what GET /edge/v1/governor answers. Unknown numbers are null, and `missing` says why."""
+def governor_report(now: GovernorSnapshot, shed: Shed) -> Json:
+    """Return the response to GET /edge/v1/governor. Unknown numbers are null; `missing` gives the reasons."""
     decision, reading = now.decision, now.reading
     return {
         "enabled": True,
@@ -28,7 +28,7 @@ def report(now: GovernorSnapshot, shed: Shed) -> Json:
         "temperature_c": _rounded(decision.temperature_c),
         "predicted_c": _rounded(decision.predicted_c),
         "set_point_c": _rounded(decision.set_point_c),
-        "steers_by": now.steers_by,
+        "steers_by": now.control_zone,
         "power_w": _watts(reading.power_mw),
         "power_budget_w": _rounded(decision.power_set_point_w),
         "power_limit_w": _watts(reading.power_limit_mw),
@@ -37,17 +37,18 @@ def report(now: GovernorSnapshot, shed: Shed) -> Json:
         "busy": round(now.busy_share, 3),
         "clock_cap_hz": now.clock_cap_hz,
         "clock_cap_problem": now.clock_problem,
-        "variants_in_force": dict(now.in_force),
+        "variants_in_force": dict(now.active_variants),
         "shed": [
             {"class": level.name.lower(), "reason": reason, "count": count}
             for (level, reason), count in sorted(shed.items())
         ],
-        "joules_per_inference": joules(now.costs),
+        "joules_per_inference": cost_report(now.costs),
         "box": _box(reading),
     }
 
 
-def joules(costs: Mapping[tuple[str, int], InferenceCost]) -> list[Json]:
+def cost_report(costs: Mapping[tuple[str, int], InferenceCost]) -> list[Json]:
+    """Return the energy cost of each model and batch size."""
     return [
         {
             "model": model,
@@ -60,7 +61,7 @@ def joules(costs: Mapping[tuple[str, int], InferenceCost]) -> list[Json]:
     ]
 
 
-def _box(reading: BoxReading) -> Json:
+def _box(reading: MachineReading) -> Json:
     mode, memory = reading.power_mode, reading.memory
     return {
         "board": reading.board,

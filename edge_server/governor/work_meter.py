@@ -1,6 +1,6 @@
-"""What the models did since the last look, from the counts that serving keeps anyway; and how much the box can do.
+"""Work meter: computes each model's work since the last sample from the serving statistics, and the compute capacity.
 
-Pure: statistics go in, differences come out.
+No clock, no I/O: statistics go in, differences come out.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edge_server.core.model_statistics import BatchStatistics, VersionStatistics
-from edge_server.governor.controllers import part
+from edge_server.core.model_statistics import VersionStatistics
+from edge_server.governor.controllers import smoothing_weight
 from edge_server.governor.energy_model import ModelWorkload
 
 _SMOOTHING_S = 3.0
 _DECAY_S = 300.0
-"""A box that had two instances busy an hour ago may have one now; nothing is forgotten while work is held back."""
+"""The peak decays, because the number of busy instances may change. It does not decay while work is held back."""
 
 _REFUSED = "REJECTED"
-"""Triton's reason of failure under which refusals are counted."""
+"""Triton's failure reason for rejected requests."""
 
 
 @dataclass(slots=True)
 class ModelWork:
-    """What one model did, and what was asked of it besides: requests and frames that were refused."""
+    """Work of one model, and its rejected requests and frames."""
 
     busy_s: float = 0.0
     inferences: int = 0
@@ -31,64 +31,67 @@ class ModelWork:
 
 @dataclass(slots=True)
 class CompletedWork:
-    """Of one interval: by batch size, for the energy; and by model."""
+    """Work of one interval: by model and batch size (for the energy model), and by model."""
 
     batches: dict[tuple[str, int], ModelWorkload] = field(default_factory=dict)
     models: dict[str, ModelWork] = field(default_factory=dict)
 
     @property
     def busy_s(self) -> float:
-        """Seconds of computing; of two instances at the same time, those of both."""
+        """Seconds of computing. The seconds of parallel instances add up."""
         return sum(work.busy_s for work in self.models.values())
 
 
 class CompletedWorkMeter:
-    """Turns counts that only grow into what was done since the last call. A count that shrank began anew: a reload."""
+    """Turns growing counters into the work since the last call. A counter that became smaller was reset by a reload."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[dict[int, tuple[int, int]], int]] = {}
         self._known_frames: Mapping[str, int] = {}
-        self._is_begun = False
+        self._has_baseline = False
 
-    def feel(self, versions: Iterable[VersionStatistics], refused_frames: Mapping[str, int]) -> CompletedWork:
-        """Return the work since the last call, nothing for the first one. `refused_frames`: counts by model."""
+    def update(self, versions: Iterable[VersionStatistics], refused_frames: Mapping[str, int]) -> CompletedWork:
+        """Return the work since the last call; no work at the first call. `refused_frames`: counts by model."""
         done = CompletedWork()
         before, self._known = self._known, {}
         for version in versions:
             key = (version.name, version.version)
-            now = {size: _total(item) for size, item in version.batches.items()}, version.failures.get(_REFUSED, 0)
+            totals = {
+                size: (
+                    item.compute_infer.count,
+                    item.compute_input.ns + item.compute_infer.ns + item.compute_output.ns,
+                )
+                for size, item in version.batches.items()
+            }
+            now = totals, version.failures.get(_REFUSED, 0)
             self._known[key] = now
-            if self._is_begun:
+            if self._has_baseline:
                 _add(done, version.name, before.get(key, ({}, 0)), now)
         for name, count in refused_frames.items():
-            if self._is_begun and count > (known := self._known_frames.get(name, 0)):
+            if self._has_baseline and count > (known := self._known_frames.get(name, 0)):
                 done.models.setdefault(name, ModelWork()).refused += count - known
         self._known_frames = dict(refused_frames)
-        self._is_begun = True
+        self._has_baseline = True
         return done
 
 
 class ComputeCapacity:
-    """How many seconds of computing the box does in a second, at its busiest of late; at least 1."""
+    """Compute capacity: the recent peak of computing seconds per second; at least 1."""
 
     def __init__(self) -> None:
         self._rate = 0.0
         self._peak = 1.0
 
-    def feel(self, busy_s: float, dt_s: float, *, is_held_back: bool) -> float:
-        """Learn from an interval. `is_held_back`: less was done than could have been."""
+    def update(self, busy_s: float, dt_s: float, *, is_held_back: bool) -> float:
+        """Add an interval and return the capacity. `is_held_back`: the governor limited the work."""
         if dt_s > 0:
-            self._rate += part(dt_s, _SMOOTHING_S) * (busy_s / dt_s - self._rate)
+            self._rate += smoothing_weight(dt_s, _SMOOTHING_S) * (busy_s / dt_s - self._rate)
             if self._rate >= self._peak:
                 self._peak = self._rate
             elif not is_held_back:
-                self._peak += part(dt_s, _DECAY_S) * (self._rate - self._peak)
+                self._peak += smoothing_weight(dt_s, _DECAY_S) * (self._rate - self._peak)
         self._peak = max(1.0, self._peak)
         return self._peak
-
-
-def _total(item: BatchStatistics) -> tuple[int, int]:
-    return item.compute_infer.count, item.compute_input.ns + item.compute_infer.ns + item.compute_output.ns
 
 
 def _add(

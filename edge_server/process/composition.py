@@ -72,7 +72,7 @@ class ServerParts:
         """Refuse, drain for at most `timeout_s`, close every model. False when requests had to be failed."""
         self.service.stop_accepting()
         if self.governor is not None:
-            self.governor.room.end()
+            self.governor.load_throttle.close()
         if self.engines is not None:
             self.engines.end()
         is_clean = self.manager.close(timeout_s)
@@ -158,8 +158,8 @@ def _manager(
         load_threads=config.repository.load_thread_count,
         publish=events.publish,
         limits=_limits(config),
-        gate=OPEN_GATE if governor is None else governor.gate,
-        ask_room=memory.refusal if governor is None else governor.room.after(memory.refusal),
+        gate=OPEN_GATE if governor is None else governor.admission,
+        ask_room=memory.refusal if governor is None else governor.load_throttle.wrap(memory.refusal),
         limiter=_limiter(config.rate_limit),
         cache=cache,
         gpus=gpus,

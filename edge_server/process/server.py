@@ -93,7 +93,7 @@ class ServerProcess:
         self._supervision = Supervision(config, surroundings, self._checks(), lambda: summary(core.manager.index()))
         self._supervision.add_reload(LOG_NAMES, lambda new: log_settings.reload(new.log))
         self._supervision.add_reload(("repository.public_key", "repository.requires_checksums"), self._renew_trust)
-        gate: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.gate
+        gate: FrameAdmission = NoFrameAdmission() if core.governor is None else core.governor.admission
         self._frames = FrameService(core.service, gate, config.frames)
         self._tokens = Tokens(config.auth.tokens_file)
         if self._tokens.is_used:
@@ -138,11 +138,11 @@ class ServerProcess:
             ServerCallbacks(
                 statistics=lambda: core.service.statistics(None, None),
                 refused_frames=self._frames.refused_counts,
-                pairs=core.service.variants.pairs,
+                variant_pairs=core.service.variants.pairs,
                 use_variants=core.service.variants.choose,
-                look_again=core.manager.resume,
-                announce=core.events.publish,
-                lose_gpu=lambda gpu: core.lose_gpu(gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"),
+                resume=core.manager.resume,
+                publish=core.events.publish,
+                gpu_lost=lambda gpu: core.lose_gpu(gpu.uuid, f"NVML: {next(iter(gpu.missing.values()), 'it is lost')}"),
             )
         )
 
@@ -162,7 +162,7 @@ class ServerProcess:
             HungRunCheck(self._core.manager.loaded_versions, min(limits, default=0.0), time.monotonic_ns)
         ]
         if governor is not None:
-            checks.append(lambda: _problem_of_governor(governor.idle_s()))
+            checks.append(lambda: _problem_of_governor(governor.seconds_since_step()))
         return checks
 
     def _renew_trust(self, config: ServerConfig) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from edge_server.config import TraceConfig
-from edge_server.core.trace_settings import OPENTELEMETRY, TraceBook, TraceChange, TraceSettings, trace_level
+from edge_server.core.trace_settings import OPENTELEMETRY, ServerTraceSettings, TraceChange, TraceSettings, trace_level
 from edge_server.telemetry.trace_sampling import RemoteParent, TraceSampler, remote_parent
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Traces:
     def __init__(self, config: TraceConfig | None = None) -> None:
         self._config = config or TraceConfig()
         self._lock = threading.Lock()
-        self._book = TraceBook(start_settings(self._config))
+        self._book = ServerTraceSettings(start_settings(self._config))
         self._whole = TraceSampler(self._book.whole)
         self._models: dict[str, TraceSampler] = {}
         self._ids = itertools.count(1)

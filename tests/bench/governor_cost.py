@@ -137,7 +137,7 @@ def core(repository: Path, way: str) -> Iterator[ServerParts]:
     made.manager.wait_settled(timeout_s=60)
     if way == HELD:
         assert made.governor is not None
-        made.governor.gate.apply(PolicyDecision(share=0.98), capacity=1.0)
+        made.governor.admission.apply(PolicyDecision(share=0.98), capacity=1.0)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""Rows in, rows out: gather and scatter, with and without reshape, and what a session's broken promise becomes."""
+"""Batch plan: gather and scatter, with and without reshape, and errors for wrong outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(count: int, width: int = 3, first: float = 0) -> np.ndarray:
     return (np.arange(count * width, dtype=np.float32) + first).reshape(count, width)
 
 
-def test_a_lone_request_is_gathered_and_scattered_without_a_copy() -> None:
+def test_a_single_request_is_gathered_and_scattered_without_a_copy() -> None:
     array = rows(2)
     plan = plan_of(OUT)
     given = request(array)

@@ -1,4 +1,4 @@
-"""The batch queue against a plain list that knows what must hold: nothing lost, nothing twice, order kept."""
+"""Batch queue compared with a plain list: nothing lost, nothing twice, order kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dynamic-batching rule, as tables of cases with a clock of our own. Times are microseconds."""
+"""Dynamic batching rule as tables of cases with a manual clock. Times are microseconds."""
 
 from __future__ import annotations
 

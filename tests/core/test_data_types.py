@@ -1,4 +1,4 @@
-"""The data types: their names, sizes and numbers as Triton's model_config.proto counts them."""
+"""Data types: names, sizes and numbers as in Triton's model_config.proto."""
 
 from __future__ import annotations
 

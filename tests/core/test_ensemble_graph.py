@@ -1,4 +1,4 @@
-"""The step graph of an ensemble: what may run when, what is let go, and what is refused before anything runs."""
+"""Step graph of an ensemble: order of steps, release of tensors, and rejected configurations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edge_server.core.composition_spec import Ensemble, EnsembleStep
-from edge_server.core.ensemble_check import step_graph
-from edge_server.core.ensemble_graph import GraphRun, StepGraph, StepLaunch, find_circle, members_first
+from edge_server.core.ensemble_check import build_step_graph
+from edge_server.core.ensemble_graph import GraphRun, StepGraph, StepLaunch, find_cycle, members_first
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
@@ -33,7 +33,7 @@ def ensemble(inputs: Any, outputs: Any, steps: Any, **more: Any) -> ModelSpec:
 def graph_of(spec: ModelSpec, *members: ModelSpec) -> StepGraph:
     known = {member.name: member for member in members}
     assert spec.ensemble is not None
-    return step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
+    return build_step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
 
 
 def flow_of(graph: StepGraph, inputs: dict[str, int], *wanted: str, names: Any = None) -> GraphRun[int]:
@@ -73,23 +73,23 @@ def test_every_step_runs_once_never_before_its_inputs_and_tensors_go_after_their
     there = set(names)
     waiting: list[StepLaunch[int]] = flow.start()
     ran: list[int] = []
-    answers: list[dict[str, int]] = flow.take_answers()
+    answers: list[dict[str, int]] = flow.take_responses()
     while waiting:
         launch = waiting.pop(rng.randrange(len(waiting)))
-        assert {feed.tensor for feed in launch.step.feeds} <= there
-        assert launch.inputs.keys() == {feed.input for feed in launch.step.feeds}
+        assert {feed.tensor for feed in launch.step.inputs} <= there
+        assert launch.inputs.keys() == {feed.input for feed in launch.step.inputs}
         ran.append(launch.step.index)
-        there.update(tensor for _, tensor in launch.step.makes)
-        waiting += flow.answered(launch, {name: 1 for name, _ in launch.step.makes}, is_final=True)
-        answers += flow.take_answers()
+        there.update(tensor for _, tensor in launch.step.outputs)
+        waiting += flow.add_response(launch, {name: 1 for name, _ in launch.step.outputs}, is_final=True)
+        answers += flow.take_responses()
         begun = {*ran, *(item.step.index for item in waiting)}
-        needed = {feed.tensor for step in graph.steps if step.index not in begun for feed in step.feeds}
+        needed = {feed.tensor for step in graph.steps if step.index not in begun for feed in step.inputs}
         wanted = set() if answers else {item.name for item in spec.outputs}
-        assert set(flow.held) == there & (needed | wanted)
+        assert set(flow.kept_tensors) == there & (needed | wanted)
     assert sorted(ran) == list(range(len(graph.steps)))
     assert flow.is_done
     assert [sorted(answer) for answer in answers] == [sorted(item.name for item in spec.outputs)]
-    assert flow.held == []
+    assert flow.kept_tensors == []
 
 
 @pytest.mark.sample(10)
@@ -111,16 +111,16 @@ def test_steps_that_lead_to_no_output_that_is_asked_for_are_left_out(seed: int) 
         maker = graph.maker(tensors.pop())
         if maker is not None and maker.index not in needed:
             needed.add(maker.index)
-            tensors += [feed.tensor for feed in maker.feeds]
+            tensors += [feed.tensor for feed in maker.inputs]
     flow = flow_of(graph, dict.fromkeys(names, 0), wanted)
     waiting, ran = flow.start(), set()
     while waiting:
         launch = waiting.pop()
         ran.add(launch.step.index)
-        waiting += flow.answered(launch, {name: 1 for name, _ in launch.step.makes}, is_final=True)
+        waiting += flow.add_response(launch, {name: 1 for name, _ in launch.step.outputs}, is_final=True)
     assert ran == needed
     assert flow.is_done
-    assert flow.take_answers() == [{wanted: 1}]
+    assert flow.take_responses() == [{wanted: 1}]
 
 
 def test_each_response_of_a_decoupled_step_goes_its_own_way_and_sees_the_request() -> None:
@@ -130,31 +130,31 @@ def test_each_response_of_a_decoupled_step_goes_its_own_way_and_sees_the_request
     )  # fmt: skip
     flow = flow_of(graph_of(spec, MANY, ONE, TWO), {"x": 7})
     many, slow = flow.start()
-    assert flow.answered(many, {"B": 10}, is_final=False) == [], "the slow tensor is not there"
-    assert flow.answered(many, {"B": 11}, is_final=False) == []
-    first, second = flow.answered(slow, {"B": 5}, is_final=True)
+    assert flow.add_response(many, {"B": 10}, is_final=False) == [], "the slow tensor is not there"
+    assert flow.add_response(many, {"B": 11}, is_final=False) == []
+    first, second = flow.add_response(slow, {"B": 5}, is_final=True)
     assert (first.inputs, second.inputs) == ({"A": 10, "A2": 5}, {"A": 11, "A2": 5})
-    (third,) = flow.answered(many, {"B": 12}, is_final=False)
-    assert flow.open_inner_count(many) == 3
-    flow.answered(second, {"B": 111}, is_final=True)
-    assert flow.take_answers() == [], "the first response is not answered yet"
-    flow.answered(first, {"B": 110}, is_final=True)
-    assert flow.take_answers() == [{"y": 110}, {"y": 111}]
-    flow.answered(many, {}, is_final=True)
+    (third,) = flow.add_response(many, {"B": 12}, is_final=False)
+    assert flow.open_scope_count(many) == 3
+    flow.add_response(second, {"B": 111}, is_final=True)
+    assert flow.take_responses() == [], "the first response is not answered yet"
+    flow.add_response(first, {"B": 110}, is_final=True)
+    assert flow.take_responses() == [{"y": 110}, {"y": 111}]
+    flow.add_response(many, {}, is_final=True)
     assert not flow.is_done
-    flow.answered(third, {"B": 112}, is_final=True)
-    assert flow.take_answers() == [{"y": 112}]
+    flow.add_response(third, {"B": 112}, is_final=True)
+    assert flow.take_responses() == [{"y": 112}]
     assert flow.is_done
-    assert flow.held == []
+    assert flow.kept_tensors == []
 
 
 def test_a_decoupled_step_may_answer_never() -> None:
     spec = ensemble(["x"], ["y"], [("many", {"A": "x"}, {"B": "t"}), ("one", {"A": "t"}, {"B": "y"})])
     flow = flow_of(graph_of(spec, MANY, ONE), {"x": 7})
     (launch,) = flow.start()
-    assert flow.answered(launch, {}, is_final=True) == []
+    assert flow.add_response(launch, {}, is_final=True) == []
     assert flow.is_done
-    assert flow.take_answers() == []
+    assert flow.take_responses() == []
 
 
 @pytest.mark.sample(10)
@@ -182,13 +182,13 @@ def test_decoupled_steps_after_decoupled_steps_answer_in_order_whatever_comes_fi
         else:
             is_final, outputs = True, {"B": launch.inputs["A"]}
             expected.append(launch.inputs["A"])
-        waiting += flow.answered(launch, outputs, is_final=is_final)
+        waiting += flow.add_response(launch, outputs, is_final=is_final)
         if is_final:
             waiting.remove(launch)
-        answers += [answer["y"] for answer in flow.take_answers()]
+        answers += [answer["y"] for answer in flow.take_responses()]
     assert answers == sorted(expected, key=str)
     assert flow.is_done
-    assert flow.held == []
+    assert flow.kept_tensors == []
 
 
 def test_an_optional_input_left_out_is_left_out_of_the_step_or_leaves_the_step_out() -> None:
@@ -203,9 +203,9 @@ def test_an_optional_input_left_out_is_left_out_of_the_step_or_leaves_the_step_o
     flow = flow_of(graph_of(spec, maybe, ONE), {"x": 1}, names=["x", "z"])
     (launch,) = flow.start()
     assert launch.inputs == {"A": 1}
-    flow.answered(launch, {"B": 2}, is_final=True)
+    flow.add_response(launch, {"B": 2}, is_final=True)
     assert flow.is_done
-    assert flow.take_answers() == [{"y": 2}]
+    assert flow.take_responses() == [{"y": 2}]
 
 
 def test_an_output_that_a_model_leaves_out_leaves_out_what_needs_it() -> None:
@@ -214,10 +214,10 @@ def test_an_output_that_a_model_leaves_out_leaves_out_what_needs_it() -> None:
     ])  # fmt: skip
     flow = flow_of(graph_of(spec, PAIR, ONE), {"x": 1})
     (first,) = flow.start()
-    (second,) = flow.answered(first, {"B": 2}, is_final=True)
-    flow.answered(second, {"B": 3}, is_final=True)
+    (second,) = flow.add_response(first, {"B": 2}, is_final=True)
+    flow.add_response(second, {"B": 3}, is_final=True)
     assert flow.is_done
-    assert flow.take_answers() == [{"y": 3}]
+    assert flow.take_responses() == [{"y": 3}]
 
 
 CHAIN = [("one", {"A": "x"}, {"B": "t"}), ("one", {"A": "t"}, {"B": "y"})]
@@ -253,7 +253,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_of_a_long_circle_the_first_steps_are_told() -> None:
+def test_of_a_long_cycle_the_first_steps_are_reported() -> None:
     steps = [("two", {"A": "x", "A2": f"t{(index - 1) % 2000}"}, {"B": f"t{index}"}) for index in range(2000)]
     with pytest.raises(
         BadModelConfig, match=r"wait for each other: step 1 .*'t1999' from step 2000 .* \.\.\.$"
@@ -302,10 +302,10 @@ def test_shapes_fit_with_or_without_the_batch_dimension(ours: Any, theirs: Any, 
             graph_of(whole, member)
 
 
-def test_a_circle_of_models_is_found_at_any_length() -> None:
-    assert find_circle("a", {"a": ["b"], "b": ["c", "d"], "c": ["a"]}) == ["a", "b", "c", "a"]
-    assert find_circle("a", {"a": ["a"]}) == ["a", "a"]
-    assert find_circle("a", {"a": ["b"], "b": ["c"], "c": ["b"]}) == []
+def test_a_cycle_of_models_is_found_at_any_length() -> None:
+    assert find_cycle("a", {"a": ["b"], "b": ["c", "d"], "c": ["a"]}) == ["a", "b", "c", "a"]
+    assert find_cycle("a", {"a": ["a"]}) == ["a", "a"]
+    assert find_cycle("a", {"a": ["b"], "b": ["c"], "c": ["b"]}) == []
 
 
 def test_members_come_first_also_where_there_are_circles() -> None:

@@ -1,4 +1,4 @@
-"""Shape tensors in ensembles: what may become one of a step that batches, what may not, and what the step is given."""
+"""Shape tensors in ensembles: allowed and rejected sources, and the inputs that a step gets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from edge_server.core.composition_spec import Ensemble, EnsembleStep
-from edge_server.core.ensemble_check import step_graph
-from edge_server.core.ensemble_graph import StepGraph, StepInput
-from edge_server.core.ensemble_shapes import as_taken
+from edge_server.core.ensemble_check import build_step_graph
+from edge_server.core.ensemble_graph import StepGraph, StepInput, step_input_tensor
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request
@@ -35,7 +34,7 @@ def ensemble(inputs: Any, outputs: Any, *steps: Any, batch: int = 8) -> ModelSpe
 def graph_of(spec: ModelSpec, *members: ModelSpec) -> StepGraph:
     known = {member.name: member for member in members}
     assert spec.ensemble is not None
-    return step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
+    return build_step_graph(spec, [known[step.model] for step in spec.ensemble.steps])
 
 
 RESIZE = model("resize")
@@ -55,7 +54,7 @@ def resizing(size: InputSpec, *, batch: int) -> ModelSpec:
 
 
 def size_of(graph: StepGraph, step: int = 0) -> StepInput:
-    return next(feed for feed in graph.steps[step].feeds if feed.input == "S")
+    return next(feed for feed in graph.steps[step].inputs if feed.input == "S")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +71,8 @@ def test_values_without_a_batch_dimension_are_taken_as_they_are(size: InputSpec,
     feed = size_of(graph_of(resizing(size, batch=batch), RESIZE))
     assert (feed.is_values, feed.rank) == (True, 1)
     sent = Tensor("S", DType.INT64, np.array([4, 6]))
-    assert as_taken(sent, feed) is sent
-    assert as_taken(Tensor("other", DType.INT64, sent.array), feed).array is sent.array
+    assert step_input_tensor(sent, feed) is sent
+    assert step_input_tensor(Tensor("other", DType.INT64, sent.array), feed).array is sent.array
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
@@ -95,7 +94,7 @@ def test_what_a_step_is_given_is_what_its_model_takes_from_a_client(rows: int) -
     assert RequestCheck(spec).rows(given) == rows
     tensors = {**given.inputs, "made": Tensor("N", DType.INT64, np.array([[4, 6]] * rows))}
     for step in graph.steps:
-        asked = Request(step.model, {feed.input: as_taken(tensors[feed.tensor], feed) for feed in step.feeds})
+        asked = Request(step.model, {feed.input: step_input_tensor(tensors[feed.tensor], feed) for feed in step.inputs})
         assert RequestCheck(RESIZE).rows(asked) == rows
         assert asked.inputs["S"].array.tolist() == [4, 6]
 
@@ -109,14 +108,14 @@ def test_a_member_that_does_not_batch_may_make_the_values() -> None:
         batch=0,
     )
     feed = size_of(graph_of(spec, RESIZE, ALONE), 1)
-    assert as_taken(Tensor("Y", DType.INT64, np.array([4, 6])), feed).array.tolist() == [4, 6]
+    assert step_input_tensor(Tensor("Y", DType.INT64, np.array([4, 6])), feed).array.tolist() == [4, 6]
 
 
 def test_a_model_that_does_not_batch_takes_its_shape_tensors_as_any_tensor() -> None:
     spec = ensemble((X, values_input()), (Y,), ("resize", {"X": "X", "S": "S"}, {"Y": "Y"}))
     feed = size_of(graph_of(spec, model("resize", batch=0)))
     assert (feed.is_values, feed.rank) == (False, 1)
-    assert as_taken(Tensor("S", DType.INT64, np.array([[4, 6]])), feed).array.tolist() == [4, 6]
+    assert step_input_tensor(Tensor("S", DType.INT64, np.array([[4, 6]])), feed).array.tolist() == [4, 6]
 
 
 def refusal(spec: ModelSpec, *members: ModelSpec) -> str:
@@ -197,7 +196,7 @@ def test_rows_without_values_in_common_fail_the_request(rows: list[list[int]]) -
     """As a decoupled member can answer them, whose responses have any number of rows."""
     given = Tensor("N", DType.INT64, np.array(rows, np.int64).reshape(-1, 2))
     with pytest.raises(BackendError) as caught:
-        as_taken(given, StepInput("S", "made", rank=1, is_values=True))
+        step_input_tensor(given, StepInput("S", "made", rank=1, is_values=True))
     assert caught.value.message == (
         "input 'S' is a shape tensor of a model that batches: expected rows of equal values in tensor 'made', "
         f"given {rows}"

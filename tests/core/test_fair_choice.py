@@ -1,4 +1,4 @@
-"""Whose turn it is: priority first, shares by weight, and nothing saved up by being away."""
+"""Fair choice: priority first, shares by weight, and no credit for idle time."""
 
 from __future__ import annotations
 

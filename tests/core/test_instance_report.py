@@ -1,3 +1,5 @@
+"""Text of an instance report."""
+
 from edge_server.core.status_reports import InstanceReport
 
 

@@ -1,4 +1,4 @@
-"""The batch of one request: gathered and scattered by a shorter way, which must come to the same."""
+"""Batch of a single request: the short path gives the same result as the general one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ shapes = {
     asked=st.lists(st.sampled_from(sorted(OUTPUTS)), max_size=2, unique=True),
     data=st.data(),
 )
-def test_the_answer_to_a_lone_request_is_that_of_a_batch_of_one(
+def test_the_answer_to_a_single_request_is_that_of_a_batch_of_one(
     declared: list[str], answered: list[str], asked: list[str], data: st.DataObject
 ) -> None:
     plan = BatchPlan(ModelSpec("m", "stub", "", 8, (IN,), tuple(OUTPUTS[name] for name in declared), GROUPS))
@@ -77,7 +77,7 @@ def test_the_answer_to_a_lone_request_is_that_of_a_batch_of_one(
         InputSpec("IN", DType.FP32, (-1,), allow_ragged_batch=True),
     ],
 )
-def test_the_inputs_of_a_lone_request_are_those_of_a_batch_of_one(item: InputSpec) -> None:
+def test_the_inputs_of_a_single_request_are_those_of_a_batch_of_one(item: InputSpec) -> None:
     plan = BatchPlan(ModelSpec("m", "stub", "", 8, (item,), (OUTPUTS["OUT"],), GROUPS))
     request = Request("m", {"IN": Tensor("IN", DType.FP32, np.ones((1, 3), np.float32))})
     one, several = plan.gather_one(request), plan.gather([request])
@@ -86,7 +86,7 @@ def test_the_inputs_of_a_lone_request_are_those_of_a_batch_of_one(item: InputSpe
     assert one["IN"].shape == several["IN"].shape
 
 
-def test_a_lone_answer_with_too_few_rows_is_refused() -> None:
+def test_a_single_answer_with_too_few_rows_is_refused() -> None:
     plan = BatchPlan(ModelSpec("m", "stub", "", 8, (IN,), (OUTPUTS["OUT"],), GROUPS))
     request = Request("m", {"IN": Tensor("IN", DType.FP32, np.ones((2, 3), np.float32))})
     with pytest.raises(BackendError, match=r"shape \[1, 3\]"):

@@ -1,4 +1,4 @@
-"""The rules of a stream's mailbox, told by tables and by any sequence of events."""
+"""Rules of a stream's mailbox, as tables and with any sequence of events."""
 
 from __future__ import annotations
 

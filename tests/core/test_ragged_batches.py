@@ -1,4 +1,4 @@
-"""Requests of different shapes in one batch: laid flat, told apart by what is made from the batch, and cut again."""
+"""Ragged batches: flattened inputs, batch inputs, and outputs split per request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge_server.core.batch import BatchPlan
 from edge_server.core.composition_spec import BatchInput, BatchInputKind, BatchOutput
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
-from edge_server.core.ragged_batch import concatenate, cut, make_batch_input, output_shape
+from edge_server.core.ragged_batch import join_flat, make_batch_input, ragged_output_shape, split_by_shapes
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
@@ -42,7 +42,7 @@ def test_an_input_made_from_the_batch_holds_what_its_kind_says(kind: Kind, wante
     assert made.tolist() == wanted
 
 
-def test_the_largest_count_is_told_by_a_shape() -> None:
+def test_the_largest_count_is_reported_by_a_shape() -> None:
     assert make_batch_input(Kind.MAX_ELEMENT_COUNT_AS_SHAPE, DType.FP32, SHAPES).shape == (8,)
 
 
@@ -61,9 +61,9 @@ def test_more_elements_than_int32_holds_are_refused_rather_than_wrapped() -> Non
 @given(shapes_of_a_batch)
 def test_what_is_laid_flat_is_cut_into_the_same_arrays_again(shapes: list[tuple[int, ...]]) -> None:
     arrays = [np.random.default_rng(place).integers(0, 99, shape) for place, shape in enumerate(shapes)]
-    flat = concatenate(arrays)
+    flat = join_flat(arrays)
     assert flat.ndim == 1
-    parts = cut(flat, shapes)
+    parts = split_by_shapes(flat, shapes)
     assert parts is not None
     for part, array in zip(parts, arrays, strict=True):
         np.testing.assert_array_equal(part, array)
@@ -72,7 +72,7 @@ def test_what_is_laid_flat_is_cut_into_the_same_arrays_again(shapes: list[tuple[
 @given(shapes_of_a_batch)
 def test_the_accumulated_counts_are_the_ends_of_the_requests_in_the_flat_input(shapes: list[tuple[int, ...]]) -> None:
     arrays = [np.full(shape, place) for place, shape in enumerate(shapes)]
-    flat = concatenate(arrays)
+    flat = join_flat(arrays)
     bounds = make_batch_input(Kind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, DType.INT32, shapes)
     counts = make_batch_input(Kind.ELEMENT_COUNT, DType.INT32, shapes)
     ends = make_batch_input(Kind.ACCUMULATED_ELEMENT_COUNT, DType.INT32, shapes)
@@ -86,17 +86,17 @@ def test_the_accumulated_counts_are_the_ends_of_the_requests_in_the_flat_input(s
 @given(shapes_of_a_batch, st.integers(-3, 3).filter(bool))
 def test_a_flat_output_of_another_size_is_not_cut(shapes: list[tuple[int, ...]], excess: int) -> None:
     total = sum(int(np.prod(shape)) for shape in shapes)
-    assert cut(np.zeros(max(0, total + excess)), shapes) is None or total + excess < 0
+    assert split_by_shapes(np.zeros(max(0, total + excess)), shapes) is None or total + excess < 0
 
 
-def test_a_lone_array_is_laid_flat_without_a_copy() -> None:
+def test_a_single_array_is_laid_flat_without_a_copy() -> None:
     array = np.arange(6).reshape(2, 3)
-    assert np.shares_memory(concatenate([array]), array)
+    assert np.shares_memory(join_flat([array]), array)
 
 
 def test_an_output_takes_the_free_dimensions_and_the_rows_from_its_source() -> None:
-    assert output_shape((-1, 7), (2, 5, 9)) == (2, 5, 7)
-    assert output_shape((3,), (2, 5, 9)) == (2, 3)
+    assert ragged_output_shape((-1, 7), (2, 5, 9)) == (2, 5, 7)
+    assert ragged_output_shape((3,), (2, 5, 9)) == (2, 3)
 
 
 def ragged_spec(*outputs: OutputSpec, cuts: tuple[str, ...] = ("EACH",)) -> ModelSpec:
@@ -133,7 +133,7 @@ def test_a_batch_of_ragged_requests_has_flat_and_stacked_and_made_inputs() -> No
     assert batch["BIASES"].tolist() == [1, 2]
 
 
-def test_a_lone_ragged_request_is_laid_flat_as_well() -> None:
+def test_a_single_ragged_request_is_laid_flat_as_well() -> None:
     batch = BatchPlan(ragged_spec(EACH)).gather([request(2, 3, 0)])
     assert batch["VALUES"].shape == (6,)
     assert batch["BIAS"].shape == (2, 1)

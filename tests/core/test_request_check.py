@@ -1,4 +1,4 @@
-"""Every sentence of RequestCheck, in Triton's words, and the rows and merge keys of right requests."""
+"""All error messages of RequestCheck, and the rows and merge keys of valid requests."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_wrong_request_is_refused_in_tritons_words(inputs: tuple[InputSpec, ..
     assert words in caught.value.message
 
 
-def test_a_request_without_an_id_is_told_so() -> None:
+def test_a_request_without_an_id_gets_no_id_text() -> None:
     with pytest.raises(InvalidRequest, match=r"^\[request id: <id_unknown>\] unexpected inference input"):
         RequestCheck(spec_of(IMAGE)).rows(request(SIZE_1, id=""))
 

@@ -1,4 +1,4 @@
-"""The sequence queue against plain lists that know what must hold: order kept, one at a time, slots never shared."""
+"""Sequence queue compared with plain lists: order kept, one entry at a time, slots never shared."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_server.core.composition_spec import DirectStrategy, OldestStrategy, SequenceBatching
-from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue
-from edge_server.core.sequence_limits import WaitingLimits
+from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits
 from edge_server.errors import InvalidRequest, QueueFull
 
 INSTANCES = 2

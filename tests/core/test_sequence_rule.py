@@ -1,4 +1,4 @@
-"""The rule of sequences, case by case: slots, batches, the backlog, idleness, and what becomes of flags."""
+"""Rule of the sequence batcher, case by case: slots, batches, backlog, idle sequences, and flags."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from edge_server.core.composition_spec import DirectStrategy, OldestStrategy, SequenceBatching
-from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue
-from edge_server.core.sequence_limits import WaitingLimits
+from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits
 from edge_server.errors import InvalidRequest, QueueFull
 
 US = 1000
@@ -149,7 +148,7 @@ def test_a_sequence_with_a_request_under_way_is_not_idle() -> None:
     assert run(line, 10_001) == ["a"]
 
 
-def test_start_on_a_live_id_begins_it_anew_in_the_same_slot() -> None:
+def test_start_on_a_live_id_begins_it_again_in_the_same_slot() -> None:
     line = queue(DirectStrategy())
     for name in ("a+", "b+", "a", "b+"):
         offer(line, name)
@@ -398,7 +397,7 @@ def test_an_iterative_entry_is_taken_again_and_again_and_its_sequence_ends_with_
     assert (line.live_count, line.backlog_count) == (2, 1)
     assert line.take(0, 1).items == ["a", "b"]
     assert [entries[name].is_start for name in "ab"] == [True, True]
-    line.take_again(entries["a"], "a", 2)
+    line.requeue(entries["a"], "a", 2)
     assert not entries["a"].is_start
     line.finish(entries["b"], 2)
     assert (line.live_count, line.backlog_count, line.size) == (2, 0, 2)
@@ -417,7 +416,7 @@ def test_an_iterative_entry_that_waits_again_can_be_dropped_and_expires() -> Non
         line.offer(entry, item)
     assert line.take(0, 1).items == ["dropped", "late"]
     for entry, item in ((dropped, "dropped"), (late, "late")):
-        line.take_again(entry, item, 2)
+        line.requeue(entry, item, 2)
     assert line.drop(dropped)
     assert (line.live_count, line.expire(49)) == (1, [])
     assert (line.expire(50), line.live_count, line.size) == (["late"], 0, 0)
@@ -430,7 +429,7 @@ def test_iterative_entries_that_meet_in_one_id_run_one_after_another() -> None:
     line.offer(first, "first")
     assert line.take(0, 1).items == ["first"]
     line.offer(second, "second")
-    line.take_again(first, "first", 2)
+    line.requeue(first, "first", 2)
     assert line.take(0, 2).items == ["first"]
     line.finish(first, 3)
     assert (line.live_count, line.take(0, 3).items, second.is_start) == (1, ["second"], True)

@@ -1,4 +1,4 @@
-"""Shape tensors of models that batch: what a client sends, what the model is given, what each client gets back."""
+"""Shape tensors of models that batch: request values, model inputs, and outputs per client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_server.core.device_tensor import DeviceArray, DeviceTensor
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request
-from edge_server.core.shape_tensors import of_another_size, rows_of_values, with_batch_size
+from edge_server.core.shape_tensors import prepend_batch_size, repeat_values_per_row, replace_batch_size
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, InvalidRequest
 
@@ -176,7 +176,7 @@ def test_each_request_gets_its_rows_and_its_values_once_a_row(
 
 
 @pytest.mark.parametrize("outputs", [(), ("N",), ("Y", "N")])
-def test_a_lone_request_is_answered_as_one_of_many(outputs: tuple[str, ...]) -> None:
+def test_a_single_request_is_answered_as_one_of_many(outputs: tuple[str, ...]) -> None:
     plan = BatchPlan(spec_of())
     asked = request(3, values(4, 6), outputs=outputs)
     made = as_the_model(plan.gather_one(asked))
@@ -229,15 +229,17 @@ def test_no_client_memory_on_a_gpu_is_offered_for_values() -> None:
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=6), st.integers(1, 8), st.integers(1, 8))
-def test_values_survive_being_counted_anew(sizes: list[int], rows: int, others: int) -> None:
-    whole = with_batch_size(values(*sizes), rows)
-    moved = of_another_size(whole, rows, others)
+def test_values_survive_being_counted_again(sizes: list[int], rows: int, others: int) -> None:
+    whole = prepend_batch_size(values(*sizes), rows)
+    moved = replace_batch_size(whole, rows, others)
     assert moved.tolist() == [others, *sizes]
-    assert of_another_size(moved, others + 1, rows) is moved, "what does not tell that batch size stays to be refused"
-    found = rows_of_values(moved, (len(sizes),), others)
+    assert replace_batch_size(moved, others + 1, rows) is moved, (
+        "what does not tell that batch size stays to be refused"
+    )
+    found = repeat_values_per_row(moved, (len(sizes),), others)
     assert found is not None
     assert found.tolist() == [sizes] * others
-    free = rows_of_values(moved, (-1,), others)
+    free = repeat_values_per_row(moved, (-1,), others)
     assert free is not None
     assert free.tolist() == found.tolist()
-    assert rows_of_values(moved, (len(sizes) + 1,), others) is None
+    assert repeat_values_per_row(moved, (len(sizes) + 1,), others) is None

@@ -1,4 +1,4 @@
-"""The doctor on boards made of files, with runtimes that work, are missing, or end their process."""
+"""Doctor on reconstructed boards, with runtimes that work, are missing, or crash."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import pytest
 from edge_server.cli import doctor
 from edge_server.doctor import sample_model
 from edge_server.doctor.finding import Finding, FindingLevel, can_serve
-from edge_server.doctor.machine import jetpack, memory, packages, sensors
-from edge_server.doctor.permissions import ServerUser, find_user, permissions
-from edge_server.doctor.ports import ports
-from edge_server.doctor.runtimes import run_probe, runtimes
-from edge_server.governor.readings import BoxReading, Gpu
-from edge_server.governor.sensors.machine import read_box
+from edge_server.doctor.machine import check_jetpack, check_memory, check_sensors, installed_packages
+from edge_server.doctor.permissions import ServerUser, check_permissions, find_user
+from edge_server.doctor.ports import check_ports
+from edge_server.doctor.runtimes import check_runtimes, run_probe
+from edge_server.governor.readings import Gpu, MachineReading
+from edge_server.governor.sensors.machine import read_machine
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -52,7 +52,7 @@ def named(findings: list[Finding], name: str) -> Finding:
         ("thor_jp7", "Thor", "JetPack 7"),
     ],
 )
-def test_it_tells_a_board_its_jetpack_and_its_sensors(make_board: Any, name: str, board: str, release: str) -> None:
+def test_it_reports_board_jetpack_and_sensors(make_board: Any, name: str, board: str, release: str) -> None:
     box = make_board(name)
     code, found = ask(f"--sysfs-root={box.root}", "--skip-runtimes")
     sections = found["sections"]
@@ -68,7 +68,7 @@ def test_it_tells_a_board_its_jetpack_and_its_sensors(make_board: Any, name: str
     assert (code, found["can_serve"]) == (0, True)
 
 
-def test_an_x86_box_has_no_section_about_jetpack(make_board: Any) -> None:
+def test_an_x86_machine_has_no_section_about_jetpack(make_board: Any) -> None:
     _, found = ask(f"--sysfs-root={make_board('x86_box').root}", "--skip-runtimes")
     assert "jetpack" not in found["sections"]
     assert any(item["name"] == "heat" and "°C" in item["text"] for item in found["sections"]["sensors"])
@@ -88,7 +88,7 @@ def test_the_page_for_people_ends_with_the_verdict_and_advice_stands_below_what_
 
 @pytest.mark.full
 def test_runtimes_of_this_environment_are_tried_for_real_and_the_fastest_is_named() -> None:
-    findings = list(runtimes({}, is_jetson=False))
+    findings = list(check_runtimes({}, is_jetson=False))
     assert f"onnxruntime {onnxruntime.__version__} on CPU, f32" in named(findings, "onnxruntime").text
     assert named(findings, "openvino").text.startswith("openvino ")
     fastest = named(findings, "fastest").text
@@ -106,19 +106,19 @@ def prober(**answers: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any]]:
     return lambda name: answers.get(name, missing)
 
 
-def test_a_box_without_any_runtime_cannot_serve_and_is_told_what_to_install() -> None:
-    findings = list(runtimes({}, is_jetson=False, probe=prober()))
+def test_a_machine_without_any_runtime_cannot_serve_and_advice_names_what_to_install() -> None:
+    findings = list(check_runtimes({}, is_jetson=False, probe=prober()))
     assert not can_serve(findings)
     assert "pip install" in named(findings, "all").advice
     assert all("pip install" in item.text for item in findings if item.name != "all")
 
 
-def test_two_distributions_of_onnx_runtime_are_told_by_their_metadata(
+def test_two_distributions_of_onnx_runtime_are_reported_by_their_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told() -> list[Finding]:
         works = prober(**{name: {} for name in ("onnxruntime", "openvino")})
-        return [item for item in runtimes({}, is_jetson=False, probe=works) if "overwrite" in item.text]
+        return [item for item in check_runtimes({}, is_jetson=False, probe=works) if "overwrite" in item.text]
 
     assert told() == []
     info = tmp_path / "onnxruntime_gpu-1.23.0.dist-info"
@@ -139,7 +139,7 @@ def test_a_runtime_that_ends_its_process_costs_only_itself(tmp_path: Path, monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     answer = run_probe("onnxruntime")
     assert answer == {"problem": "it ended its process with SIGILL", "is_broken": True}
-    findings = list(runtimes({}, is_jetson=False, probe=prober(onnxruntime=answer, openvino={"runtime": "o"})))
+    findings = list(check_runtimes({}, is_jetson=False, probe=prober(onnxruntime=answer, openvino={"runtime": "o"})))
     found = named(findings, "onnxruntime")
     assert (found.level, can_serve(findings)) == (FindingLevel.WARNING, True)
     assert "another processor" in found.advice
@@ -175,35 +175,39 @@ def test_packages_of_nvidia_are_those_that_dpkg_calls_installed(tmp_path: Path) 
         "Package: vim\nStatus: install ok installed\nVersion: 9\n\n"
         "Package: libnvinfer10\nStatus: install ok installed\nVersion: 10.3.0.30\n"
     )
-    assert packages(SysfsFiles(tmp_path)) == {"nvidia-l4t-core": "36.4.3-2025", "libnvinfer10": "10.3.0.30"}
+    assert installed_packages(SysfsFiles(tmp_path)) == {"nvidia-l4t-core": "36.4.3-2025", "libnvinfer10": "10.3.0.30"}
 
 
 @pytest.mark.parametrize(
     ("reading", "level", "words"),
     [
-        (BoxReading(0, soc="tegra234", missing={"l4t": "no release"}), FindingLevel.WARNING, "/etc/nv_tegra_release"),
-        (BoxReading(0, soc="tegra234", l4t="35.4.1", jetpack="5.1.2"), FindingLevel.WARNING, "JetPack 6 or 7"),
-        (BoxReading(0, soc="tegra264", l4t="41.0"), FindingLevel.NOTE, "newer"),
-        (BoxReading(0, soc="tegra234", l4t="36.4.3", jetpack="6.2"), FindingLevel.OK, ""),
+        (
+            MachineReading(0, soc="tegra234", missing={"l4t": "no release"}),
+            FindingLevel.WARNING,
+            "/etc/nv_tegra_release",
+        ),
+        (MachineReading(0, soc="tegra234", l4t="35.4.1", jetpack="5.1.2"), FindingLevel.WARNING, "JetPack 6 or 7"),
+        (MachineReading(0, soc="tegra264", l4t="41.0"), FindingLevel.NOTE, "newer"),
+        (MachineReading(0, soc="tegra234", l4t="36.4.3", jetpack="6.2"), FindingLevel.OK, ""),
     ],
 )
 def test_each_kind_of_jetpack_has_its_advice(
-    tmp_path: Path, reading: BoxReading, level: FindingLevel, words: str
+    tmp_path: Path, reading: MachineReading, level: FindingLevel, words: str
 ) -> None:
-    found = named(list(jetpack(SysfsFiles(tmp_path), reading)), "release")
+    found = named(list(check_jetpack(SysfsFiles(tmp_path), reading)), "release")
     assert (found.level, words in found.advice) == (level, True)
 
 
 def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 8000000 kB\nMemAvailable: {available_mib * 1024} kB\n")
-    return list(memory(SysfsFiles(tmp_path), read_box(tmp_path)))
+    return list(check_memory(SysfsFiles(tmp_path), read_machine(tmp_path)))
 
 
 @pytest.mark.parametrize(
     ("available_mib", "level"), [(4000, FindingLevel.OK), (400, FindingLevel.WARNING), (100, FindingLevel.PROBLEM)]
 )
-def test_little_memory_is_told_and_too_little_keeps_from_serving(
+def test_little_memory_is_reported_and_too_little_keeps_from_serving(
     tmp_path: Path, available_mib: int, level: FindingLevel
 ) -> None:
     findings = meminfo(tmp_path, available_mib)
@@ -212,12 +216,12 @@ def test_little_memory_is_told_and_too_little_keeps_from_serving(
     assert can_serve(findings) == (level is not FindingLevel.PROBLEM)
 
 
-def test_a_lost_gpu_keeps_the_box_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
-    lost = BoxReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
-    assert "restart the machine" in named(list(sensors(lost)), "NVIDIA A2").advice
-    assert not can_serve(list(sensors(lost)))
-    replaced = BoxReading(0, missing={"nvml": "NVML: Driver/library version mismatch"})
-    found = named(list(sensors(replaced)), "nvml")
+def test_a_lost_gpu_keeps_the_machine_from_serving_and_a_replaced_driver_asks_for_a_restart() -> None:
+    lost = MachineReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
+    assert "restart the machine" in named(list(check_sensors(lost)), "NVIDIA A2").advice
+    assert not can_serve(list(check_sensors(lost)))
+    replaced = MachineReading(0, missing={"nvml": "NVML: Driver/library version mismatch"})
+    found = named(list(check_sensors(replaced)), "nvml")
     assert (found.level, "restart the machine" in found.advice) == (FindingLevel.WARNING, True)
 
 
@@ -243,12 +247,12 @@ def devices(tmp_path: Path) -> Path:
 
 def test_devices_that_the_user_may_not_open_are_named_with_the_group_that_may(devices: Path) -> None:
     stranger = ServerUser("edge", 12345, frozenset({12345}), is_me=False)
-    findings = list(permissions(SysfsFiles(devices), devices, stranger, is_jetson=True))
-    assert named(findings, "devices").text == "user edge may open 1 of 3 devices of GPUs"
+    findings = list(check_permissions(SysfsFiles(devices), devices, stranger, is_jetson=True))
+    assert named(findings, "devices").text == "user edge may open 1 of 3 GPU devices"
     assert "usermod --append --groups video edge" in named(findings, "/dev/dri/renderD128").advice
     assert "udev.rules" in named(findings, "/dev/nvmap").advice
     member = ServerUser("edge", 12345, frozenset({12345, grp.getgrnam("video").gr_gid}), is_me=False)
-    findings = list(permissions(SysfsFiles(devices), devices, member, is_jetson=True))
+    findings = list(check_permissions(SysfsFiles(devices), devices, member, is_jetson=True))
     assert {item.name for item in findings} == {"devices", "/dev/nvmap"}
     assert can_serve(findings)
 
@@ -262,9 +266,9 @@ def test_users_are_found_by_name_and_a_name_that_is_none_is_an_error(capsys: pyt
     assert "nobody-of-this-name" in capsys.readouterr().err
 
 
-def test_a_port_of_another_process_is_told_with_that_process_and_the_option_to_avoid_it() -> None:
+def test_a_port_of_another_process_is_reported_with_that_process_and_the_option_to_avoid_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        (found,) = ports({"metrics": taken.getsockname()[1]})
+        (found,) = check_ports({"metrics": taken.getsockname()[1]})
     assert "in use by" in found.text
     assert f"(process {os.getpid()})" in found.text
     assert (found.level, "--metrics-port" in found.advice) == (FindingLevel.NOTE, True)
@@ -273,7 +277,7 @@ def test_a_port_of_another_process_is_told_with_that_process_and_the_option_to_a
 def test_a_port_that_nobody_uses_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    (found,) = ports({"HTTP": port})
+    (found,) = check_ports({"HTTP": port})
     assert (found.text, found.level) == ("HTTP: free", FindingLevel.OK)
 
 
@@ -293,7 +297,7 @@ def test_a_port_of_a_running_edge_server_is_nothing_to_act_on(tmp_path: Path, wo
         [sys.executable, *words], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        (found,) = ports({"HTTP": int(server.stdout.readline())})
+        (found,) = check_ports({"HTTP": int(server.stdout.readline())})
         server.communicate()
     assert found.text == f"HTTP: in use by edge-server (process {server.pid})"
     assert (found.level, found.advice) == (FindingLevel.OK, "")
@@ -304,7 +308,7 @@ def test_what_is_in_the_way_never_comes_without_advice() -> None:
         Finding("memory", "available", "little", FindingLevel.WARNING)
 
 
-def test_text_of_the_box_cannot_steer_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_the_machine_cannot_steer_the_terminal(make_board: Any, capsys: pytest.CaptureFixture[str]) -> None:
     box = make_board("orin_nano_jp6")
     box.write("/proc/device-tree/model", b"evil\x1b[2J board\0")
     doctor.run(["--skip-runtimes", f"--sysfs-root={box.root}"])

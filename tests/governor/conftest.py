@@ -1,4 +1,4 @@
-"""NVIDIA's library without NVIDIA, for pynvml in this process."""
+"""Fixtures of a fake NVML library for pynvml in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes on a bad day: files that lie or vanish, sensors that are pulled, counters that only root may read."""
+"""Sensors with faults: wrong or missing files, removed sensors, and counters that only root may read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, CriticalTemperature, ThrottleReason
-from edge_server.governor.sensors.machine import BoxSensors
+from edge_server.governor.readings import CriticalTemperature, MachineReading, ThrottleReason
+from edge_server.governor.sensors.machine import MachineSensors
 from edge_server.governor.sensors.sysfs import SysfsFiles, read_once
 
 BOARDS = ("orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7", "x86_box")
 
 
 class NoNvml:
-    """A box on which NVML is not installed."""
+    """A machine without NVML."""
 
-    def read(self, now_s: float) -> BoxReading:
-        return BoxReading(now_s, missing={"nvml": "not installed"})
+    def read(self, now_s: float) -> MachineReading:
+        return MachineReading(now_s, missing={"nvml": "not installed"})
 
     def close(self) -> None:
         pass
@@ -32,12 +32,12 @@ def board(make_board: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @pytest.fixture
 def box(make_board: Callable[[str], Any]) -> Any:
-    """A box without any sensor."""
+    """A machine without any sensor."""
     return make_board("")
 
 
-def sensors(box: Any) -> BoxSensors:
-    return BoxSensors(box.root, nvml=NoNvml())
+def sensors(box: Any) -> MachineSensors:
+    return MachineSensors(box.root, nvml=NoNvml())
 
 
 @pytest.mark.sample
@@ -58,7 +58,7 @@ def test_any_file_may_say_anything_or_vanish_at_any_moment(name: str, content: s
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_what_steers_is_missed_as_soon_as_it_is_gone_and_heard_again_when_it_is_back(name: str, board: Any) -> None:
+def test_the_controlled_sensor_is_silent_while_it_is_gone(name: str, board: Any) -> None:
     box = board(name)
     if name == "x86_box":
         # It would stand in.
@@ -102,7 +102,7 @@ def test_power_of_a_processor_follows_from_two_readings_of_its_energy_across_a_w
     assert counters["package-0"] == (262143328850 - 4_000_000 + 10_000_000) // 1000
 
 
-def test_energy_that_only_root_may_read_is_left_out_and_told(board: Any) -> None:
+def test_energy_that_only_root_may_read_is_left_out_and_reported(board: Any) -> None:
     box = board("x86_box")
 
     def as_user(path: Path) -> bytes:
@@ -110,7 +110,7 @@ def test_energy_that_only_root_may_read_is_left_out_and_told(board: Any) -> None
             raise PermissionError(13, "Permission denied", str(path))
         return read_once(path)
 
-    reading = BoxSensors(files=SysfsFiles(box.root, read=as_user), nvml=NoNvml()).read(0.0)
+    reading = MachineSensors(files=SysfsFiles(box.root, read=as_user), nvml=NoNvml()).read(0.0)
     assert reading.power_mw is None
     assert "may not be read by this user" in reading.missing["power_mw"]
     assert {rail.name for rail in reading.rails if rail.is_counted} == set()
@@ -148,7 +148,7 @@ def test_an_amd_processor_goes_by_its_die_and_not_by_the_value_for_its_fan(box: 
     assert sensors(box).read(0.0).heat == CriticalTemperature("package-0", 62.5, None, None, None)
 
 
-def test_the_kernels_own_zone_stands_in_for_a_driver_that_is_not_loaded(board: Any) -> None:
+def test_the_kernels_own_zone_replaces_a_driver_that_is_not_loaded(board: Any) -> None:
     box = board("x86_box")
     box.remove("/sys/class/hwmon/hwmon2")
     assert sensors(box).read(0.0).heat == CriticalTemperature("package-0", 56.0, None, None, None)

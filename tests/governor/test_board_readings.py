@@ -1,4 +1,4 @@
-"""Each reconstructed board, read as a whole: exact values, and what is not told."""
+"""Complete readings of each reconstructed board: exact values and missing values."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, CriticalTemperature, PowerMode, ThrottleReason
-from edge_server.governor.sensors.jetson import jetpack
-from edge_server.governor.sensors.machine import BoxSensors, read_box
+from edge_server.governor.readings import CriticalTemperature, MachineReading, PowerMode, ThrottleReason
+from edge_server.governor.sensors.jetson import jetpack_of_release
+from edge_server.governor.sensors.machine import MachineSensors, read_machine
 
 
 class NoNvml:
-    """A box on which NVML is not installed."""
+    """A machine without NVML."""
 
-    def read(self, now_s: float) -> BoxReading:
-        return BoxReading(now_s, missing={"nvml": "not installed"})
+    def read(self, now_s: float) -> MachineReading:
+        return MachineReading(now_s, missing={"nvml": "not installed"})
 
     def close(self) -> None:
         pass
@@ -29,12 +29,12 @@ def board(make_board: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @pytest.fixture
 def box(make_board: Callable[[str], Any]) -> Any:
-    """A box without any sensor."""
+    """A machine without any sensor."""
     return make_board("")
 
 
-def sensors(box: Any) -> BoxSensors:
-    return BoxSensors(box.root, nvml=NoNvml())
+def sensors(box: Any) -> MachineSensors:
+    return MachineSensors(box.root, nvml=NoNvml())
 
 
 IDENTITY = {
@@ -75,7 +75,7 @@ IDENTITY = {
 
 
 @pytest.mark.parametrize("name", IDENTITY)
-def test_who_the_box_says_it_is(name: str, board: Any) -> None:
+def test_identity_of_the_machine(name: str, board: Any) -> None:
     reading = sensors(board(name)).read(100.0)
     limit_mw = reading.power_limit_mw
     if name == "x86_box":
@@ -161,7 +161,7 @@ def test_thor_without_its_input_monitor_adds_up_its_rails(board: Any) -> None:
     assert sensors(box).read(100.0).power_mw == 0 + 8611 + 4769
 
 
-def test_rails_of_a_board_that_nobody_knows_are_told_and_not_added_up(board: Any) -> None:
+def test_rails_of_an_unknown_board_are_reported_and_not_added_up(board: Any) -> None:
     box = board("orin_nano_jp6")
     box.write("/sys/class/hwmon/hwmon1/in1_label", "VDD_SOMETHING")
     reading = sensors(box).read(100.0)
@@ -243,7 +243,7 @@ def test_the_gpu_of_a_module(name: str, board: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["orin_nano_jp6", "orin_nx_jp5", "thor_jp7", "x86_box"])
-def test_a_box_at_rest_is_not_slowed_down(name: str, board: Any) -> None:
+def test_a_machine_at_rest_is_not_slowed_down(name: str, board: Any) -> None:
     reading = sensors(board(name)).read(100.0)
     # The one in the NUC is held back by its package's power limit, and says so.
     assert reading.slowed_by == ({ThrottleReason.POWER_CAP} if name == "x86_box" else set())
@@ -262,7 +262,7 @@ def test_a_throttle_alert_is_heat_and_a_hot_surface_is_not(board: Any) -> None:
     assert sensor.read(101.0).slowed_by == set()
 
 
-def test_over_current_is_told_as_a_rate(board: Any) -> None:
+def test_over_current_is_reported_as_a_rate(board: Any) -> None:
     box = board("orin_nano_jp6")
     sensor = sensors(box)
     first = sensor.read(100.0)
@@ -277,7 +277,7 @@ def test_over_current_is_told_as_a_rate(board: Any) -> None:
     assert sensor.read(101.0).slowed_by == {ThrottleReason.UNDER_VOLTAGE}
 
 
-def test_a_burst_of_over_current_is_told_apart_from_a_minute_of_it(board: Any) -> None:
+def test_a_burst_of_over_current_is_reported_apart_from_a_minute_of_it(board: Any) -> None:
     box = board("orin_nano_jp6")
     sensor = sensors(box)
     for second in range(61):
@@ -311,14 +311,14 @@ def test_a_kernel_without_pressure_accounts(board: Any) -> None:
     assert reading.missing["memory_pressure"] == "/proc/pressure/memory is not there"
 
 
-def test_a_box_without_any_sensor_is_read_and_says_what_is_missing(box: Any) -> None:
+def test_a_machine_without_any_sensor_is_read_and_says_what_is_missing(box: Any) -> None:
     reading = sensors(box).read(100.0)
     assert (reading.zones, reading.rails, reading.gpus, reading.heat) == ((), (), (), None)
     assert {"zones", "rails", "memory", "nvml", "power_mw", "power_limit_mw"} <= reading.missing.keys()
 
 
 def test_reading_once_needs_nothing_but_the_root(board: Any) -> None:
-    reading = read_box(board("orin_nano_jp6").root)
+    reading = read_machine(board("orin_nano_jp6").root)
     assert (reading.jetpack, reading.power_mw) == ("6.2", 5453)
 
 
@@ -335,7 +335,7 @@ def test_the_jetpack_of_a_release() -> None:
         ("36.2.0", None),
         ("40.0", None),
     ]
-    assert [(l4t, jetpack(l4t)) for l4t, _ in table] == table
+    assert [(l4t, jetpack_of_release(l4t)) for l4t, _ in table] == table
 
 
 def test_a_release_without_its_file_is_found_in_the_list_of_packages(board: Any) -> None:

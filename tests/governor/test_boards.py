@@ -1,4 +1,4 @@
-"""Boxes made of files, which the other tests lean on: the format, faults that hold in every process, new numbers."""
+"""Reconstructed boards of files for the other tests: format, injected faults, changed folder numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cap on the GPU's clock: when it moves, on what it is put, and that it is taken off again."""
+"""Clock cap of the GPU: when it changes, how it is applied, and that it is always removed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.clock_cap import ClockRule, GrantedClockCap
+from edge_server.governor.clock_cap import ClockCap, ClockRule
 from edge_server.governor.control_policy import PolicyDecision, ThermalLevel
 from edge_server.governor.sensors.devfreq_cap import DevfreqCap
 
 SHORT = PolicyDecision(ThermalLevel.HOT, share=0.3)
 
 
-def test_the_clock_goes_down_by_notches_and_never_below_its_floor() -> None:
+def test_the_clock_goes_down_by_steps_and_never_below_its_floor() -> None:
     rule = ClockRule()
     parts = [rule.step(SHORT, second / 2) for second in range(400)]
     assert parts[0] == 1.0
@@ -36,7 +36,7 @@ def test_a_lost_sensor_is_no_reason_to_touch_the_clock() -> None:
     assert [rule.step(lost, float(second)) for second in range(100)][-1] == 1.0
 
 
-def squeeze(cap: GrantedClockCap, begin_s: float = 0.0) -> None:
+def squeeze(cap: ClockCap, begin_s: float = 0.0) -> None:
     for second in range(25):
         cap.step(SHORT, begin_s + second)
 
@@ -48,7 +48,7 @@ def test_a_jetsons_clock_is_capped_to_a_step_that_it_has_and_put_back(make_board
     assert before_hz is not None
     path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
     steps = [int(word) for word in (path.parent / "available_frequencies").read_text().split()]
-    cap = GrantedClockCap(actuator, tmp_path / "clock_cap.json")
+    cap = ClockCap(actuator, tmp_path / "clock_cap.json")
     squeeze(cap)
     assert cap.cap_hz in steps
     assert cap.cap_hz == int(path.read_text()) < before_hz
@@ -61,10 +61,10 @@ def test_a_cap_left_behind_by_a_crash_is_lifted_by_the_next_run(make_board: Any,
     board = make_board("orin_nano_jp6")
     path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
     before_hz = int(path.read_text())
-    killed = GrantedClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json")
+    killed = ClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json")
     squeeze(killed)
     assert int(path.read_text()) < before_hz
-    GrantedClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json").close()
+    ClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json").close()
     assert int(path.read_text()) == before_hz
     assert not (tmp_path / "clock_cap.json").exists()
     killed.close()
@@ -80,7 +80,7 @@ class Refusing(DevfreqCap):
 
 def test_without_the_right_the_clock_is_left_alone_and_the_reason_kept(make_board: Any) -> None:
     actuator = Refusing(make_board("orin_nano_jp6").root)
-    cap = GrantedClockCap(actuator)
+    cap = ClockCap(actuator)
     squeeze(cap)
     squeeze(cap, 100.0)
     assert (cap.cap_hz, actuator.asked) == (None, 1)
@@ -92,14 +92,14 @@ def test_a_cap_that_is_refused_leaves_nothing_for_the_next_run_to_lift(
 ) -> None:
     board = make_board("orin_nano_jp6")
     memory = tmp_path / "clock_cap.json"
-    cap = GrantedClockCap(Refusing(board.root), memory)
+    cap = ClockCap(Refusing(board.root), memory)
     squeeze(cap)
     cap.close()
     assert "Permission denied" in cap.problem
     # What the operator sets after this is theirs.
     path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
     path.write_text("510000000\n")
-    GrantedClockCap(DevfreqCap(board.root), memory).close()
+    ClockCap(DevfreqCap(board.root), memory).close()
     assert int(path.read_text()) == 510_000_000
     assert not memory.exists()
     assert "left behind" not in caplog.text
@@ -110,11 +110,11 @@ def test_a_cap_left_behind_that_cannot_be_lifted_is_remembered_for_who_can(make_
     memory = tmp_path / "clock_cap.json"
     path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
     before_hz = int(path.read_text())
-    killed = GrantedClockCap(DevfreqCap(board.root), memory)
+    killed = ClockCap(DevfreqCap(board.root), memory)
     squeeze(killed)
     without_the_right = Refusing(board.root)
     without_the_right.restore = without_the_right.cap  # type: ignore[assignment, method-assign]
-    squeeze(GrantedClockCap(without_the_right, memory))
-    GrantedClockCap(DevfreqCap(board.root), memory).close()
+    squeeze(ClockCap(without_the_right, memory))
+    ClockCap(DevfreqCap(board.root), memory).close()
     assert int(path.read_text()) == before_hz
     killed.close()

@@ -1,4 +1,4 @@
-"""The limit of a Jetson's GPU clock: lowered, put back, and left to whoever else sets it."""
+"""Clock limit of a Jetson's GPU: lowered, restored, and left alone if another program changes it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_the_right_to_write_it_says_who_may(make_board: Any, monkeypatch
     assert (limit_hz(board), cap.highest_hz()) == (before_hz, before_hz)
 
 
-def test_a_box_without_such_a_clock_has_nothing_to_cap(make_board: Any) -> None:
+def test_a_machine_without_such_a_clock_has_nothing_to_cap(make_board: Any) -> None:
     board = make_board("x86_box")
     cap = DevfreqCap(board.root)
     assert (cap.highest_hz(), cap.memo()) == (None, {})

@@ -1,4 +1,4 @@
-"""Memory and its pressure, as the kernel tells them and as it might not."""
+"""Memory sensor: memory and pressure files of the kernel, also invalid ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, MemoryState
+from edge_server.governor.readings import MachineReading, MemoryState
 from edge_server.governor.sensors.memory import MemorySensor
 from edge_server.governor.sensors.sysfs import SysfsFiles
 
@@ -21,7 +21,7 @@ KNOWN = {
 }
 
 
-def read(board: Any, **options: Any) -> BoxReading:
+def read(board: Any, **options: Any) -> MachineReading:
     return MemorySensor(SysfsFiles(board.root, **options)).read(7.0)
 
 

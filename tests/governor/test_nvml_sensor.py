@@ -1,4 +1,4 @@
-"""The GPUs as NVML tells of them: the true pynvml on a compiled library that stands in for the driver's."""
+"""NVML sensor: the real pynvml with a compiled library in place of the driver's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from edge_server.governor.readings import BoxReading, Gpu, ThrottleReason, TripPoints
+from edge_server.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
 from edge_server.governor.sensors.nvml import MISMATCH_AGAIN_S, OPEN_AGAIN_S, NvmlSensor
 from edge_server.governor.sensors.nvml_cap import NvmlCap
 
@@ -47,7 +47,7 @@ def sensor() -> Iterator[NvmlSensor]:
     sensor.close()
 
 
-def only_gpu(reading: BoxReading) -> Gpu:
+def only_gpu(reading: MachineReading) -> Gpu:
     assert len(reading.gpus) == 1
     return reading.gpus[0]
 
@@ -57,7 +57,7 @@ def open_count() -> int:
     return int(pynvml.nvmlLib.fake_nvml_open_count())
 
 
-def test_everything_that_a_card_tells_is_in_the_reading(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_everything_that_a_card_reports_is_in_the_reading(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(temperature0=71, power=61_500, utilization=83, memory_used=3 << 30, violation1=2_500)
     reading = sensor.read(10.0)
     gpu = only_gpu(reading)
@@ -131,7 +131,7 @@ def test_an_error_that_passes_keeps_the_power_in_the_total_as_unknown(
     assert sensor.read(2.0).rails[0].power_mw == 20_000
 
 
-def test_power_that_a_gpu_never_tells_is_not_part_of_the_total(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_power_that_a_gpu_never_reports_is_not_part_of_the_total(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(power=None)
     assert not sensor.read(1.0).rails[0].is_counted
 
@@ -149,7 +149,7 @@ def test_several_gpus_keep_their_keys_when_one_goes(nvidia: Any, sensor: NvmlSen
 
 
 @pytest.mark.parametrize("code", [15, 16, 28])
-def test_a_gpu_that_is_lost_is_told_so_and_has_no_heat_and_power_to_wait_for(
+def test_a_gpu_that_is_lost_gets_no_id_text_and_has_no_heat_and_power_to_wait_for(
     nvidia: Any, sensor: NvmlSensor, code: int
 ) -> None:
     nvidia.add_gpu()
@@ -161,7 +161,7 @@ def test_a_gpu_that_is_lost_is_told_so_and_has_no_heat_and_power_to_wait_for(
     assert (reading.zones, reading.rails, reading.energy) == ((), (), ())
 
 
-def test_a_gpu_that_was_reset_is_found_again_by_a_library_started_anew(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_a_gpu_that_was_reset_is_found_again_by_a_library_started_again(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(temperature0=40)
     nvidia.add_gpu(temperature0=50)
     sensor.read(1.0)
@@ -323,7 +323,7 @@ def test_drivers_that_lack_the_new_name_of_a_call_or_the_old_one_are_asked_by_th
     assert metric not in gpu.missing
 
 
-def test_a_driver_with_none_of_the_optional_calls_still_tells_who_is_there(
+def test_a_driver_with_none_of_the_optional_calls_still_reports_who_is_there(
     nvidia: Any,
     install_nvidia: Callable[[Path | None], None],
     sensor: NvmlSensor,
@@ -367,7 +367,7 @@ def test_zeros_that_a_jetsons_driver_makes_up_are_not_believed(nvidia: Any, sens
         (0x88, {"hw_slowdown", "hw_power_brake_slowdown"}, {ThrottleReason.POWER_BRAKE}),
     ],
 )
-def test_why_a_clock_is_held_back_is_told_in_words(
+def test_why_a_clock_is_held_back_is_reported_in_words(
     nvidia: Any, sensor: NvmlSensor, bits: int, words: set[str], causes: set[ThrottleReason]
 ) -> None:
     nvidia.add_gpu(reasons=bits)
@@ -384,7 +384,7 @@ def test_a_slowdown_without_a_cause_is_put_down_to_heat_only_near_the_limit(
 
 
 @needs_newer_calls
-def test_a_margin_stands_in_for_thresholds_that_newer_drivers_do_not_tell(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_a_margin_replaces_thresholds_that_newer_drivers_do_not_tell(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(threshold0=None, threshold1=None, threshold3=None, margin=12, temperature0=None)
     reading = sensor.read(1.0)
     assert (reading.zones[0].headroom_c, reading.zones[0].temperature_c) == (12.0, None)
@@ -392,7 +392,7 @@ def test_a_margin_stands_in_for_thresholds_that_newer_drivers_do_not_tell(nvidia
     assert sensor.read(1.5).zones[0].headroom_c == -2.0
 
 
-def test_an_energy_counter_that_began_anew_does_not_go_back(nvidia: Any, sensor: NvmlSensor) -> None:
+def test_an_energy_counter_that_began_again_does_not_go_back(nvidia: Any, sensor: NvmlSensor) -> None:
     nvidia.add_gpu(energy=5_000)
     assert sensor.read(1.0).energy[0].energy_mj == 5_000
     nvidia.set(0, energy=6_000)
@@ -441,7 +441,7 @@ def test_a_clock_cap_locks_every_card_and_is_taken_off_again(nvidia: Any, sensor
     assert open_count() == 1
 
 
-def only_gpu_count(reading: BoxReading) -> int:
+def only_gpu_count(reading: MachineReading) -> int:
     return sum(gpu.temperature_c is not None for gpu in reading.gpus)
 
 

@@ -1,19 +1,21 @@
-"""The box made of numbers, the comparison of ways to deal with heat, and replays of recorded temperatures."""
+"""Thermal model, comparison of strategies against heat, and replays of recorded temperatures."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import edge_server
 from edge_server.core.priority import PriorityClass
 from edge_server.errors import InvalidRequest
 from edge_server.governor.control_policy import PolicyConstants, ThermalLevel
-from edge_server.governor.simulation.replay import COLUMNS, RecordedReading, read_trace, replay
+from edge_server.governor.simulation.replay import COLUMNS, RecordedReading, read_recording, replay_policy
 from edge_server.governor.simulation.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
 from edge_server.governor.simulation.thermal_model import ThermalModel, ThermalModelConstants
 
@@ -24,7 +26,7 @@ def _short(name: str, seconds: float = 900.0) -> Scenario:
     return dataclasses.replace(SCENARIOS[name], duration_s=seconds)
 
 
-def test_the_plant_settles_where_its_resistances_say() -> None:
+def test_the_thermal_model_settles_where_its_resistances_say() -> None:
     constants = ThermalModelConstants(trip_c=400.0, critical_c=500.0, leakage_w_at_50=1e-6)
     plant = ThermalModel(constants, ambient_c=20.0)
     for _ in range(40_000):
@@ -34,7 +36,7 @@ def test_the_plant_settles_where_its_resistances_say() -> None:
     assert plant.energy_j == pytest.approx(22.0 * 4000, rel=0.01)
 
 
-def test_the_plant_throttles_above_its_trip_and_recovers_below() -> None:
+def test_the_thermal_model_throttles_above_its_trip_and_recovers_below() -> None:
     plant = ThermalModel(ambient_c=60.0)
     for _ in range(9000):
         plant.step(1.0, 0.1)
@@ -69,7 +71,7 @@ def test_a_long_step_is_taken_in_short_ones() -> None:
         },
     ),
 )
-def test_no_box_that_can_be_described_runs_out_of_numbers(busy: float, constants: dict[str, float]) -> None:
+def test_no_machine_that_can_be_described_runs_out_of_numbers(busy: float, constants: dict[str, float]) -> None:
     plant = ThermalModel(ThermalModelConstants(**constants), ambient_c=55.0)  # type: ignore[arg-type]
     for _ in range(300):
         plant.step(busy, 0.1)
@@ -89,7 +91,7 @@ def test_no_box_that_can_be_described_runs_out_of_numbers(busy: float, constants
         ({"critical_c": 90.0}, "expected critical_c above trip_c"),
     ],
 )
-def test_a_box_that_cannot_be_is_refused(constants: dict[str, float], words: str) -> None:
+def test_a_machine_that_cannot_be_is_refused(constants: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ThermalModelConstants(**constants)  # type: ignore[arg-type]
 
@@ -102,7 +104,7 @@ def test_the_same_seed_gives_the_same_course_and_another_one_another(strategy: S
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_governor_keeps_the_box_from_throttling_and_control_in_time(name: str) -> None:
+def test_the_governor_keeps_the_machine_from_throttling_and_control_in_time(name: str) -> None:
     outcome = simulate(_short(name, 2700.0 if name in ("step", "dead-fan") else 1500.0), Strategy.GOVERNOR)
     assert outcome.throttled_s == 0.0
     assert outcome.hottest_c <= outcome.set_point_c + 2.5
@@ -145,7 +147,7 @@ def test_the_governor_is_not_claimed_to_do_more_work_than_lowered_clocks() -> No
 
 def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
     lines = ["time_s, temperature_c,note,power_w\n", "0,60.5,start,10\n", "0.5,,,nan\n", "1.0, 61 ,x,\n"]
-    assert read_trace(lines, "trace.csv") == [
+    assert read_recording(lines, "trace.csv") == [
         RecordedReading(0.0, 60.5, 10.0),
         RecordedReading(0.5),
         RecordedReading(1.0, 61.0),
@@ -167,23 +169,33 @@ def test_a_trace_is_read_with_gaps_extra_columns_and_spaces() -> None:
 )
 def test_a_trace_that_cannot_be_read_is_refused_with_the_place(text: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        read_trace(text.splitlines(keepends=True), "trace.csv")
+        read_recording(text.splitlines(keepends=True), "trace.csv")
 
 
 def test_a_replay_says_when_the_law_would_have_stepped_in() -> None:
     samples = [RecordedReading(1000.0 + second, 60.0 + second * 0.1, None, 99.0) for second in range(400)]
     samples += [RecordedReading(1400.0 + second, None) for second in range(60)]
     samples += [RecordedReading(1460.0 + second, 60.0, None, 99.0) for second in range(120)]
-    replayed = replay(samples, PolicyConstants())
-    levels = [item.level for item in replayed.stretches]
+    replayed = replay_policy(samples, PolicyConstants())
+    levels = [item.level for item in replayed.periods]
     assert levels == [ThermalLevel.NORMAL, ThermalLevel.WARM, ThermalLevel.HOT, ThermalLevel.WARM, ThermalLevel.NORMAL]
-    assert replayed.stretches[0].from_s == 0.0
-    assert all(now.from_s == then.to_s for then, now in itertools.pairwise(replayed.stretches))
-    assert replayed.stretches[2].least_share < 1.0
-    assert replayed.stretches[2].hottest_c == pytest.approx(99.9)
-    assert "no reading of temperature" in replayed.stretches[3].detail
+    assert replayed.periods[0].from_s == 0.0
+    assert all(now.from_s == then.to_s for then, now in itertools.pairwise(replayed.periods))
+    assert replayed.periods[2].least_share < 1.0
+    assert replayed.periods[2].hottest_c == pytest.approx(99.9)
+    assert "no reading of temperature" in replayed.periods[3].detail
     assert len(replayed.time_s) == len(replayed.share) == len(replayed.set_point_c) == len(samples)
 
 
 def test_the_columns_of_a_trace_are_the_fields_of_a_sample() -> None:
     assert tuple(item.name for item in dataclasses.fields(RecordedReading)) == COLUMNS
+
+
+def test_only_the_command_line_imports_the_simulation() -> None:
+    package = Path(edge_server.__file__).parent
+    importers = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "governor.simulation" in path.read_text() and path.parent.name != "simulation"
+    }
+    assert importers == {str(Path("cli", "governor.py"))}

@@ -1,4 +1,4 @@
-"""A Jetson's sensors on bad days: files that fail one by one, come late, or change their numbers."""
+"""Jetson sensor with faults: files that fail one by one, appear late, or change their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, TripPoints
+from edge_server.governor.readings import MachineReading, TripPoints
 from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
 from edge_server.governor.sensors.tegra import TegraSensor
 
@@ -27,7 +27,7 @@ HANGS_ON = {
 """File -> what is known from it and from nothing else."""
 
 
-def metrics(reading: BoxReading) -> dict[str, tuple[Any, str]]:
+def metrics(reading: MachineReading) -> dict[str, tuple[Any, str]]:
     """Return metric -> (value, where it came from), for everything that does not depend on the time."""
     found: dict[str, tuple[Any, str]] = {name: (getattr(reading, name), "") for name in IDENTITY}
     for zone in reading.zones:
@@ -50,7 +50,7 @@ def metrics(reading: BoxReading) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def values(reading: BoxReading) -> dict[str, Any]:
+def values(reading: MachineReading) -> dict[str, Any]:
     return {name: value for name, (value, _) in metrics(reading).items()}
 
 
@@ -101,7 +101,7 @@ def test_a_file_that_fails_takes_nothing_with_it_but_its_own(name: str, way: str
 @pytest.mark.sample
 @pytest.mark.parametrize("name", JETSONS)
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV, errno.ETIMEDOUT, errno.ENODATA])
-def test_a_box_on_which_every_file_fails_tells_nothing_and_says_why(
+def test_a_machine_on_which_every_file_fails_reports_nothing_and_says_why(
     name: str, code: int, make_board: Any, boards: Any
 ) -> None:
     board = make_board(name)
@@ -149,7 +149,7 @@ def test_new_numbers_between_two_readings_change_nothing(name: str, seed: int, m
     ("path", "after_s"),
     [("/proc/device-tree/compatible", 4.0), ("/proc/device-tree/model", 60.0), ("/etc/nv_tegra_release", 60.0)],
 )
-def test_who_the_box_is_is_asked_until_it_is_known(path: str, after_s: float, make_board: Any) -> None:
+def test_who_the_machine_is_is_asked_until_it_is_known(path: str, after_s: float, make_board: Any) -> None:
     board = make_board("thor_jp7")
     known = values(TegraSensor(SysfsFiles(board.root)).read(0.0))
     board.remove(path)
@@ -293,7 +293,7 @@ def test_a_rail_whose_current_cannot_be_read_is_unknown_and_stays_counted(make_b
     assert "curr1_input: Is a directory" in rail.problem
 
 
-def test_counters_of_a_driver_that_was_loaded_again_begin_anew(make_board: Any) -> None:
+def test_counters_of_a_driver_that_was_loaded_again_begin_again(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     sensor = TegraSensor(SysfsFiles(board.root))
     path = f"{board.monitor('soctherm_oc')}/oc3_event_cnt"
@@ -304,14 +304,14 @@ def test_counters_of_a_driver_that_was_loaded_again_begin_anew(make_board: Any) 
     assert rates == [None, 10.0, None, 2.0]
 
 
-def test_on_a_box_that_is_no_jetson_it_tells_only_the_boards_name(make_board: Callable[[str], Any]) -> None:
+def test_on_a_machine_that_is_no_jetson_it_reports_only_the_boards_name(make_board: Callable[[str], Any]) -> None:
     board = make_board("")
     board.write("/proc/device-tree/model", "Raspberry Pi 5 Model B Rev 1.0\0")
     board.write("/proc/device-tree/compatible", "raspberrypi,5-model-b\0brcm,bcm2712\0")
-    assert TegraSensor(SysfsFiles(board.root)).read(1.0) == BoxReading(1.0, board="Raspberry Pi 5 Model B Rev 1.0")
+    assert TegraSensor(SysfsFiles(board.root)).read(1.0) == MachineReading(1.0, board="Raspberry Pi 5 Model B Rev 1.0")
 
 
-def test_the_limit_of_the_gpus_clock_is_told_with_it(make_board: Any) -> None:
+def test_the_limit_of_the_gpus_clock_is_reported_with_it(make_board: Any) -> None:
     board = make_board("orin_nano_jp6")
     sensor = TegraSensor(SysfsFiles(board.root))
     assert sensor.read(100.0).gpus[0].clock_cap_hz == 918_000_000

@@ -1,4 +1,4 @@
-"""When a lighter model stands in: clearly short, not for ever, and ever more rarely back and forth."""
+"""Variant rule: becomes active if work is clearly short, ends in time, and switches less and less often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.governor.variant_policy import VariantRule, VariantTuning
+from edge_server.governor.variant_selector import VariantConstants, VariantRule
 
 
 def _run(rule: VariantRule, looks: list[tuple[float, float, float | None]], period_s: float = 1.0) -> list[float]:
@@ -93,5 +93,5 @@ def test_a_clock_that_leaps_makes_at_most_one_switch() -> None:
 
 
 def test_times_can_be_tuned() -> None:
-    rule = VariantRule(VariantTuning(short_for_s=0.0, fits_for_s=0.0, rest_s=10.0))
+    rule = VariantRule(VariantConstants(short_for_s=0.0, fits_for_s=0.0, rest_s=10.0))
     assert _run(rule, [(1.0, 0.5, 0.0)] + [(1.0, 1.0, 20.0)] * 30) == [0.0, 10.0]

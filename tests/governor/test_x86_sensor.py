@@ -1,4 +1,4 @@
-"""An x86 box: processors of both makers, RAPL's counters and who may read them, throttling, Intel's graphics."""
+"""x86 sensor: processors of both vendors, permissions of RAPL counters, throttling, Intel GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.governor.readings import BoxReading, Gpu, ThrottleReason, TripPoints
+from edge_server.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
 from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
 from edge_server.governor.sensors.x86 import X86Sensor
 
@@ -26,15 +26,15 @@ def sensor(board: Any) -> X86Sensor:
     return X86Sensor(SysfsFiles(board.root))
 
 
-def watts(reading: BoxReading) -> dict[str, float | None]:
+def watts(reading: MachineReading) -> dict[str, float | None]:
     return {rail.name: None if rail.power_mw is None else rail.power_mw / 1000 for rail in reading.rails}
 
 
-def zones(reading: BoxReading) -> dict[str, float | None]:
+def zones(reading: MachineReading) -> dict[str, float | None]:
     return {zone.name: zone.temperature_c for zone in reading.zones}
 
 
-def values(reading: BoxReading) -> dict[str, Any]:
+def values(reading: MachineReading) -> dict[str, Any]:
     """Return everything that depends neither on the time nor on the numbers of folders."""
     return {
         "zones": [(zone.name, zone.temperature_c, zone.trips) for zone in reading.zones],
@@ -71,7 +71,7 @@ def test_energy_goes_on_where_the_counter_wraps(board: Any, sensor: X86Sensor) -
     assert watts(after)["package-0"] == 10.0
 
 
-def test_energy_that_only_root_may_read_is_told_as_that_and_counts_for_nothing(board: Any, boards: Any) -> None:
+def test_energy_that_only_root_may_read_is_reported_as_that_and_counts_for_nothing(board: Any, boards: Any) -> None:
     faults = boards.Faults(board)
     faults.errors = {path: errno.EACCES for path in board.files if path.endswith("/energy_uj")}
     reading = X86Sensor(SysfsFiles(board.root, read=faults)).read(100.0)
@@ -107,7 +107,7 @@ def test_a_limit_that_is_none_is_none(text: str, board: Any) -> None:
     assert X86Sensor(SysfsFiles(board.root)).read(1.0).rails[0].limit_mw is None
 
 
-def test_throttling_is_told_as_rates_of_the_package_and_of_all_cores(board: Any, sensor: X86Sensor) -> None:
+def test_throttling_is_reported_as_rates_of_the_package_and_of_all_cores(board: Any, sensor: X86Sensor) -> None:
     first = {item.name: (item.count, item.per_s) for item in sensor.read(100.0).throttles}
     assert first == {"package-0": (12, None), "cores": (6, None)}
     for cpu in range(4):
@@ -158,7 +158,7 @@ def test_a_processor_of_the_other_maker(files: dict[str, Any], at_c: float, make
     assert reading.zones[0].trips == TripPoints()
 
 
-def test_the_kernels_own_zone_stands_in_for_a_driver_that_is_not_there_or_fails(board: Any, sensor: X86Sensor) -> None:
+def test_the_kernels_own_zone_replaces_a_driver_that_is_not_there_or_fails(board: Any, sensor: X86Sensor) -> None:
     folder = board.monitor("coretemp")
     board.set_temperature("x86_pkg_temp", 57)
     assert zones(sensor.read(100.0)) == {"package-0": 56.0}
@@ -248,7 +248,7 @@ def test_a_file_that_fails_takes_nothing_with_it_but_its_own(way: str, board: An
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV])
-def test_a_box_on_which_every_file_fails_tells_nothing_and_comes_back(code: int, board: Any, boards: Any) -> None:
+def test_a_machine_on_which_every_file_fails_reports_nothing_and_comes_back(code: int, board: Any, boards: Any) -> None:
     faults = boards.Faults(board)
     sensor = X86Sensor(SysfsFiles(board.root, read=faults))
     known = values(sensor.read(100.0))

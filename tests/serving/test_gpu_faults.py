@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.gpu_fault import GpuFault, classify, device_in
+from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault, named_gpu
 from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelFile
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved
 from edge_server.errors import BackendError, LoadError, NotReady, OutOfMemory, SessionLost
@@ -45,12 +45,12 @@ def test_the_words_of_runtimes_tell_what_became_of_the_gpu() -> None:
         (BackendError("model 'm': input 'X' has the shape [700]"), None),
         (BackendError("INVALID_ARGUMENT : Got invalid dimensions for input: X"), None),
     ]  # fmt: skip
-    assert [(error, classify(error)) for error, _ in table] == table
+    assert [(error, classify_gpu_fault(error)) for error, _ in table] == table
 
 
 def test_the_gpu_that_the_words_name_is_the_one() -> None:
-    assert device_in(BackendError(ORT_STICKY)) == 1
-    assert device_in(BackendError("CUDA out of memory")) is None
+    assert named_gpu(BackendError(ORT_STICKY)) == 1
+    assert named_gpu(BackendError("CUDA out of memory")) is None
 
 
 def on_gpu(house: Any, name: str, *gpus: int, **more: Any) -> Any:

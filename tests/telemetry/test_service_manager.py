@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.config import ConfigError, LogConfig, ServerConfig
-from edge_server.core.exit_code import NEVER_AGAIN, ExitCode
+from edge_server.core.exit_code import NO_RESTART_CODES, ExitCode
 from edge_server.errors import ServingFault
 from edge_server.process.supervision import EndRequest, HungRunCheck, ProcessEnvironment, Supervision
 from edge_server.telemetry.service_manager import ServiceManager, WatchdogFeeder
@@ -323,7 +323,7 @@ def test_the_first_order_to_end_is_the_one_that_counts(caplog: pytest.LogCapture
 def test_the_unit_never_restarts_after_just_the_codes_that_a_restart_cannot_heal() -> None:
     unit = (Path(__file__).parents[2] / "systemd/edge-server.service").read_text()
     (line,) = [line for line in unit.splitlines() if line.startswith("RestartPreventExitStatus=")]
-    assert [int(word) for word in line.partition("=")[2].split()] == [int(code) for code in NEVER_AGAIN]
-    assert ExitCode.GPU_LOST not in NEVER_AGAIN
+    assert [int(word) for word in line.partition("=")[2].split()] == [int(code) for code in NO_RESTART_CODES]
+    assert ExitCode.GPU_LOST not in NO_RESTART_CODES
     assert os.EX_USAGE == ExitCode.USAGE
     assert os.EX_CONFIG == ExitCode.CONFIG

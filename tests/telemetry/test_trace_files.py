@@ -20,7 +20,7 @@ import pytest
 
 from edge_server.config import TraceConfig
 from edge_server.core.tensor import DType, Tensor
-from edge_server.core.trace_settings import parse_change
+from edge_server.core.trace_settings import parse_trace_change
 from edge_server.telemetry import trace_collector, trace_record
 from edge_server.telemetry.trace_collector import TraceFile
 from edge_server.telemetry.trace_record import TracedRequest
@@ -187,7 +187,7 @@ def test_new_settings_write_what_the_old_ones_collected_once_its_last_request_is
     traces = traces_to(tmp_path / "t", "triton,log-frequency=100")
     run(traces)
     open_trace = begin(traces)
-    traces.update("", parse_change({"log_frequency": "200"}))
+    traces.update("", parse_trace_change({"log_frequency": "200"}))
     run(traces)
     open_trace.finish()
     assert eventually((tmp_path / "t.0").exists)

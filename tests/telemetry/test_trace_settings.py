@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_server.config import ConfigError, TraceConfig, parse_serve
-from edge_server.core.trace_settings import TraceBook, TraceChange, TraceSettings, parse_change
+from edge_server.core.trace_settings import ServerTraceSettings, TraceChange, TraceSettings, parse_trace_change
 from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.telemetry.trace_sampling import TraceSampler, remote_parent
 from edge_server.telemetry.tracing import Traces, start_settings
@@ -19,19 +19,19 @@ START = TraceSettings(("TIMESTAMPS",), rate=6, file="t.json")
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def changed(book: TraceBook, model: str = "", **raw: object) -> TraceBook:
-    return book.with_change(model, parse_change(raw))
+def changed(book: ServerTraceSettings, model: str = "", **raw: object) -> ServerTraceSettings:
+    return book.with_change(model, parse_trace_change(raw))
 
 
 def test_a_model_follows_the_settings_of_all_but_for_its_own() -> None:
-    book = changed(TraceBook(START), "m", log_frequency="2")
+    book = changed(ServerTraceSettings(START), "m", log_frequency="2")
     book = changed(book, trace_rate="9", trace_level=["TENSORS", "TIMESTAMPS"])
     assert book.of("m") == TraceSettings(("TIMESTAMPS", "TENSORS"), 9, -1, 2, "t.json")
     assert book.of("other") == TraceSettings(("TIMESTAMPS", "TENSORS"), 9, -1, 0, "t.json")
 
 
 def test_null_lets_a_model_follow_all_again_and_all_follow_the_start() -> None:
-    book = changed(changed(TraceBook(START), trace_rate="9"), "m", trace_rate="3", trace_count="5")
+    book = changed(changed(ServerTraceSettings(START), trace_rate="9"), "m", trace_rate="3", trace_count="5")
     book = changed(book, "m", trace_rate=None, trace_count=[])
     assert book.of("m").rate == 9
     assert book.models == {}
@@ -57,16 +57,16 @@ def test_null_lets_a_model_follow_all_again_and_all_follow_the_start() -> None:
 )
 def test_a_setting_that_cannot_be_is_refused_in_tritons_words(raw: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        changed(TraceBook(START), **raw)
+        changed(ServerTraceSettings(START), **raw)
 
 
 def test_the_file_is_the_operators_choice() -> None:
     with pytest.raises(Unsupported, match="trace file location can not be updated through network protocol"):
-        parse_change({"trace_file": "/etc/passwd"})
+        parse_trace_change({"trace_file": "/etc/passwd"})
 
 
 def test_without_a_file_tracing_cannot_be_turned_on_but_settings_can_be_made() -> None:
-    book = changed(TraceBook(TraceSettings()), trace_rate="5")
+    book = changed(ServerTraceSettings(TraceSettings()), trace_rate="5")
     with pytest.raises(InvalidRequest, match="trace file name is not given"):
         changed(book, "m", trace_level=["TIMESTAMPS"])
     assert changed(book, trace_level=["OFF"]).whole.rate == 5
@@ -91,7 +91,7 @@ def test_the_count_is_told_as_what_is_left_and_starts_anew_when_it_is_set(tmp_pa
     kept = [traces.sample("m", ()) for _ in range(3)]
     assert [trace is not None for trace in kept] == [True, True, False]
     assert traces.get()["trace_count"] == "0"
-    assert traces.update("", parse_change({"trace_count": "1"}))["trace_count"] == "1"
+    assert traces.update("", parse_trace_change({"trace_count": "1"}))["trace_count"] == "1"
     assert traces.sample("m", ()) is not None
     traces.close(10)
 
@@ -99,7 +99,7 @@ def test_the_count_is_told_as_what_is_left_and_starts_anew_when_it_is_set(tmp_pa
 def test_a_change_of_one_model_does_not_disturb_the_count_of_others(tmp_path: Path) -> None:
     traces = Traces(TraceConfig(("level=TIMESTAMPS", "rate=2", f"triton,file={tmp_path}/t")))
     assert traces.sample("a", ()) is None
-    traces.update("b", parse_change({"trace_rate": "1"}))
+    traces.update("b", parse_trace_change({"trace_rate": "1"}))
     assert traces.sample("b", ()) is not None
     assert traces.sample("a", ()) is not None
     traces.close(10)
@@ -121,7 +121,7 @@ def test_a_change_that_meets_the_end_of_the_server_is_made(tmp_path: Path) -> No
 
     traces = Ending(TraceConfig(("level=TIMESTAMPS", f"triton,file={tmp_path / 't.json'}")))
     traces.is_ending = True
-    assert traces.update("", parse_change({"trace_rate": "5"}))["trace_rate"] == "5"
+    assert traces.update("", parse_trace_change({"trace_rate": "5"}))["trace_rate"] == "5"
     traces.is_ending = False
     traces.close(30)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edge_server.config import TraceConfig
-from edge_server.core.trace_settings import CarriedTrace, parse_change
+from edge_server.core.trace_settings import CarriedTrace, parse_trace_change
 from edge_server.telemetry.trace_record import TracedRequest
 from edge_server.telemetry.tracing import Traces
 
@@ -166,7 +166,7 @@ def test_a_model_is_told_the_context_of_its_own_span(receiver: Receiver) -> None
 
 def test_settings_can_be_changed_while_spans_are_made_and_show_no_file(receiver: Receiver) -> None:
     traces = traces_to(receiver.url)
-    shown = traces.update("", parse_change({"trace_rate": "0"}))
+    shown = traces.update("", parse_trace_change({"trace_rate": "0"}))
     assert shown["trace_mode"] == "opentelemetry"
     assert shown["url"].startswith("http://127.0.0.1:")  # type: ignore[union-attr]
     assert "trace_file" not in shown

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_server.backends.tensorrt.cuda_ctypes import CtypesCalls, CtypesContext, CtypesCuda
 from edge_server.backends.tensorrt.cuda_driver import Context, CudaFault, HostBlock
-from edge_server.core.gpu_fault import classify
+from edge_server.core.gpu_fault import classify_gpu_fault
 from edge_server.errors import BackendError
 
 
@@ -27,7 +27,7 @@ def _translated() -> Iterator[None]:
         raise CudaFault(2, str(error)) from error
     except (pycuda.Error, pycuda.RuntimeError) as error:
         # Launch and runtime errors alike: pycuda does not hand the code on, only what the driver says of it.
-        fault = classify(BackendError(str(error)))
+        fault = classify_gpu_fault(BackendError(str(error)))
         is_lost = (fault is not None and fault.takes_device) or "launch failed" in str(error)
         raise CudaFault(719 if is_lost else 999, str(error)) from error
 

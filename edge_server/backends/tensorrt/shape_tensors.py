@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from edge_server.backends.base import Array
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo
-from edge_server.core.device_tensor import DeviceArray, on_host
+from edge_server.core.device_tensor import DeviceArray, to_host_array
 from edge_server.core.tensorrt_engine import Shape
 
 
@@ -24,4 +24,4 @@ def check_marks(tensors: Sequence[TensorInfo], marks: Mapping[str, bool]) -> Non
 
 def values_of(array: Array | DeviceArray) -> Shape:
     """Return the values, whatever the number of dimensions. Raises ServingFault for a GPU's memory that is gone."""
-    return tuple(int(value) for value in on_host(array).reshape(-1).tolist())
+    return tuple(int(value) for value in to_host_array(array).reshape(-1).tolist())

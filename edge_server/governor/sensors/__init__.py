@@ -1,5 +1,5 @@
-"""What the box tells of itself, one file per kind of source; `box` joins them into one reading.
+"""Sensors of the machine, one file per kind of source; `machine` joins them into one reading.
 
-Everything is read without root and without a daemon. All paths are looked for under one root folder, so that a recorded
-tree can stand in for a box.
+Everything is read without root rights and without a daemon. All paths are below one root folder, so that tests can use
+a recorded tree of files. Modules for one kind of board are imported only on such a board.
 """

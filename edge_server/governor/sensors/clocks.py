@@ -1,11 +1,11 @@
-"""Clocks: devfreq (GPU, memory) and cpufreq (processor clusters), with the bounds that their governors keep to."""
+"""Clocks of GPU and memory (devfreq) and of processor clusters (cpufreq), with the limits of their governors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from edge_server.governor.readings import Clock
-from edge_server.governor.sensors.sysfs import FoundPaths, SysfsFiles, source
+from edge_server.governor.sensors.sysfs import FoundPaths, SysfsFiles, source_of
 
 _DEVFREQ = "/sys/class/devfreq"
 _CPUFREQ = "/sys/devices/system/cpu/cpufreq"
@@ -14,7 +14,9 @@ _GPU_NODES = ("gpu", "ga10b", "gv11b", "gp10b")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ClockFiles:
+    """Folder and file names of one clock, and the unit of their numbers."""
+
     name: str
     folder: str
     current: str
@@ -26,12 +28,12 @@ class _Place:
 
 
 class Clocks:
-    """`gpu`, on Thor also `gpu-nvd`, `emc` where it is told, and `cpu0`, `cpu4` ... for the clusters."""
+    """Reads the clocks `gpu`, on Thor also `gpu-nvd`, `emc` if reported, and `cpu0`, `cpu4` ... for the clusters."""
 
     def __init__(self, files: SysfsFiles, most_clusters: int = 16) -> None:
         self._files = files
         self._most_clusters = most_clusters
-        self._places: FoundPaths[_Place] = FoundPaths(self._find)
+        self._places: FoundPaths[_ClockFiles] = FoundPaths(self._find)
 
     def read(self, now_s: float) -> tuple[Clock, ...]:
         clocks = []
@@ -43,11 +45,11 @@ class Clocks:
             if current is None and floor is None and cap is None:
                 self._places.forget()
                 continue
-            from_ = source(f"{place.folder}/{place.current}")
+            from_ = source_of(f"{place.folder}/{place.current}")
             clocks.append(Clock(place.name, current, floor, cap, place.highest_hz, place.governor, from_))
         return tuple(clocks)
 
-    def _find(self) -> list[_Place]:
+    def _find(self) -> list[_ClockFiles]:
         places = []
         for entry in self._files.names(_DEVFREQ):
             folder = f"{_DEVFREQ}/{entry}"
@@ -56,15 +58,15 @@ class Clocks:
                 offered = (self._files.maybe_text(f"{folder}/available_frequencies") or "").split()
                 highest_hz = max((int(word) for word in offered if word.isdigit()), default=None)
                 governor = self._files.maybe_text(f"{folder}/governor") or ""
-                places.append(_Place(name, folder, "cur_freq", "min_freq", "max_freq", highest_hz, 1, governor))
+                places.append(_ClockFiles(name, folder, "cur_freq", "min_freq", "max_freq", highest_hz, 1, governor))
         clusters = self._files.names(_CPUFREQ, r"policy\d+")[: self._most_clusters]
         return places + [self._cluster(entry) for entry in clusters]
 
-    def _cluster(self, entry: str) -> _Place:
+    def _cluster(self, entry: str) -> _ClockFiles:
         folder = f"{_CPUFREQ}/{entry}"
         highest_hz = self._hz(f"{folder}/cpuinfo_max_freq", 1000)
         governor = self._files.maybe_text(f"{folder}/scaling_governor") or ""
-        return _Place(
+        return _ClockFiles(
             entry.replace("policy", "cpu"),
             folder,
             "scaling_cur_freq",
@@ -81,7 +83,7 @@ class Clocks:
 
 
 def gpu_devfreq(files: SysfsFiles) -> str | None:
-    """Return the devfreq folder of a Jetson's GPU, None where there is none (yet)."""
+    """Return the devfreq folder of a Jetson's GPU, or None if there is none (yet)."""
     for entry in files.names(_DEVFREQ):
         if _devfreq_name(entry, files.maybe_text(f"{_DEVFREQ}/{entry}/device/of_node/name")) == "gpu":
             return f"{_DEVFREQ}/{entry}"

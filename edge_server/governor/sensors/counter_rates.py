@@ -1,6 +1,6 @@
-"""What follows from counters: rates of events, energy across wrap-arounds, power from energy, loads that jump.
+"""Rates from counters: event rates, energy of counters that wrap around, power from energy, smoothed loads.
 
-Pure; each object belongs to one counter and is fed with its readings in order.
+No clock, no I/O. Each object belongs to one counter and gets its readings in order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 
 SUSTAINED_S = 60.0
 _LEAST_INTERVAL_S = 0.05
-"""Two readings closer than this tell nothing of a rate."""
+"""Shortest interval between two readings for a rate."""
 
 
 class EventRate:
@@ -21,10 +21,10 @@ class EventRate:
         self._per_s: float | None = None
 
     def feed(self, count: int, now_s: float) -> tuple[float | None, float | None]:
-        """Return the events a second since the last reading, and over the last minute once it is known."""
+        """Add a reading. Return the events per second since the last reading, and over the last minute if known."""
         past = self._past
         if past and count < past[-1][1]:
-            # The driver was loaded again: what was counted before says nothing of now.
+            # The driver was loaded again and the counter was reset.
             past.clear()
             self._per_s = None
         if past and now_s - past[-1][0] < _LEAST_INTERVAL_S:
@@ -43,9 +43,9 @@ class EventRate:
 
 
 class EnergyMeter:
-    """Adds up a counter that wraps around after `range_` units, or starts anew; None: it does not wrap.
+    """Total of an energy counter that wraps around after `range_` units or is reset; None: it does not wrap.
 
-    Power is the energy between two readings by the time between them.
+    Power is the energy between two readings divided by the time between them.
     """
 
     def __init__(self, range_: int | None = None) -> None:
@@ -56,10 +56,10 @@ class EnergyMeter:
         self._power: float | None = None
 
     def feed(self, count: int, now_s: float, longest_s: float = math.inf) -> tuple[int, float | None]:
-        """Return the energy so far in the counter's units, and units a second since the last reading.
+        """Add a reading. Return the total energy in the counter's units, and units per second since the last reading.
 
-        The first reading counts as it is. `longest_s`: after a longer silence the counter may have wrapped more than
-        once, so that no power is told.
+        The first reading is the initial total. After a gap of more than `longest_s` the power is None, because the
+        counter may have wrapped more than once.
         """
         if self._last is None:
             self._sum = count
@@ -70,7 +70,7 @@ class EnergyMeter:
             return self._sum, self._power
         step = count - self._last
         if step < 0:
-            # Without a range, or with a count beyond it, it was set back to zero: what it shows came since.
+            # Without a range, or with a count beyond the range, the counter was reset to zero.
             step = step + self._range if self._range and self._last <= self._range else count
         self._sum += step
         self._power = step / elapsed_s if elapsed_s <= longest_s else None
@@ -78,8 +78,8 @@ class EnergyMeter:
         return self._sum, self._power
 
 
-class Smooth:
-    """An exponentially weighted mean with a time constant in seconds, for readings at any intervals."""
+class MovingAverage:
+    """Exponential moving average with a time constant in seconds, for readings at any intervals."""
 
     def __init__(self, over_s: float) -> None:
         self._over_s = over_s
@@ -87,6 +87,7 @@ class Smooth:
         self._then_s = 0.0
 
     def feed(self, value: float, now_s: float) -> float:
+        """Add a reading and return the average."""
         if self._value is None:
             self._value = value
         else:

@@ -1,4 +1,4 @@
-"""A Jetson's GPU clock limit by devfreq (Documentation/ABI/testing/sysfs-class-devfreq): root writes `max_freq`."""
+"""Clock cap of a Jetson's GPU: writes `max_freq` of devfreq as root (Documentation/ABI/testing/sysfs-class-devfreq)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from edge_server.governor.sensors.sysfs import SysfsFiles
 
 
 class DevfreqCap:
-    """See governor.clock_cap.ClockActuator. Remembers the limit that held before its first cap.
+    """Implements governor.clock_cap.ClockActuator. Remembers the limit from before its first cap.
 
-    A limit that somebody else sets meanwhile, with nvpmodel say, is theirs: it is the one to go back to from then on.
+    If another program (nvpmodel, for example) sets a limit meanwhile, that limit is the one to restore.
     """
 
     def __init__(self, sysfs_root: str | Path = "/") -> None:
@@ -27,11 +27,11 @@ class DevfreqCap:
     def cap(self, at_hz: int) -> int:
         before_hz = self.highest_hz()
         if before_hz is None:
-            # What is not known could not be put back.
+            # An unknown limit could not be restored.
             raise OSError("the GPU's devfreq folder is not there, or its max_freq cannot be read")
         chosen_hz = max((step for step in self._steps() if step <= at_hz), default=at_hz)
         self._write(chosen_hz)
-        # The driver may have rounded it; what cannot be read just now is ours all the same.
+        # The driver may round the value. If it cannot be read now, the written value counts.
         limit_hz = self._limit_hz()
         self._before_hz, self._capped_hz = before_hz, chosen_hz if limit_hz is None else limit_hz
         return self._capped_hz
@@ -57,7 +57,7 @@ class DevfreqCap:
         return None if folder is None else self._files.maybe_number(f"{folder}/max_freq")
 
     def _steps(self) -> list[int]:
-        """Return the clocks that the silicon has, none where it does not tell."""
+        """Return the clock steps of the hardware; empty if unknown."""
         text = self._files.maybe_text(f"{gpu_devfreq(self._files)}/available_frequencies") or ""
         return [int(word) for word in text.split() if word.isdigit()]
 
@@ -67,7 +67,7 @@ class DevfreqCap:
             raise OSError("the GPU's devfreq folder is not there")
         path = self._root / f"{folder}/max_freq".lstrip("/")
         try:
-            # Not created where it is not there.
+            # Without O_CREAT: a missing file must not be created.
             descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         except PermissionError:
             raise PermissionError(

@@ -1,36 +1,36 @@
-"""Fans, as hwmon shows them. They are looked at and never driven."""
+"""Fan sensors of hwmon. Fans are only read, never controlled."""
 
 from __future__ import annotations
 
 from edge_server.governor.readings import FanReading
-from edge_server.governor.sensors.sysfs import SysfsFiles, source
+from edge_server.governor.sensors.sysfs import SysfsFiles, source_of
 
 _FULL = 255
-"""Of a pulse width (Documentation/hwmon/sysfs-interface.rst)."""
+"""Pulse width at full speed (Documentation/hwmon/sysfs-interface.rst)."""
 
 
 def jetson_fans(files: SysfsFiles) -> tuple[FanReading, ...]:
-    """Return the fan of a Jetson: one monitor drives it, another one counts its turns."""
+    """Return the fan of a Jetson. One hwmon device controls it, another one counts its revolutions."""
     duty, rpm, from_ = None, None, ""
     for name, folder in files.hwmons():
         if name in ("pwmfan", "pwm-fan"):
             width = files.maybe_number(f"{folder}/pwm1")
             duty = None if width is None else min(1.0, max(0, width) / _FULL)
-            from_ = source(f"{folder}/pwm1")
+            from_ = source_of(f"{folder}/pwm1")
         elif name in ("pwm_tach", "pwm-tach", "tachometer"):
             turns = files.maybe_number(f"{folder}/rpm")
             rpm = turns if turns is not None else files.maybe_number(f"{folder}/fan1_input")
-            from_ = from_ or source(f"{folder}/rpm")
+            from_ = from_ or source_of(f"{folder}/rpm")
     return () if duty is None and rpm is None else (FanReading("fan", duty, rpm, from_),)
 
 
 def hwmon_fans(files: SysfsFiles) -> tuple[FanReading, ...]:
-    """Return every fan that turns are counted of."""
+    """Return all fans with a speed sensor."""
     fans = []
     for name, folder in files.hwmons():
         for entry in files.names(folder, r"fan\d+_input"):
             rpm = files.maybe_number(f"{folder}/{entry}")
             label = files.maybe_text(f"{folder}/{entry.replace('input', 'label')}") or entry.removesuffix("_input")
             if rpm is not None:
-                fans.append(FanReading(f"{name} {label}", None, rpm, source(f"{folder}/{entry}")))
+                fans.append(FanReading(f"{name} {label}", None, rpm, source_of(f"{folder}/{entry}")))
     return tuple(fans)

@@ -1,6 +1,6 @@
-"""Intel's GPUs under the drivers i915 and xe: clocks, why they are held back, and the energy of cards.
+"""Intel GPUs with the drivers i915 and xe: clocks, throttle reasons, and the energy of discrete cards.
 
-Integrated ones have no power of their own: it is a part of the package's. Cards have a hardware monitor
+The power of an integrated GPU is part of the processor package. Discrete cards have a hwmon device
 (Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon).
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edge_server.governor.readings import EnergyCounter, Gpu, Rail, ThrottleReason
 from edge_server.governor.sensors.counter_rates import EnergyMeter
-from edge_server.governor.sensors.sysfs import FoundPaths, MissingReason, SysfsFiles, source
+from edge_server.governor.sensors.sysfs import FoundPaths, MissingReason, SysfsFiles, source_of
 
 _DRM = "/sys/class/drm"
 
@@ -24,12 +24,12 @@ _CAUSES = {
     "pl4": ThrottleReason.POWER_CAP,
     "vr_tdc": ThrottleReason.OVER_CURRENT,
 }
-"""What follows `throttle_reason_` or `reason_`; "status" only says that there is one."""
+"""File names after `throttle_reason_` or `reason_`. "status" is left out: it only says that there is a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """`monitor` is the folder of its hardware monitor, "" for an integrated GPU."""
+    """Files of one GPU. `monitor` is the folder of its hwmon device, "" for an integrated GPU."""
 
     key: str
     driver: str
@@ -40,7 +40,7 @@ class _Card:
 
 
 class IntelGpus:
-    """Every GPU of Intel's that has one of these drivers."""
+    """Reads all Intel GPUs with one of these drivers."""
 
     def __init__(self, files: SysfsFiles) -> None:
         self._files = files
@@ -71,7 +71,7 @@ class IntelGpus:
             highest_clock_hz=None if highest_mhz is None else highest_mhz * 1_000_000,
             reasons=reasons if card.reasons else None,
             slowed_by=frozenset(_CAUSES[reason] for reason in reasons),
-            sources={"clock_hz": source(card.current)},
+            sources={"clock_hz": source_of(card.current)},
             missing={"clock_hz": clock_mhz.reason} if isinstance(clock_mhz, MissingReason) else {},
         )
 
@@ -81,12 +81,12 @@ class IntelGpus:
         limit_mw = limit_uw // 1000 if limit_uw else None
         count = self._files.number(path)
         if isinstance(count, MissingReason):
-            return Rail(card.key, None, False, limit_mw, source=source(path), problem=count.reason), None
+            return Rail(card.key, None, False, limit_mw, source=source_of(path), problem=count.reason), None
         energy_uj, power_uw = self._meters.setdefault(card.key, EnergyMeter()).feed(count, now_s)
         problem = "" if power_uw is not None else f"{path}: power follows from two readings"
         power_mw = None if power_uw is None else round(power_uw / 1000)
-        rail = Rail(card.key, power_mw, True, limit_mw, source=source(path), problem=problem)
-        return rail, EnergyCounter(card.key, energy_uj // 1000, True, source(path))
+        rail = Rail(card.key, power_mw, True, limit_mw, source=source_of(path), problem=problem)
+        return rail, EnergyCounter(card.key, energy_uj // 1000, True, source_of(path))
 
     def _find(self) -> list[_Card]:
         cards = []
@@ -105,14 +105,14 @@ class IntelGpus:
             (entry.removeprefix(prefix), f"{where}/{entry}")
             for entry in self._files.names(where, rf"{prefix}({'|'.join(_CAUSES)})")
         ]
-        return _Card(
-            key, driver, f"{folder}/{current}", f"{folder}/{highest}", tuple(reasons), self._monitor(key, driver)
+        hwmon = f"{_DRM}/{key}/device/hwmon"
+        monitors = (f"{hwmon}/{entry}" for entry in self._files.names(hwmon, r"hwmon\d+"))
+        monitor = next(
+            (
+                path
+                for path in monitors
+                if self._files.maybe_text(f"{path}/name") == driver and self._files.exists(f"{path}/energy1_input")
+            ),
+            "",
         )
-
-    def _monitor(self, key: str, driver: str) -> str:
-        above = f"{_DRM}/{key}/device/hwmon"
-        for entry in self._files.names(above, r"hwmon\d+"):
-            folder = f"{above}/{entry}"
-            if self._files.maybe_text(f"{folder}/name") == driver and self._files.exists(f"{folder}/energy1_input"):
-                return folder
-        return ""
+        return _Card(key, driver, f"{folder}/{current}", f"{folder}/{highest}", tuple(reasons), monitor)

@@ -1,4 +1,4 @@
-"""What a Jetson says it is: board, chip, release of its software, power mode. Read from files, without its tools."""
+"""Identity of a Jetson: board, chip, software release and power mode, read from files without NVIDIA's tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edge_server.governor.readings import PowerMode
-from edge_server.governor.sensors.sysfs import SysfsFiles
+from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
 
 _JETPACKS: tuple[tuple[str, str], ...] = (
     ("35.2.1", "5.1"),
@@ -30,15 +30,17 @@ _JETPACKS: tuple[tuple[str, str], ...] = (
     ("39.2.0", "7.2"),
     ("39.2.1", "7.2.1"),
 )
-"""Release of Linux for Tegra -> JetPack, after NVIDIA's archive. A shorter one stands for all that begin with it."""
+"""Release of Linux for Tegra -> JetPack, from NVIDIA's archive. A short entry is for all releases with this prefix."""
 
 _STATUS = "/var/lib/nvpmodel/status"
 _MODES = "/etc/nvpmodel.conf"
+_INCOMPLETE_AGAIN_S = 60.0
+"""Time until an incomplete identity of a Jetson is read again: this searches dpkg's list, which is long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`soc` is the chip's name in the device tree, tegra234 for Orin; None on anything but a Jetson."""
+    """Identity of a board. `soc` is the chip's name in the device tree (tegra234 for Orin); None if not a Jetson."""
 
     board: str | None
     soc: str | None
@@ -46,18 +48,39 @@ class Identity:
     jetpack: str | None
 
 
+class IdentityReader:
+    """Reads the identity of the board, and reads it again from time to time while it is not complete."""
+
+    def __init__(self, files: SysfsFiles) -> None:
+        self._files = files
+        self._identity: Identity | None = None
+        self._read_s = 0.0
+
+    def read(self, now_s: float) -> Identity:
+        """Return the identity. `now_s` is of a monotonic clock."""
+        known = self._identity
+        if known is not None:
+            if None not in (known.board, known.soc, known.l4t):
+                return known
+            if 0 <= now_s - self._read_s < (FIND_AGAIN_S if known.soc is None else _INCOMPLETE_AGAIN_S):
+                return known
+        self._identity, self._read_s = read_identity(self._files), now_s
+        return self._identity
+
+
 def read_identity(files: SysfsFiles) -> Identity:
+    """Return the identity of the board. Fields that cannot be read are None."""
     board = files.maybe_text("/proc/device-tree/model") or None
     compatible = (files.maybe_text("/proc/device-tree/compatible") or "").split("\0")
     soc = next((name.removeprefix("nvidia,") for name in compatible if name.startswith("nvidia,tegra")), None)
     if soc is None:
         return Identity(board, None, None, None)
     l4t = _release(files.maybe_text("/etc/nv_tegra_release") or "") or _package_release(files)
-    return Identity(board, soc, l4t, None if l4t is None else jetpack(l4t))
+    return Identity(board, soc, l4t, None if l4t is None else jetpack_of_release(l4t))
 
 
-def jetpack(l4t: str) -> str | None:
-    """Return the JetPack of a release such as 36.4.3; one that is not known goes by the next older of its branch."""
+def jetpack_of_release(l4t: str) -> str | None:
+    """Return the JetPack of a release such as 36.4.3. An unknown release gets that of the next older one."""
     wanted = _numbers(l4t)
     known = ((_numbers(release), name) for release, name in _JETPACKS)
     older = [(numbers, name) for numbers, name in known if numbers[:2] == wanted[:2] and numbers <= wanted]
@@ -65,7 +88,7 @@ def jetpack(l4t: str) -> str | None:
 
 
 def read_power_mode(files: SysfsFiles) -> PowerMode | str:
-    """Return the power mode in force, or why it is not known."""
+    """Return the active power mode, or the reason why it is unknown."""
     status = files.maybe_text(_STATUS)
     if status is None:
         return f"{_STATUS} is not there: nvpmodel has not run"
@@ -85,7 +108,7 @@ def _mode(configuration: str, number: int) -> PowerMode | None:
         head = re.match(r"<\s*POWER_MODEL\s+([^>]*)>", section)
         if head is None:
             continue
-        # The attributes come in any order.
+        # The attributes may be in any order.
         values = dict(re.findall(r"(\w+)\s*=\s*(\S+)", head[1]))
         if values.get("ID", "").isdigit() and int(values["ID"]) == number:
             cap = re.search(r"(?m)^\s*GPU\s+MAX_FREQ\s+(\d+)", section)
@@ -100,7 +123,7 @@ def _release(text: str) -> str | None:
 
 
 def _package_release(files: SysfsFiles) -> str | None:
-    """Return the release of the package nvidia-l4t-core; images without the release file have it in dpkg's list."""
+    """Return the release of the package nvidia-l4t-core, for images without the release file."""
     is_core = False
     for line in files.lines("/var/lib/dpkg/status"):
         if line.startswith("Package:"):

@@ -1,27 +1,27 @@
-"""Memory of the machine: /proc/meminfo (proc(5)) and /proc/pressure/memory (Documentation/accounting/psi.rst).
+"""Memory sensor: reads /proc/meminfo (proc(5)) and /proc/pressure/memory (Documentation/accounting/psi.rst).
 
-MemAvailable is the truth also for a GPU that shares the machine's memory: what CUDA calls free leaves out the page
-cache, which is there for the taking.
+MemAvailable is also correct for a GPU that shares the machine's memory. CUDA's free memory does not include the page
+cache, which the kernel can release.
 """
 
 from __future__ import annotations
 
 import re
 
-from edge_server.governor.readings import BoxReading, MemoryState
-from edge_server.governor.sensors.sysfs import MissingReason, SysfsFiles, source
+from edge_server.governor.readings import MachineReading, MemoryState
+from edge_server.governor.sensors.sysfs import MissingReason, SysfsFiles, source_of
 
 _MEMINFO = "/proc/meminfo"
 _PRESSURE = "/proc/pressure/memory"
 
 
 class MemorySensor:
-    """Reads the machine's memory."""
+    """Reads available memory and memory pressure."""
 
     def __init__(self, files: SysfsFiles) -> None:
         self._files = files
 
-    def read(self, now_s: float) -> BoxReading:
+    def read(self, now_s: float) -> MachineReading:
         missing: dict[str, str] = {}
         meminfo = self._text("memory", _MEMINFO, missing)
         pressure = self._text("memory_pressure", _PRESSURE, missing)
@@ -36,8 +36,8 @@ class MemorySensor:
         if memory.some_percent is None:
             missing.setdefault("memory_pressure", f"{_PRESSURE}: expected a line 'some avg10='")
         paths = {"memory": _MEMINFO, "memory_pressure": _PRESSURE}
-        sources = {metric: source(path) for metric, path in paths.items() if metric not in missing}
-        return BoxReading(now_s, memory=memory, sources=sources, missing=missing)
+        sources = {metric: source_of(path) for metric, path in paths.items() if metric not in missing}
+        return MachineReading(now_s, memory=memory, sources=sources, missing=missing)
 
     def _text(self, metric: str, path: str, missing: dict[str, str]) -> str:
         text = self._files.text(path)

@@ -1,7 +1,7 @@
-"""NVIDIA's GPUs by NVML (docs.nvidia.com/deploy/nvml-api). The only file that imports pynvml.
+"""NVML sensor: opens NVML and keeps track of NVIDIA's GPUs (docs.nvidia.com/deploy/nvml-api).
 
-Each metric is asked for on its own, each time: a driver that comes up later, a GPU that is lost or reset, and a call
-that this driver does not have cost just what they concern.
+Each metric is queried separately each time. So a driver that is loaded later, a lost or reset GPU, or a missing call
+affects only its own values.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import os
 import sys
 from types import ModuleType
 
-from edge_server.governor.readings import BoxReading
+from edge_server.governor.readings import MachineReading
 from edge_server.governor.sensors.nvml_gpu import (
     LOST,
     MEMORY_CALLS,
     SOURCE,
     VERSION_MISMATCH,
-    Closed,
     GpuGone,
     GpuReadingParts,
+    NvmlClosed,
     NvmlGpu,
     NvmlQueries,
-    is_of_jetson,
+    is_jetson_gpu,
     read_gpu,
     silent_gpu,
 )
@@ -35,13 +35,13 @@ _LIBRARY_NOT_FOUND = 12
 """NVML_ERROR_LIBRARY_NOT_FOUND."""
 
 OPEN_AGAIN_S = 10.0
-"""How long it takes until NVML, or a lost GPU, is tried again."""
+"""Time until NVML or a lost GPU is tried again."""
 MISMATCH_AGAIN_S = 600.0
-"""The same, for a driver that was replaced under a library that this process holds until it ends."""
+"""The same after a driver update: this process keeps the old library until it ends."""
 
 
 class NvmlSensor:
-    """Every GPU that NVML knows, by the UUID that it keeps when others come and go."""
+    """Reads all GPUs of NVML, identified by their UUIDs: indexes change when GPUs appear or disappear."""
 
     def __init__(self) -> None:
         self._nvml: ModuleType | None = None
@@ -53,10 +53,10 @@ class NvmlSensor:
         self._has_warned = False
         self._problem = ""
 
-    def read(self, now_s: float) -> BoxReading:
+    def read(self, now_s: float) -> MachineReading:
         self._open(now_s)
         parts = [self._parts(device, now_s) for device in self._devices.values()]
-        return BoxReading(
+        return MachineReading(
             now_s,
             zones=tuple(item.zone for item in parts if item.zone is not None),
             rails=tuple(item.rail for item in parts if item.rail is not None),
@@ -75,9 +75,9 @@ class NvmlSensor:
             device.handle = None
 
     def _open(self, now_s: float) -> None:
-        """Make NVML answer, or say in `_problem` why it does not."""
+        """Open NVML if needed. If that fails, `_problem` has the reason."""
         if self._is_open and self._owner != os.getpid():
-            # NVML does not survive a fork, and its handles are the parent's.
+            # NVML cannot be used after a fork, and its handles belong to the parent process.
             self._abandon("NVML was opened by the parent process")
             self._tried_s = None
         if self._is_open and self._devices and all(item.handle is not None for item in self._devices.values()):
@@ -86,31 +86,31 @@ class NvmlSensor:
             return
         self._tried_s, self._again_s = now_s, OPEN_AGAIN_S
         if self._is_open:
-            # A GPU that was reset is found only by a library that starts anew.
+            # A GPU is found after a reset only if NVML is initialized again.
             self._shut_down()
             self._is_open = False
         try:
-            self._start()
-            self._look_up()
-        except Closed as error:
+            self._initialize()
+            self._find_gpus()
+        except NvmlClosed as error:
             self._fail(error)
 
-    def _start(self) -> None:
+    def _initialize(self) -> None:
         if "pynvml" not in sys.modules:
             try:
-                # pynvml would look for it likewise, but costs memory even on boxes that have none.
+                # pynvml does the same, but it also costs memory on machines without NVML.
                 ctypes.CDLL(_LIBRARY)
             except OSError as error:
-                raise Closed(_LIBRARY_NOT_FOUND, f"NVML Shared Library Not Found: {error}") from None
+                raise NvmlClosed(_LIBRARY_NOT_FOUND, f"NVML Shared Library Not Found: {error}") from None
         try:
             import pynvml
         except ImportError as error:
-            raise Closed(0, f"needs pynvml ({error}): pip install nvidia-ml-py") from None
+            raise NvmlClosed(0, f"needs pynvml ({error}): pip install nvidia-ml-py") from None
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            raise Closed(error.value, str(error)) from None
+            raise NvmlClosed(error.value, str(error)) from None
         self._owner = os.getpid()
         self._is_open = True
 
@@ -121,7 +121,7 @@ class NvmlSensor:
         except self._nvml.NVMLError as error:
             _log.debug("NVML could not be shut down: %s", error)
 
-    def _fail(self, error: Closed) -> None:
+    def _fail(self, error: NvmlClosed) -> None:
         if self._is_open:
             self._shut_down()
         self._abandon(f"NVML: {error}")
@@ -131,8 +131,7 @@ class NvmlSensor:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "GPUs are not watched: %s The driver was replaced: a restart of this server mends that, or one of the "
-                "machine.",
+                "GPUs are not monitored: %s The driver was replaced: restart this server or the machine.",
                 self._problem,
             )
 
@@ -143,16 +142,16 @@ class NvmlSensor:
             device.handle = None
             device.problem = device.problem if device.is_lost else problem
 
-    def _look_up(self) -> None:
-        """Find the GPUs that are there now. Those known and not found are lost."""
+    def _find_gpus(self) -> None:
+        """Find the present GPUs. Known GPUs that are not found are lost."""
         nvml = self._nvml
         assert nvml is not None
         self._devices = {identity: device for identity, device in self._devices.items() if not device.is_unknown}
         try:
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
-            raise Closed(error.value, str(error)) from None
-        found = {self._meet(index) for index in range(count)}
+            raise NvmlClosed(error.value, str(error)) from None
+        found = {self._register(index) for index in range(count)}
         for identity, device in self._devices.items():
             if identity in found:
                 continue
@@ -160,8 +159,8 @@ class NvmlSensor:
             if not device.is_lost:
                 device.is_lost, device.problem = True, "NVML does not find this GPU any more"
 
-    def _meet(self, index: int) -> str:
-        """Return the identity of the GPU at a place in NVML's list, entered in `_devices`."""
+    def _register(self, index: int) -> str:
+        """Add the GPU at an index of NVML's list to `_devices`, and return its identity."""
         nvml = self._nvml
         assert nvml is not None
         try:
@@ -170,30 +169,28 @@ class NvmlSensor:
             uuid = ask("uuid", ("nvmlDeviceGetUUID",))
             identity = uuid or f"index {index}"
             if identity not in self._devices:
-                self._devices[identity] = self._new(ask, index, uuid)
+                name = ask("name", ("nvmlDeviceGetName",))
+                memory = ask("memory", *MEMORY_CALLS)
+                # A GPU without its own memory shares the machine's memory.
+                has_no_memory = ask.is_never("memory") if memory is None else memory.total == 0
+                is_integrated = has_no_memory or is_jetson_gpu(name)
+                key = "igpu" if is_integrated else self._free_key(index)
+                self._devices[identity] = NvmlGpu(key, uuid, name, is_integrated)
         except GpuGone as error:
-            return self._meet_mute(index, str(error), is_lost=True)
+            return self._register_unresponsive(index, str(error), is_lost=True)
         except nvml.NVMLError as error:
-            return self._meet_mute(index, str(error), is_lost=error.value in LOST)
+            return self._register_unresponsive(index, str(error), is_lost=error.value in LOST)
         device = self._devices[identity]
         device.handle, device.is_lost, device.problem = handle, False, ""
         return identity
 
-    def _meet_mute(self, index: int, problem: str, *, is_lost: bool) -> str:
-        """Enter a GPU that is listed but answers nothing; one already known by its UUID is missed anyway."""
+    def _register_unresponsive(self, index: int, problem: str, *, is_lost: bool) -> str:
+        """Add a GPU that is listed but does not answer. If it is known by its UUID, it is reported as lost anyway."""
         identity = f"index {index}"
         if all(device.handle is not None for name, device in self._devices.items() if name != identity):
             device = self._devices.setdefault(identity, NvmlGpu(self._free_key(index), None, None, False))
             device.handle, device.is_lost, device.problem = None, is_lost, problem
         return identity
-
-    def _new(self, ask: NvmlQueries, index: int, uuid: str | None) -> NvmlGpu:
-        name = ask("name", ("nvmlDeviceGetName",))
-        memory = ask("memory", *MEMORY_CALLS)
-        # A GPU without memory of its own shares the machine's.
-        has_none = ask.is_never("memory") if memory is None else memory.total == 0
-        is_integrated = has_none or is_of_jetson(name)
-        return NvmlGpu("igpu" if is_integrated else self._free_key(index), uuid, name, is_integrated)
 
     def _free_key(self, index: int) -> str:
         taken = {device.key for device in self._devices.values()}
@@ -209,6 +206,6 @@ class NvmlSensor:
             except GpuGone as error:
                 device.handle, device.is_lost, device.problem = None, True, str(error)
                 self._tried_s = now_s
-            except Closed as error:
+            except NvmlClosed as error:
                 self._fail(error)
         return silent_gpu(device)

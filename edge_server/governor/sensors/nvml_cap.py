@@ -1,4 +1,4 @@
-"""An NVIDIA card's clock limit by NVML's locked clocks, which need root. All cards are capped alike."""
+"""Clock cap of NVIDIA cards: sets NVML's locked clocks, which needs root. All cards get the same cap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_PERMISSION = 4
 
 
 class NvmlCap:
-    """See governor.clock_cap.ClockActuator. NVML counts who opened it: this does not disturb the sensors."""
+    """Implements governor.clock_cap.ClockActuator. NVML counts its users, so this does not disturb the sensors."""
 
     def highest_hz(self) -> int | None:
         with _opened() as (nvml, handles):
@@ -29,7 +29,7 @@ class NvmlCap:
                 try:
                     nvml.nvmlDeviceSetGpuLockedClocks(handle, 0, megahertz)
                 except nvml.NVMLError:
-                    # All or none: a cap that is not told of would never be taken off.
+                    # All cards or none: a partial cap would not be recorded and never be removed.
                     for capped in handles[:index]:
                         nvml.nvmlDeviceResetGpuLockedClocks(capped)
                     raise
@@ -42,14 +42,14 @@ class NvmlCap:
                 try:
                     nvml.nvmlDeviceResetGpuLockedClocks(handle)
                 except nvml.NVMLError as error:
-                    # The other cards are let go all the same.
+                    # Continue with the other cards.
                     problems.append(error)
             lasting = [error for error in problems if error.value not in LOST]
             if lasting:
                 raise lasting[0]
 
     def memo(self) -> dict[str, int]:
-        # A lock has no value before: taking it off is all there is to do.
+        # A lock has no previous value: to restore means to remove the lock.
         return {"is_locked": 1}
 
     def restore(self, memo: dict[str, int]) -> None:
@@ -58,7 +58,7 @@ class NvmlCap:
 
 
 def _handle(nvml: ModuleType, index: int) -> Any:
-    """Return what stands for a card; None for one that is lost, whose clock is nobody's concern any more."""
+    """Return the handle of a card, or None if the card is lost."""
     try:
         return nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
@@ -69,7 +69,7 @@ def _handle(nvml: ModuleType, index: int) -> Any:
 
 @contextlib.contextmanager
 def _opened() -> Iterator[tuple[ModuleType, list[Any]]]:
-    """Open NVML for the block. Raises OSError in place of NVML's errors."""
+    """Open NVML for the block. Converts NVML's errors to OSError."""
     try:
         import pynvml
     except ImportError as error:

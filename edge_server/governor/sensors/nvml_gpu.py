@@ -1,7 +1,7 @@
-"""What one of NVIDIA's GPUs tells, metric by metric (docs.nvidia.com/deploy/nvml-api).
+"""Readings of one NVIDIA GPU: queries NVML metric by metric (docs.nvidia.com/deploy/nvml-api).
 
-Works on the module pynvml and a handle that it is given; numbers stand for NVML's constants, which older versions of
-pynvml lack in part. Old and new names of a call are tried in turn.
+The caller passes the module pynvml and a device handle. NVML's constants are numbers here, because older versions of
+pynvml do not have all of them. New and old names of a call are tried in order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NEAR_LIMIT_C = 5.0
 
 NOT_SUPPORTED, NO_PERMISSION, _FUNCTION_NOT_FOUND, VERSION_MISMATCH, _DEPRECATED = 3, 4, 13, 18, 26
 _NEVER = frozenset({NOT_SUPPORTED, NO_PERMISSION, _FUNCTION_NOT_FOUND, _DEPRECATED})
-"""Answers that mean: not on this GPU, or not to this user. Others may pass."""
+"""Permanent errors: not supported by this GPU, or not permitted for this user. Other errors may be temporary."""
 LOST = frozenset({15, 16, 28})
-"""The GPU fell off the bus, needs a reset, is not to be found."""
+"""The GPU fell off the bus, needs a reset, or is not found."""
 _CLOSED = frozenset({1, 9, VERSION_MISMATCH})
-"""NVML as a whole is not initialized, has no driver, or another one than its own."""
+"""NVML is not initialized, has no driver, or the driver has another version."""
 
 _GPU_SENSOR, _SHUTDOWN, _SLOWDOWN, _GPU_MAX = 0, 0, 1, 3
 _GRAPHICS, _MEMORY, _APPLICATION_TARGET = 0, 2, 1
@@ -37,7 +37,7 @@ MEMORY_CALLS: tuple[tuple[Any, ...], ...] = (
     ("nvmlDeviceGetMemoryInfo", _MEMORY_V2),
     ("nvmlDeviceGetMemoryInfo",),
 )
-"""The first form tells apart what the driver keeps for itself."""
+"""The first form excludes the memory that the driver reserves for itself."""
 
 _REASONS = {
     0x4: "sw_power_cap",
@@ -48,7 +48,7 @@ _REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-"""Bits of the clock event reasons. Left out: idle, application clocks, sync boost, display; they hold nothing back."""
+"""Bits of the clock event reasons. Idle, application clocks, sync boost and display are left out: they are harmless."""
 
 _NEVER_ZERO = (
     "memory_total_bytes", "memory_used_bytes", "power_mw", "power_limit_mw", "energy_mj", "clock_hz", "clock_cap_hz",
@@ -65,11 +65,11 @@ _CAUSES = {
 
 
 class GpuGone(Exception):
-    """This GPU answers nothing any more."""
+    """This GPU does not answer any more."""
 
 
-class Closed(Exception):
-    """NVML as a whole answers nothing any more: shut down by somebody else, or older or newer than the driver."""
+class NvmlClosed(Exception):
+    """NVML does not answer any more: it was shut down, or its version differs from the driver's."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -78,8 +78,8 @@ class Closed(Exception):
 
 @dataclass(slots=True)
 class NvmlGpu:
-    """A GPU that was seen once. `handle` is None while it cannot be asked; `is_lost`: it is the GPU's own doing.
-    `has_power`: it told its power once."""
+    """A known GPU. `handle` is None while it cannot be queried. `is_lost`: the reason is the GPU itself. `has_power`:
+    it reported its power at least once."""
 
     key: str
     uuid: str | None
@@ -93,13 +93,13 @@ class NvmlGpu:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether NVML listed it, and never told what it is."""
+        """Whether NVML listed it but never reported its UUID or name."""
         return self.uuid is None and self.name is None
 
 
 @dataclass(slots=True)
 class GpuReadingParts:
-    """What one GPU comes to in a reading."""
+    """The parts of a machine reading that one GPU contributes."""
 
     gpu: Gpu
     zone: Zone | None = None
@@ -109,7 +109,7 @@ class GpuReadingParts:
 
 
 class NvmlQueries:
-    """Asks one GPU, metric by metric, and keeps why something is not known. Raises Gone and Closed."""
+    """Queries one GPU metric by metric, and records why a value is missing. Raises GpuGone and NvmlClosed."""
 
     def __init__(self, nvml: ModuleType, handle: Any) -> None:
         self._nvml = nvml
@@ -118,53 +118,49 @@ class NvmlQueries:
         self.codes: dict[str, int] = {}
 
     def __call__(self, metric: str, *calls: tuple[Any, ...]) -> Any:
-        """Return what the first call that this driver has tells, None when none does. A call is a name with what
-        follows the handle."""
+        """Return the result of the first call that works, or None. A call is a function name and the arguments after
+        the handle."""
         for name, *arguments in calls:
             function = getattr(self._nvml, name, None)
             if function is None:
-                self._note(metric, _FUNCTION_NOT_FOUND, f"pynvml has no {name}")
+                self._record_missing(metric, _FUNCTION_NOT_FOUND, f"pynvml has no {name}")
                 continue
             try:
                 value = function(self._handle, *arguments)
             except UnicodeDecodeError as error:
-                self._note(metric, 0, f"{name}: {error}")
+                self._record_missing(metric, 0, f"{name}: {error}")
                 continue
             except self._nvml.NVMLError as error:
-                self._refused(metric, name, error)
+                if error.value in LOST:
+                    raise GpuGone(str(error)) from None
+                if error.value in _CLOSED:
+                    raise NvmlClosed(error.value, str(error)) from None
+                self._record_missing(metric, error.value, f"{name}: {error}")
                 continue
             self.missing.pop(metric, None)
             self.codes.pop(metric, None)
             return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         return None
 
-    def _refused(self, metric: str, name: str, error: Any) -> None:
-        code = error.value
-        if code in LOST:
-            raise GpuGone(str(error)) from None
-        if code in _CLOSED:
-            raise Closed(code, str(error)) from None
-        self._note(metric, code, f"{name}: {error}")
-
     def is_never(self, metric: str) -> bool:
-        """Return whether the metric was asked for, and this GPU or this driver will never tell it."""
+        """Return whether the metric was queried and this GPU or driver never has it."""
         return self.codes.get(metric) in _NEVER
 
-    def _note(self, metric: str, code: int, why: str) -> None:
-        # What may pass counts for more than what this driver never had.
+    def _record_missing(self, metric: str, code: int, why: str) -> None:
+        # A temporary error is more important than a missing call.
         if metric not in self.codes or self.codes[metric] in _NEVER:
             self.codes[metric], self.missing[metric] = code, why
 
 
 def read_gpu(ask: NvmlQueries, device: NvmlGpu, now_s: float) -> GpuReadingParts:
-    """Return what a GPU tells now. Raises Gone and Closed."""
+    """Return the current readings of a GPU. Raises GpuGone and NvmlClosed."""
     zone = _zone(ask, device)
     power_mw = ask("power_mw", ("nvmlDeviceGetPowerUsage",))
     limit_mw = ask("power_limit_mw", ("nvmlDeviceGetEnforcedPowerLimit",), ("nvmlDeviceGetPowerManagementLimit",))
     energy_mj = ask("energy_mj", ("nvmlDeviceGetTotalEnergyConsumption",))
     fan = ask("fan", ("nvmlDeviceGetFanSpeed",))
     gpu = _gpu(ask, device, zone, power_mw, limit_mw, energy_mj)
-    # Power that this GPU never tells is left out of the whole; power that it does not tell now makes the whole unknown.
+    # If a GPU never reports power, the total excludes it. If its power is missing only now, the total is unknown.
     is_counted = not ask.is_never("power_mw")
     problem = ask.missing.get("power_mw", "")
     device.has_power |= power_mw is not None
@@ -205,7 +201,7 @@ def _gpu(
         "violations_ns": _violations(ask),
     }
     if device.is_integrated:
-        # Where drivers have nothing to tell of such a GPU, some tell a zero.
+        # Some drivers report 0 for unknown values of an integrated GPU.
         values |= {name: None for name in _NEVER_ZERO if values[name] == 0}
     return Gpu(
         device.key,
@@ -220,7 +216,7 @@ def _gpu(
 
 
 def _zone(ask: NvmlQueries, device: NvmlGpu) -> Zone:
-    """Return the GPU's temperature with its trips. Newer drivers tell the margin and no trips."""
+    """Return the GPU's temperature with its trip points. Newer drivers report the margin instead of trip points."""
     temperature_c = ask(
         "temperature_c", ("nvmlDeviceGetTemperatureV", _GPU_SENSOR), ("nvmlDeviceGetTemperature", _GPU_SENSOR)
     )
@@ -229,7 +225,7 @@ def _zone(ask: NvmlQueries, device: NvmlGpu) -> Zone:
         ask(f"threshold {which}", ("nvmlDeviceGetTemperatureThreshold", which))
         for which in (_SHUTDOWN, _SLOWDOWN, _GPU_MAX)
     )
-    # Above GPU_MAX the driver lowers the clocks, above SLOWDOWN the hardware does. 0 stands for none.
+    # Above GPU_MAX the driver lowers the clocks, above SLOWDOWN the hardware does. 0 means: none.
     passive = [trip for trip in (gpu_max_c, slowdown_c) if trip]
     trips = TripPoints(_degrees(min(passive, default=None)), _degrees(slowdown_c), _degrees(shutdown_c))
     problem = "" if ask.is_never("temperature_c") else ask.missing.get("temperature_c", "")
@@ -237,38 +233,34 @@ def _zone(ask: NvmlQueries, device: NvmlGpu) -> Zone:
 
 
 def _violations(ask: NvmlQueries) -> Mapping[str, int] | None:
-    """Return for how many nanoseconds each policy held the GPU back; drivers without the call have fields for them."""
+    """Return the nanoseconds that each policy limited the clock. Drivers without the call have field values."""
     times: dict[str, int] = {}
     for policy, number in _POLICIES.items():
         status = ask("violations_ns", ("nvmlDeviceGetViolationStatus", number))
         if status is not None:
             times[policy] = status.violationTime
         elif ask.codes["violations_ns"] in (_FUNCTION_NOT_FOUND, _DEPRECATED):
-            return _violation_fields(ask)
-    return times or None
-
-
-def _violation_fields(ask: NvmlQueries) -> Mapping[str, int] | None:
-    values = ask("violations_ns", ("nvmlDeviceGetFieldValues", list(_POLICY_FIELDS.values()))) or ()
-    times = {
-        policy: value.value.ullVal
-        for policy, value in zip(_POLICY_FIELDS, values, strict=False)
-        if value.nvmlReturn == 0
-    }
+            values = ask("violations_ns", ("nvmlDeviceGetFieldValues", list(_POLICY_FIELDS.values()))) or ()
+            times = {
+                name: value.value.ullVal
+                for name, value in zip(_POLICY_FIELDS, values, strict=False)
+                if value.nvmlReturn == 0
+            }
+            break
     return times or None
 
 
 def _slowed_by(reasons: frozenset[str], zone: Zone) -> frozenset[ThrottleReason]:
     found = {_CAUSES[reason] for reason in reasons if reason in _CAUSES}
     if "hw_slowdown" in reasons and not found & {ThrottleReason.THERMAL, ThrottleReason.POWER_BRAKE}:
-        # The hardware brakes for heat or for power, and older GPUs do not say for which.
+        # The hardware throttles because of heat or power. Older GPUs do not report which of them.
         is_hot = zone.headroom_c is not None and zone.headroom_c <= _NEAR_LIMIT_C
         found.add(ThrottleReason.THERMAL if is_hot else ThrottleReason.POWER_BRAKE)
     return frozenset(found)
 
 
 def silent_gpu(device: NvmlGpu) -> GpuReadingParts:
-    """Return what is left of a GPU that cannot be asked: a lost one has no heat and power that would matter."""
+    """Return the readings of a GPU that cannot be queried. A lost GPU has no zone and no rail."""
     gpu = Gpu(
         device.key,
         device.name,
@@ -283,8 +275,8 @@ def silent_gpu(device: NvmlGpu) -> GpuReadingParts:
     return GpuReadingParts(gpu, zone, Rail(device.key, None, device.has_power, source=SOURCE, problem=device.problem))
 
 
-def is_of_jetson(name: str | None) -> bool:
-    """Return whether the name is that of the GPU in a Jetson's module: "Orin (nvgpu)", "NVIDIA Thor"."""
+def is_jetson_gpu(name: str | None) -> bool:
+    """Return whether the name is that of a Jetson's GPU: "Orin (nvgpu)", "NVIDIA Thor"."""
     words = re.findall(r"[a-z0-9]+", (name or "").lower())
     return not {"nvgpu", "orin", "thor", "xavier", "tegra"}.isdisjoint(words)
 
@@ -298,5 +290,5 @@ def _float(value: int | None) -> float | None:
 
 
 def _degrees(value: int | None) -> float | None:
-    """Return a temperature; 0 and less stand for none."""
+    """Return the temperature; None for 0 and less, which mean: no value."""
     return float(value) if value is not None and value > 0 else None

@@ -1,8 +1,8 @@
-"""A Jetson's power monitors: INA3221 and INA238 behind hwmon (Documentation/hwmon/{ina3221,ina238}.rst).
+"""Power rails of a Jetson: reads INA3221 and INA238 monitors by hwmon (Documentation/hwmon/{ina3221,ina238}.rst).
 
-An INA3221 has no power, only voltage (mV) and current (mA) of its channels 1 to 3. What it shows beyond those are sums
-and shunt voltages of the same channels; counted too, they would double the power. Which rails make up the module
-depends on the board, and is told by their labels.
+An INA3221 reports voltage (mV) and current (mA) of its channels 1 to 3, but no power. Its other files are sums and
+shunt voltages of the same channels, and would count the power twice. The rails of the whole module depend on the board
+and are identified by their labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge_server.governor.readings import Rail
-from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 
 _CHANNELS = (1, 2, 3)
 
@@ -21,15 +21,15 @@ TOTALS: tuple[tuple[str, ...], ...] = (
     ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),
     ("VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"),
 )
-"""Rails that together are all power of a board: Thor with an INA238; Orin Nano and NX; AGX Orin; Thor without INA238.
+"""Rails that add up to the total power of a board: Thor with INA238; Orin Nano and NX; AGX Orin; Thor without INA238.
 
-The first row whose rails are all there holds. The rails of AGX Orin's second monitor lie behind VIN_SYS_5V0.
+The first row whose rails all exist applies. The rails of AGX Orin's second monitor are behind VIN_SYS_5V0.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Channel:
-    """`power` is the path of a power in microwatts; "" where it follows from `voltage` and `current`."""
+    """Files of one rail. `power` is the path of a power in microwatts; "": computed from `voltage` and `current`."""
 
     name: str
     folder: str
@@ -49,11 +49,11 @@ class _Channel:
 
 
 class JetsonRails:
-    """The rails of the board, each with its own fate."""
+    """Reads the rails of the board. A failed rail does not affect the others."""
 
     def __init__(self, files: SysfsFiles) -> None:
         self._files = files
-        self._channels: FoundPaths[_Channel] = FoundPaths(self._find, lambda channel: files.bears(channel.mark))
+        self._channels: FoundPaths[_Channel] = FoundPaths(self._find, lambda channel: files.matches(channel.mark))
 
     def read(self, now_s: float) -> tuple[Rail, ...]:
         rails = [self._rail(channel) for channel in self._channels.items(now_s)]
@@ -95,28 +95,28 @@ class JetsonRails:
             warn_ma=channel.warn_ma,
             critical_ma=channel.critical_ma,
             is_alarmed=self._is_alarmed(channel),
-            source=source(channel.current),
+            source=source_of(channel.current),
         )
         for value in (voltage_mv, current_ma):
             if isinstance(value, MissingReason):
                 return replace(rail, problem=value.reason)
         assert isinstance(voltage_mv, int)
         assert isinstance(current_ma, int)
-        # A rail that is switched off reads a little below zero at times.
+        # A rail that is switched off sometimes reads a little below zero.
         power_mw = max(0, voltage_mv * current_ma // 1000)
         return replace(rail, power_mw=power_mw, voltage_mv=voltage_mv, current_ma=current_ma)
 
     def _measured(self, channel: _Channel) -> Rail:
         power_uw = self._files.number(channel.power)
         if isinstance(power_uw, MissingReason):
-            return Rail(channel.name, None, False, source=source(channel.power), problem=power_uw.reason)
+            return Rail(channel.name, None, False, source=source_of(channel.power), problem=power_uw.reason)
         return Rail(
             channel.name,
             max(0, power_uw // 1000),
             False,
             voltage_mv=self._files.maybe_number(channel.voltage),
             current_ma=self._files.maybe_number(channel.current),
-            source=source(channel.power),
+            source=source_of(channel.power),
         )
 
     def _is_alarmed(self, channel: _Channel) -> bool | None:
@@ -128,5 +128,5 @@ class JetsonRails:
 
 
 def _counted(names: Sequence[str]) -> frozenset[str]:
-    """Return which of a board's rails make up its total; none for a board that is not known."""
+    """Return the rails that make up the total power of the board; empty for an unknown board."""
     return next((frozenset(total) for total in TOTALS if set(total) <= set(names)), frozenset())

@@ -1,7 +1,7 @@
-"""RAPL: energy counters of processor packages and their memory, by Intel and AMD.
+"""RAPL sensor: energy counters of Intel and AMD processor packages and their memory.
 
-`energy_uj` counts microjoules and wraps after `max_energy_range_uj`. Since it could be used to spy on other programs
-(PLATYPUS), only root may read it; whoever runs this server may be let in by a udev or tmpfiles rule.
+`energy_uj` counts microjoules and wraps after `max_energy_range_uj`. Because of the PLATYPUS attack only root may read
+it; a udev or tmpfiles rule can permit other users.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from edge_server.governor.readings import EnergyCounter, Rail
 from edge_server.governor.sensors.counter_rates import EnergyMeter
-from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 
 _POWERCAP = "/sys/class/powercap"
 _LONGEST_S = 30.0
-"""A package's counter may wrap within a minute or so; after a longer silence power is not known."""
+"""Longest gap between two readings for a valid power. A package's counter may wrap within about a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Domain:
-    """`is_counted`: packages, and memory, which lies beside them. Cores and graphics lie inside; psys, where there is
-    one, around all."""
+    """One power domain. `is_counted`: packages, and memory, which is not part of a package. Cores and graphics are part
+    of a package, and psys, if present, contains everything."""
 
     name: str
     folder: str
@@ -31,12 +31,12 @@ class _Domain:
 
 
 class Rapl:
-    """The power domains, as rails and as energy counters."""
+    """Reads the power domains as rails and as energy counters."""
 
     def __init__(self, files: SysfsFiles) -> None:
         self._files = files
         self._domains: FoundPaths[_Domain] = FoundPaths(
-            self._find, lambda domain: files.bears(Mark(f"{domain.folder}/name", domain.kind))
+            self._find, lambda domain: files.matches(Mark(f"{domain.folder}/name", domain.kind))
         )
         self._meters: dict[str, EnergyMeter] = {}
 
@@ -46,9 +46,11 @@ class Rapl:
             path = f"{domain.folder}/energy_uj"
             count = self._files.number(path)
             if isinstance(count, MissingReason):
-                # What may never be read is not counted: it would make the power of all the rest unknown.
+                # A domain that was never readable is not counted, else the total power would be unknown.
                 is_counted = domain.is_counted and domain.name in self._meters
-                rail = Rail(domain.name, None, is_counted, domain.limit_mw, source=source(path), problem=count.reason)
+                rail = Rail(
+                    domain.name, None, is_counted, domain.limit_mw, source=source_of(path), problem=count.reason
+                )
                 rails.append(rail)
                 continue
             meter = self._meters.setdefault(domain.name, EnergyMeter(domain.range_uj))
@@ -56,9 +58,9 @@ class Rapl:
             problem = "" if power_uw is not None else f"{path}: power follows from two readings"
             power_mw = None if power_uw is None else round(power_uw / 1000)
             rails.append(
-                Rail(domain.name, power_mw, domain.is_counted, domain.limit_mw, source=source(path), problem=problem)
+                Rail(domain.name, power_mw, domain.is_counted, domain.limit_mw, source=source_of(path), problem=problem)
             )
-            counters.append(EnergyCounter(domain.name, energy_uj // 1000, domain.is_counted, source(path)))
+            counters.append(EnergyCounter(domain.name, energy_uj // 1000, domain.is_counted, source_of(path)))
         return tuple(rails), tuple(counters)
 
     def _find(self) -> list[_Domain]:
@@ -82,7 +84,7 @@ class Rapl:
         return domains
 
     def _limit_mw(self, folder: str) -> int | None:
-        """Return the limit over the longest time, which is what holds in the long run."""
+        """Return the long-term limit."""
         for entry in self._files.names(folder, r"constraint_\d+_name"):
             if self._files.maybe_text(f"{folder}/{entry}") == "long_term":
                 limit_uw = self._files.maybe_number(f"{folder}/{entry.removesuffix('name')}power_limit_uw")

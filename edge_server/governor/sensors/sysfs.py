@@ -1,4 +1,4 @@
-"""Files of sysfs and procfs under a root folder: small texts that may be gone, or not readable now, at any moment."""
+"""Reader of sysfs and procfs files below a root folder. Any file may disappear or become unreadable at any time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 _MOST_BYTES = 1 << 20
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 FIND_AGAIN_S = 4.0
-"""How long found places, and what does not change in them, are believed. A driver that comes up later is found then."""
+"""Time until paths are searched again. Files of a driver that is loaded later are then found."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingReason:
-    """Why a file has no value, in plain words. `is_passing`: the kernel said to try again."""
+    """The reason why a file has no value. `is_passing`: the kernel answered EAGAIN."""
 
     reason: str
     is_passing: bool = False
@@ -28,31 +28,31 @@ class MissingReason:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A file by whose text a folder is known: its number may be another one's the next moment."""
+    """A file and its text that identify a folder, because the numbers of folders can change at any time."""
 
     path: str
     text: str
 
 
 class SysfsFiles:
-    """Reads files below `root`. Paths are given without the root, and with a leading slash, as people know them."""
+    """Reads files below `root`. Paths begin with a slash and do not contain the root."""
 
     def __init__(self, root: str | Path = "/", *, read: Callable[[Path], bytes] | None = None) -> None:
         self._root = Path(root)
         self._read = read
-        # Paths joined by pathlib cost as much as reading the files.
+        # Joining paths by pathlib would take as long as reading the files.
         self._prefix = str(self._root).rstrip("/")
 
     def text(self, path: str) -> str | MissingReason:
-        """Return the file's text without white space and NUL at its ends."""
+        """Return the file's text without white space and NUL at the ends, or the reason why it cannot be read."""
         try:
             data = read_once(self._prefix + path) if self._read is None else self._read(self._at(path))
             return data.decode("utf-8", "replace").strip(" \t\r\n\0")
         except OSError as error:
-            return MissingReason(_why(path, error), error.errno == errno.EAGAIN)
+            return MissingReason(_reason(path, error), error.errno == errno.EAGAIN)
 
     def number(self, path: str) -> int | MissingReason:
-        """Return the integer that the file holds."""
+        """Return the file's integer, or the reason why there is none."""
         text = self.text(path)
         if isinstance(text, MissingReason):
             return text
@@ -68,22 +68,23 @@ class SysfsFiles:
         number = self.number(path)
         return None if isinstance(number, MissingReason) else number
 
-    def bears(self, mark: Mark) -> bool:
+    def matches(self, mark: Mark) -> bool:
+        """Return whether the file of a mark still has its text."""
         return self.text(mark.path) == mark.text
 
     def exists(self, path: str) -> bool:
         return self._at(path).exists()
 
     def names(self, folder: str, pattern: str = "") -> list[str]:
-        """Return the names in a folder whose whole name matches, numbers in order; none for a folder that is absent."""
+        """Return the names in a folder that match a pattern, in natural order; empty if the folder does not exist."""
         try:
             names = os.listdir(self._at(folder))
         except OSError:
             return []
-        return sorted((name for name in names if not pattern or re.fullmatch(pattern, name)), key=_in_order)
+        return sorted((name for name in names if not pattern or re.fullmatch(pattern, name)), key=_natural_key)
 
     def lines(self, path: str) -> Iterator[str]:
-        """Yield the lines of a file that may be large; none when it cannot be read."""
+        """Yield the lines of a file that may be large; nothing if it cannot be read."""
         try:
             with self._at(path).open("r", encoding="utf-8", errors="replace") as file:
                 yield from file
@@ -91,7 +92,7 @@ class SysfsFiles:
             return
 
     def hwmons(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, folder) of each hardware monitor. Their numbers change from boot to boot; names do not."""
+        """Yield (name, folder) of each hwmon device. Their numbers change with each boot; their names do not."""
         for entry in self.names("/sys/class/hwmon", r"hwmon\d+"):
             folder = f"/sys/class/hwmon/{entry}"
             name = self.maybe_text(f"{folder}/name")
@@ -103,7 +104,7 @@ class SysfsFiles:
 
 
 def read_once(path: Path | str) -> bytes:
-    """Return what a file holds, up to a mebibyte. Never waits: a pipe without data gives EAGAIN, as sysfs does for a
+    """Return the content of a file, at most 1 MiB. Never blocks: a pipe without data gives EAGAIN, as sysfs does for a
     sensor that is switched off."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -119,34 +120,36 @@ def read_once(path: Path | str) -> bytes:
 
 @dataclass(slots=True)
 class FoundPaths(Generic[T]):
-    """Places that were found, looked for again after FIND_AGAIN_S, or at once while there are none.
+    """Cache of found paths. They are searched again after FIND_AGAIN_S, or at each use while there are none.
 
-    `is_still` is asked of each place before each use: once a driver is loaded anew, what was a temperature may be a
-    current. Where it is left out, the path alone says what a place is.
+    `is_valid` is called for each item before each use: after a driver was loaded again, the file of a temperature may
+    be that of a current. The default is for items whose path alone identifies them.
     """
 
     find: Callable[[], list[T]]
-    is_still: Callable[[T], bool] = lambda _: True
+    is_valid: Callable[[T], bool] = lambda _: True
     _items: list[T] = field(default_factory=list)
     _found_s: float = 0.0
 
     def items(self, now_s: float) -> list[T]:
+        """Return the found items."""
         is_fresh = bool(self._items) and 0 <= now_s - self._found_s < FIND_AGAIN_S
-        if not is_fresh or not all(self.is_still(item) for item in self._items):
+        if not is_fresh or not all(self.is_valid(item) for item in self._items):
             self._items = self.find()
             self._found_s = now_s
         return self._items
 
     def forget(self) -> None:
-        """Look again the next time: what was found is not as it was."""
+        """Search again at the next use, because a found file has changed."""
         self._items = []
 
 
-def source(path: str) -> str:
+def source_of(path: str) -> str:
+    """Return the name of a file as source of a value."""
     return f"sysfs:{path}"
 
 
-def _why(path: str, error: OSError) -> str:
+def _reason(path: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return f"{path} is not there"
     if isinstance(error, PermissionError):
@@ -156,6 +159,6 @@ def _why(path: str, error: OSError) -> str:
     return f"{path}: {error.strerror or error}"
 
 
-def _in_order(name: str) -> list[tuple[int, str]]:
-    """Sort "zone10" behind "zone2"."""
+def _natural_key(name: str) -> list[tuple[int, str]]:
+    """Return the sort key of natural order: "zone2" before "zone10"."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

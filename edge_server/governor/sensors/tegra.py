@@ -1,19 +1,20 @@
-"""A Jetson from its files: JetPack 5 to 7 on Orin, JetPack 7 on Thor. Neither root nor jtop nor tegrastats is needed.
+"""Jetson sensor: reads all values of a Jetson from files (JetPack 5 to 7 on Orin, JetPack 7 on Thor).
 
-Preferred to NVML on these boards, also where NVML answers: it reports zeros and made-up processes for Orin's GPU.
+It needs no root rights, no jtop and no tegrastats. It is preferred to NVML on these boards, because NVML reports zeros
+and invented processes for Orin's GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_server.governor.readings import BoxReading, Clock, EventCounter, Gpu, PowerMode, ThrottleReason, Zone
+from edge_server.governor.readings import Clock, EventCounter, Gpu, MachineReading, PowerMode, ThrottleReason, Zone
 from edge_server.governor.sensors.clocks import Clocks, gpu_devfreq
-from edge_server.governor.sensors.counter_rates import EventRate, Smooth
+from edge_server.governor.sensors.counter_rates import EventRate, MovingAverage
 from edge_server.governor.sensors.fans import jetson_fans
-from edge_server.governor.sensors.jetson import Identity, read_identity, read_power_mode
+from edge_server.governor.sensors.jetson import IdentityReader, read_power_mode
 from edge_server.governor.sensors.rails import JetsonRails
-from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, FoundPaths, Mark, MissingReason, SysfsFiles, source
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 from edge_server.governor.sensors.thermal import CoolingDevices, ThermalZones
 
 _LOADS = (
@@ -23,10 +24,10 @@ _LOADS = (
     "/sys/devices/platform/17000000.gpu/load",
     "/sys/devices/platform/17000000.ga10b/load",
 )
-"""Where the GPU's load is, in thousandths: JetPack 6 and 7, JetPack 5, kernels without the alias."""
+"""Files of the GPU's load, in thousandths: JetPack 6 and 7, JetPack 5, kernels without the alias."""
 
 _LOAD_SMOOTHING_S = 2.0
-"""The load is that of a short moment; several of them make sense."""
+"""Each value of the load is that of a short moment, so it is averaged."""
 
 _OVER_CURRENT = {
     "oc1": ThrottleReason.UNDER_VOLTAGE,
@@ -35,43 +36,42 @@ _OVER_CURRENT = {
 }
 """Alarms of the power monitor: supply voltage too low, average power too high, momentary power too high."""
 
-_IDENTITY_AGAIN_S = 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
+    """File of one over-current counter."""
+
     name: str
     path: str
     mark: Mark
 
 
 class TegraSensor:
-    """Reads a Jetson; on any other box it tells the board's name and nothing else."""
+    """Reads a Jetson. On other machines it reads only the board's name."""
 
-    def __init__(self, files: SysfsFiles) -> None:
+    def __init__(self, files: SysfsFiles, identity: IdentityReader | None = None) -> None:
         self._files = files
-        self._identity: Identity | None = None
-        self._identity_s = 0.0
+        self._identity = identity or IdentityReader(files)
         self._mode: FoundPaths[PowerMode | str] = FoundPaths(lambda: [read_power_mode(files)])
         self._zones = ThermalZones(files, zone_name, is_slow=True)
         self._coolers = CoolingDevices(files)
         self._rails = JetsonRails(files)
         self._clocks = Clocks(files)
         self._counters: FoundPaths[_Counter] = FoundPaths(
-            self._find_counters, lambda counter: files.bears(counter.mark)
+            self._find_counters, lambda counter: files.matches(counter.mark)
         )
         self._rates: dict[str, EventRate] = {}
         self._load: FoundPaths[str] = FoundPaths(self._find_load)
-        self._smooth = Smooth(_LOAD_SMOOTHING_S)
+        self._smooth = MovingAverage(_LOAD_SMOOTHING_S)
 
-    def read(self, now_s: float) -> BoxReading:
-        identity = self._who(now_s)
+    def read(self, now_s: float) -> MachineReading:
+        identity = self._identity.read(now_s)
         if identity.soc is None:
-            return BoxReading(now_s, board=identity.board)
+            return MachineReading(now_s, board=identity.board)
         zones = self._zones.read(now_s)
         clocks = self._clocks.read(now_s)
         mode = self._mode.items(now_s)[0]
-        reading = BoxReading(
+        reading = MachineReading(
             now_s,
             board=identity.board,
             soc=identity.soc,
@@ -91,17 +91,6 @@ class TegraSensor:
     def close(self) -> None:
         pass
 
-    def _who(self, now_s: float) -> Identity:
-        """Return the identity, which is asked for again as long as it is not complete."""
-        known = self._identity
-        is_complete = known is not None and None not in (known.board, known.soc, known.l4t)
-        # Without a release the list of packages is searched, which is long.
-        again_s = FIND_AGAIN_S if known is None or known.soc is None else _IDENTITY_AGAIN_S
-        if known is None or not (is_complete or 0 <= now_s - self._identity_s < again_s):
-            self._identity, self._identity_s = read_identity(self._files), now_s
-        assert self._identity is not None
-        return self._identity
-
     def _gpu(self, zones: tuple[Zone, ...], clocks: tuple[Clock, ...], now_s: float) -> Gpu:
         clock = next((item for item in clocks if item.name == "gpu"), None)
         zone = next((item for item in zones if item.name == "gpu"), None)
@@ -115,7 +104,7 @@ class TegraSensor:
             missing["utilization"] = load.reason
         else:
             utilization = self._smooth.feed(min(1.0, max(0, load) / 1000), now_s)
-            sources["utilization"] = source(paths[0])
+            sources["utilization"] = source_of(paths[0])
         if zone is not None:
             sources["temperature_c"] = zone.source
         if clock is not None:
@@ -146,7 +135,7 @@ class TegraSensor:
                 continue
             rate, sustained = self._rates.setdefault(counter.name, EventRate()).feed(count, now_s)
             slowdown = _OVER_CURRENT[counter.name]
-            counters.append(EventCounter(counter.name, slowdown, count, rate, sustained, source(counter.path)))
+            counters.append(EventCounter(counter.name, slowdown, count, rate, sustained, source_of(counter.path)))
         return tuple(counters)
 
     def _find_counters(self) -> list[_Counter]:
@@ -158,8 +147,8 @@ class TegraSensor:
         ]
 
 
-def _missing(reading: BoxReading, mode_problem: str) -> dict[str, str]:
-    """Return why parts of a Jetson's reading are not known."""
+def _missing(reading: MachineReading, mode_problem: str) -> dict[str, str]:
+    """Return the reasons why parts of a Jetson's reading are missing."""
     missing = {
         name: f"no {name.replace('_', '-')} to be found under /sys (yet)"
         for name in ("zones", "coolers", "rails", "clocks", "over_current", "fans")
@@ -168,24 +157,24 @@ def _missing(reading: BoxReading, mode_problem: str) -> dict[str, str]:
     if mode_problem:
         missing["power_mode"] = mode_problem
     if reading.l4t is None:
-        missing["l4t"] = "neither /etc/nv_tegra_release nor the package nvidia-l4t-core tells the release"
+        missing["l4t"] = "neither /etc/nv_tegra_release nor the package nvidia-l4t-core gives the release"
     return missing
 
 
-def _with_limit(reading: BoxReading) -> BoxReading:
-    """Return the reading with the power limit that its power mode's name promises."""
+def _with_limit(reading: MachineReading) -> MachineReading:
+    """Return the reading with the power limit from the name of its power mode."""
     mode = reading.power_mode
     if mode is None:
         return reading
     if mode.watts is None:
         why = f"power mode {mode.name} names no watts"
         return replace(reading, missing={**reading.missing, "power_limit_mw": why})
-    sources = {**reading.sources, "power_limit_mw": source("/etc/nvpmodel.conf")}
+    sources = {**reading.sources, "power_limit_mw": source_of("/etc/nvpmodel.conf")}
     return replace(reading, power_limit_mw=mode.watts * 1000, sources=sources)
 
 
 def zone_name(kind: str) -> str | None:
-    """Return "cpu" for cpu-thermal and CPU-therm. The PMIC's zone is a constant 100 °C, the fan's an estimate."""
+    """Return "cpu" for cpu-thermal and CPU-therm; None for the PMIC (always 100 °C) and the fan (an estimate)."""
     name, dash, ending = kind.lower().rpartition("-")
     if not dash or ending not in ("therm", "thermal") or name.startswith(("pmic", "thermal-fan")):
         return None

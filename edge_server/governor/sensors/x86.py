@@ -1,4 +1,4 @@
-"""An x86 box, and any other that is no Jetson: processor temperatures, RAPL power, thermal throttling, Intel's GPUs.
+"""Sensors of x86 and other machines that are not a Jetson: temperatures, RAPL power, throttling, Intel's GPUs.
 
 coretemp and k10temp: Documentation/hwmon/{coretemp,k10temp}.rst. RAPL: Documentation/power/powercap/powercap.rst.
 Thermal throttling of a processor: /sys/devices/system/cpu/cpuN/thermal_throttle.
@@ -10,20 +10,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from edge_server.governor.readings import BoxReading, EventCounter, ThrottleReason, TripPoints, Zone
+from edge_server.governor.readings import EventCounter, MachineReading, ThrottleReason, TripPoints, Zone
 from edge_server.governor.sensors.clocks import Clocks
 from edge_server.governor.sensors.counter_rates import EventRate
 from edge_server.governor.sensors.fans import hwmon_fans
 from edge_server.governor.sensors.intel_gpu import IntelGpus
 from edge_server.governor.sensors.rapl import Rapl
-from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source
-from edge_server.governor.sensors.thermal import ThermalZones, implausible
+from edge_server.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
+from edge_server.governor.sensors.thermal import ThermalZones, implausible_reason
 
 _CPUS = "/sys/devices/system/cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class _Temperature:
+    """File and trip points of one processor temperature."""
+
     name: str
     path: str
     trips: TripPoints
@@ -32,31 +34,33 @@ class _Temperature:
 
 @dataclass(frozen=True, slots=True)
 class _Throttle:
-    """`paths` are counters that are added up."""
+    """Throttle counters `paths` whose sum is one counter."""
 
     name: str
     paths: tuple[str, ...]
 
 
 class X86Sensor:
-    """Reads processors and what is built in with them."""
+    """Reads processors and their integrated devices."""
 
     def __init__(self, files: SysfsFiles) -> None:
         self._files = files
         self._temperatures: FoundPaths[_Temperature] = FoundPaths(
-            self._find_temperatures, lambda place: files.bears(place.mark)
+            self._find_temperatures, lambda place: files.matches(place.mark)
         )
-        # The trips of x86_pkg_temp are alarms that programs set for themselves.
-        self._package = ThermalZones(files, _package_name, has_trips=False)
+        # The trip points of x86_pkg_temp are alarms that programs set.
+        self._package = ThermalZones(
+            files, lambda kind: "package-0" if kind == "x86_pkg_temp" else None, has_trips=False
+        )
         self._others = ThermalZones(files, _zone_name)
         self._rapl = Rapl(files)
         self._throttles: FoundPaths[_Throttle] = FoundPaths(self._find_throttles)
         self._rates: dict[str, EventRate] = {}
-        # Every core has a policy of its own here, and all are bounded alike.
+        # Each core has its own policy here, and all have the same limits.
         self._clocks = Clocks(files, most_clusters=1)
         self._gpus = IntelGpus(files)
 
-    def read(self, now_s: float) -> BoxReading:
+    def read(self, now_s: float) -> MachineReading:
         zones = self._zones(now_s)
         rails, energy = self._rapl.read(now_s)
         gpus, gpu_rails, gpu_energy = self._gpus.read(now_s)
@@ -65,7 +69,7 @@ class X86Sensor:
             missing["zones"] = "no temperature of the processor is to be found under /sys (yet)"
         if not rails:
             missing["rails"] = "no RAPL domain is to be found under /sys/class/powercap (yet)"
-        return BoxReading(
+        return MachineReading(
             now_s,
             board=self._files.maybe_text("/sys/class/dmi/id/product_name") or None,
             zones=zones,
@@ -85,18 +89,18 @@ class X86Sensor:
         zones = tuple(self._zone(place) for place in self._temperatures.items(now_s))
         if any(zone.temperature_c is not None for zone in zones):
             return zones
-        # The kernel's own zone shows the same sensor: it stands in where the driver is not loaded, or fails.
+        # The kernel's zone is the same sensor. It is used if the driver is not loaded or fails.
         trips = {zone.name: zone.trips for zone in zones}
         others = self._package.read(now_s) or self._others.read(now_s)
         return tuple(replace(zone, trips=trips.get(zone.name, zone.trips)) for zone in others) or zones
 
     def _zone(self, place: _Temperature) -> Zone:
         at_mc = self._files.number(place.path)
-        zone = Zone(place.name, None, place.trips, source=source(place.path))
+        zone = Zone(place.name, None, place.trips, source=source_of(place.path))
         if isinstance(at_mc, MissingReason):
             self._temperatures.forget()
             return replace(zone, problem=at_mc.reason)
-        problem = implausible(place.path, at_mc)
+        problem = implausible_reason(place.path, at_mc)
         return replace(zone, problem=problem) if problem else replace(zone, temperature_c=at_mc / 1000)
 
     def _find_temperatures(self) -> list[_Temperature]:
@@ -112,7 +116,7 @@ class X86Sensor:
         labels = dict(self._labels(folder))
         packages = {number: label for number, label in labels.items() if label.startswith("Package id ")}
         for number, label in (packages or labels).items():
-            # tempN_crit is TjMax, at which the processor slows itself down; where it switches off is not told.
+            # tempN_crit is TjMax, at which the processor throttles. The switch-off temperature is not reported.
             trips = TripPoints(
                 self._degrees(f"{folder}/temp{number}_crit"), self._degrees(f"{folder}/temp{number}_max")
             )
@@ -146,12 +150,12 @@ class X86Sensor:
                 self._throttles.forget()
                 continue
             rate, sustained = self._rates.setdefault(place.name, EventRate()).feed(sum(known), now_s)
-            from_ = source(place.paths[0])
+            from_ = source_of(place.paths[0])
             counters.append(EventCounter(place.name, ThrottleReason.THERMAL, sum(known), rate, sustained, from_))
         return tuple(counters)
 
     def _find_throttles(self) -> list[_Throttle]:
-        """Return a counter for each package, which all its processors show, and one for the cores together."""
+        """Return one counter per package (the same for all its processors), and one for all cores together."""
         packages: dict[str, str] = {}
         cores = []
         for entry in self._files.names(_CPUS, r"cpu\d+"):
@@ -165,11 +169,7 @@ class X86Sensor:
         return [*found, _Throttle("cores", tuple(cores))] if cores else found
 
 
-def _package_name(kind: str) -> str | None:
-    return "package-0" if kind == "x86_pkg_temp" else None
-
-
 def _zone_name(kind: str) -> str | None:
-    """Return a name for a processor's zone on boards of other makers: cpu-thermal, soc_thermal, gpu-thermal."""
+    """Return the name of a processor's zone on other boards: "cpu" for cpu-thermal, soc_thermal, gpu-thermal."""
     found = re.fullmatch(r"((cpu|soc|gpu)\d*)([-_].*)?", kind.lower())
     return found[1] if found else None

@@ -1,5 +1,8 @@
-"""Show the law a recorded course of readings: what would it have said? Open loop: nothing that it says changes what
-comes next, so this tells when it would have stepped in, not what would have come of it."""
+"""Replay of recorded sensor readings: shows the decisions of the control policy for a recording.
+
+It is an open loop: decisions do not change the recording. So it shows when the policy would limit the work, but not the
+effect.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from edge_server.governor.control_policy import (
 )
 
 COLUMNS = ("time_s", "temperature_c", "power_w", "trip_c")
-"""Of a recording; the last two may be absent, and any others are passed over."""
+"""Columns of a recording. The last two may be absent; other columns are ignored."""
 
 MOST_ROWS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedReading:
-    """One recorded look at the box. None: nothing was read."""
+    """One recorded sample. None: the reading failed."""
 
     time_s: float
     temperature_c: float | None = None
@@ -35,7 +38,7 @@ class RecordedReading:
 
 @dataclass(slots=True)
 class StatePeriod:
-    """A time during which the box was in one state."""
+    """A period in one state of the governor."""
 
     from_s: float
     to_s: float
@@ -47,20 +50,20 @@ class StatePeriod:
 
 @dataclass(slots=True)
 class PolicyReplay:
-    """What went in and what came out, a point for each sample, and the same as stretches of one state."""
+    """Inputs and decisions of a replay, one point per sample, and the periods of each state."""
 
     time_s: list[float] = field(default_factory=list)
     temperature_c: list[float | None] = field(default_factory=list)
     power_w: list[float | None] = field(default_factory=list)
     set_point_c: list[float | None] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
-    stretches: list[StatePeriod] = field(default_factory=list)
+    periods: list[StatePeriod] = field(default_factory=list)
 
 
-def read_trace(lines: Iterable[str], name: str) -> list[RecordedReading]:
-    """Return the samples of a CSV file with a heading; an empty cell or "nan" is a reading that failed.
+def read_recording(lines: Iterable[str], name: str) -> list[RecordedReading]:
+    """Return the samples of a CSV file with a heading line. An empty cell or "nan" is a failed reading.
 
-    Raises InvalidRequest, with the line.
+    Raises InvalidRequest with the line number.
     """
     rows = csv.DictReader(lines, skipinitialspace=True)
     try:
@@ -73,12 +76,12 @@ def read_trace(lines: Iterable[str], name: str) -> list[RecordedReading]:
         given = ", ".join(headings) or "nothing"
         raise InvalidRequest(f"{name}: expected a first line with {' and '.join(COLUMNS[:2])}, given {given}")
     try:
-        return _samples(rows, name)
+        return _parse_samples(rows, name)
     except csv.Error as error:
         raise InvalidRequest(f"{name}, line {rows.line_num}: {error}") from None
 
 
-def _samples(rows: csv.DictReader[str], name: str) -> list[RecordedReading]:
+def _parse_samples(rows: csv.DictReader[str], name: str) -> list[RecordedReading]:
     samples: list[RecordedReading] = []
     for row in rows:
         where = f"{name}, line {rows.line_num}"
@@ -94,35 +97,38 @@ def _samples(rows: csv.DictReader[str], name: str) -> list[RecordedReading]:
     return samples
 
 
-def replay(samples: Iterable[RecordedReading], tuning: PolicyConstants) -> PolicyReplay:
-    """Let a fresh law see the samples one after the other. Times count from the first one."""
-    law = ControlPolicy(tuning)
+def replay_policy(samples: Iterable[RecordedReading], constants: PolicyConstants) -> PolicyReplay:
+    """Run a new policy on the samples in order. Times start at the first sample."""
+    policy = ControlPolicy(constants)
     replayed = PolicyReplay()
     start_s: float | None = None
     for sample in samples:
         start_s = sample.time_s if start_s is None else start_s
         now_s = sample.time_s - start_s
-        decision = law.step(PolicyInput(sample.temperature_c, sample.trip_c, power_w=sample.power_w), now_s)
+        decision = policy.step(PolicyInput(sample.temperature_c, sample.trip_c, power_w=sample.power_w), now_s)
         replayed.time_s.append(now_s)
         replayed.temperature_c.append(sample.temperature_c)
         replayed.power_w.append(sample.power_w)
         replayed.set_point_c.append(decision.set_point_c)
         replayed.share.append(decision.share)
-        _extend(replayed.stretches, decision, sample.temperature_c, now_s)
+        _extend_periods(replayed.periods, decision, sample.temperature_c, now_s)
     return replayed
 
 
-def _extend(stretches: list[StatePeriod], decision: PolicyDecision, temperature_c: float | None, now_s: float) -> None:
-    if stretches:
-        stretches[-1].to_s = now_s
-    if not stretches or stretches[-1].level is not decision.level:
-        stretches.append(StatePeriod(now_s, now_s, decision.level, decision.share, temperature_c, decision.detail))
+def _extend_periods(
+    periods: list[StatePeriod], decision: PolicyDecision, temperature_c: float | None, now_s: float
+) -> None:
+    """Extend the last period to now, or begin a new one if the state changed."""
+    if periods:
+        periods[-1].to_s = now_s
+    if not periods or periods[-1].level is not decision.level:
+        periods.append(StatePeriod(now_s, now_s, decision.level, decision.share, temperature_c, decision.detail))
         return
-    stretch = stretches[-1]
-    if decision.share < stretch.least_share:
-        stretch.least_share, stretch.detail = decision.share, decision.detail
-    if temperature_c is not None and (stretch.hottest_c is None or temperature_c > stretch.hottest_c):
-        stretch.hottest_c = temperature_c
+    period = periods[-1]
+    if decision.share < period.least_share:
+        period.least_share, period.detail = decision.share, decision.detail
+    if temperature_c is not None and (period.hottest_c is None or temperature_c > period.hottest_c):
+        period.hottest_c = temperature_c
 
 
 def _number(text: str | None, where: str) -> float | None:

@@ -1,5 +1,4 @@
-"""Curves over time as SVG: sheets of columns, each a stack of panels with one axis of time. Knows nothing of what the
-curves mean."""
+"""SVG charts of curves over time: a sheet has columns, and each column is a stack of panels with one time axis."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 300.0, 120.0
-"""Of a panel, in the picture's own units; a column may ask for another width."""
+"""Size of a panel in SVG units. A column may have another width."""
 
 _GAP_X, _GAP_Y, _LEFT, _TOP, _FOOT = 22.0, 34.0, 52.0, 108.0, 46.0
 _POINTS = 240
@@ -20,7 +19,7 @@ Join = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True, slots=True)
 class ChartPanel:
-    """Where curves lie: the corner in the picture, and the ranges of both axes."""
+    """One chart: its position in the sheet, and the ranges of both axes."""
 
     left: float
     top: float
@@ -37,7 +36,7 @@ class ChartPanel:
         return self.top + HEIGHT * (1 - part)
 
     def line(self, times: Sequence[float], values: Sequence[float | None], color: str, dash: str = "") -> str:
-        """Draw a curve; it breaks off where a value is None."""
+        """Draw a curve with gaps where a value is None."""
         parts: list[str] = []
         points: list[str] = []
         for at, value in [*zip(times, values, strict=True), (0.0, None)]:
@@ -57,7 +56,7 @@ class ChartPanel:
         lower = [f"{self.x(at):.1f},{self.y(value):.1f}" for at, value in zip(times, low, strict=True)]
         return f'<polygon points="{" ".join(upper + lower[::-1])}" fill="{color}"/>'
 
-    def stretch(self, from_s: float, to_s: float, color: str, opacity: float = 1.0) -> str:
+    def fill_period(self, from_s: float, to_s: float, color: str, opacity: float = 1.0) -> str:
         """Fill the panel from one time to another."""
         left = self.x(from_s)
         return (
@@ -66,7 +65,7 @@ class ChartPanel:
         )
 
     def level(self, value: float, text: str, color: str, *, is_below: bool = False) -> str:
-        """Draw a dashed line across, with its name above it, or below it, at the right end."""
+        """Draw a horizontal dashed line, with its name above or below it at the right end."""
         y = self.y(value)
         return (
             f'<line x1="{self.left:g}" x2="{self.left + self.width:g}" y1="{y:.1f}" y2="{y:.1f}" stroke="{color}"'
@@ -105,7 +104,7 @@ class ChartPanel:
 
 @dataclass(frozen=True, slots=True)
 class ChartRow:
-    """One quantity: its title, the range of its axis, and how to draw it on a panel."""
+    """One quantity: its title, the range of its axis, and the function that draws it on a panel."""
 
     title: str
     low: float
@@ -116,7 +115,7 @@ class ChartRow:
 
 @dataclass(frozen=True, slots=True)
 class ChartColumn:
-    """One story: a bold heading, a few lines of facts below it, and its rows."""
+    """One column: a bold heading, a few lines of facts below it, and its rows."""
 
     heading: str
     facts: Sequence[str]
@@ -125,8 +124,8 @@ class ChartColumn:
     width: float = WIDTH
 
 
-def sheet(title: str, columns: Sequence[ChartColumn], keys: Sequence[tuple[str, str]]) -> str:
-    """Return the SVG. The columns have the same rows; `keys` are (words, color) of the legend."""
+def draw_sheet(title: str, columns: Sequence[ChartColumn], keys: Sequence[tuple[str, str]]) -> str:
+    """Return the SVG. All columns have the same rows. `keys` are (text, color) of the legend."""
     row_count = len(columns[0].rows)
     width = _LEFT + sum(column.width + _GAP_X for column in columns) + 8
     height = _TOP + row_count * (HEIGHT + _GAP_Y) + _FOOT - 14
@@ -145,8 +144,8 @@ def sheet(title: str, columns: Sequence[ChartColumn], keys: Sequence[tuple[str, 
     return "\n".join(parts) + "\n"
 
 
-def thinned(times: Sequence[float], values: Sequence[float], join: Join) -> tuple[list[float], list[float]]:
-    """Join neighbours until no more points are left than can be seen."""
+def reduce_points(times: Sequence[float], values: Sequence[float], join: Join) -> tuple[list[float], list[float]]:
+    """Join neighbouring points until at most 240 are left."""
     size = -(-len(times) // _POINTS)
     starts = range(0, len(times), size)
     return [times[start] for start in starts], [join(values[start : start + size]) for start in starts]
@@ -172,15 +171,15 @@ def _column(column: ChartColumn, left: float, *, is_first: bool) -> str:
 
 def _legend(keys: Sequence[tuple[str, str]], left: float, y: float) -> str:
     parts = []
-    for words, color in keys:
+    for text, color in keys:
         parts.append(f'<rect x="{left:g}" y="{y - 9:g}" width="11" height="11" rx="2" fill="{color}"/>')
-        parts.append(f'<text x="{left + 16:g}" y="{y:g}">{escape(words)}</text>')
-        left += 34 + 6.2 * len(words)
+        parts.append(f'<text x="{left + 16:g}" y="{y:g}">{escape(text)}</text>')
+        left += 34 + 6.2 * len(text)
     return "".join(parts)
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Return round numbers from low to high, about so many."""
+    """Return about `count` round numbers from low to high."""
     raw = max(1e-9, (high - low) / count)
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * scale for factor in (1, 2, 5, 10) if factor * scale >= raw * 0.999)

@@ -1,7 +1,7 @@
-"""A box to try the law on: chip and heat sink as two heat capacities, clocks as a kernel throttles them.
+"""Thermal model of a machine: chip and heat sink as two heat capacities, and the kernel's thermal throttling.
 
-Used by `edge-server governor simulate` and by the tests, which let it be heated by the work that the real server does.
-The constants are a small fanless module's, about 22 W at full work; every one may be replaced by those of another box.
+Used by `edge-server governor simulate` and by tests, in which the work of a real server heats it. The default constants
+are those of a small fanless module with about 22 W at full work.
 
     chip --(chip_to_sink)-- sink --(sink_to_air)-- ambient
 
@@ -18,14 +18,14 @@ LONGEST_STEP_S = 0.1
 """Heat is computed in steps of at most this."""
 
 _HOTTEST_LEAKAGE_C = 150.0
-"""Leakage grows no more above this: silicon does not live there, and nothing else bounds a box that runs away."""
+"""Leakage does not grow above this temperature, which limits a thermal runaway."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThermalModelConstants:
     """Heat capacities in J/K, thermal resistances in K/W, power in W, temperatures in degrees Celsius.
 
-    Raises ValueError for a box that cannot be, or whose chip warms too fast to be computed in steps of a tenth.
+    Raises ValueError for impossible constants, or if the chip warms up too fast for steps of a tenth of a second.
     """
 
     chip_j_per_k: float = 8.0
@@ -61,12 +61,12 @@ class ThermalModelConstants:
 
 @dataclass(slots=True)
 class ThermalModel:
-    """The state of the box. `step` moves it on; between steps its attributes may be read, and ambient be changed."""
+    """State of the model. `step` advances the time. Between steps, attributes may be read and `ambient_c` changed."""
 
     constants: ThermalModelConstants = ThermalModelConstants()
     ambient_c: float = 25.0
     fan_factor: float = 1.0
-    """How much worse than built the sink sheds heat: 1.8 stands for a dead fan."""
+    """Factor on the thermal resistance from sink to air: 1.8 for a dead fan."""
     chip_c: float = field(default=math.nan)
     sink_c: float = field(default=math.nan)
     power_w: float = 0.0
@@ -82,7 +82,7 @@ class ThermalModel:
 
     @property
     def clock(self) -> float:
-        """The clock as a part of the highest, as the kernel has set it."""
+        """The kernel's clock as a part of the highest."""
         steps = self.constants.clock_steps - 1
         return 1.0 - (1.0 - self.constants.lowest_clock) * self.clock_step / steps
 
@@ -91,7 +91,7 @@ class ThermalModel:
         return self.clock_step > 0
 
     def step(self, busy: float, dt_s: float) -> None:
-        """Let `dt_s` seconds pass while `busy`, 0 to 1, of the time is computed."""
+        """Advance by `dt_s` seconds with the busy part `busy`, 0 to 1."""
         while dt_s > LONGEST_STEP_S * 1.001:
             self._step(busy, LONGEST_STEP_S)
             dt_s -= LONGEST_STEP_S
@@ -111,7 +111,7 @@ class ThermalModel:
         self._throttle(dt_s)
 
     def _throttle(self, dt_s: float) -> None:
-        """Do as the kernel's step-wise governor does: one clock step down above the trip, one up below it."""
+        """Throttle like the kernel's step-wise governor: one clock step down above the trip point, one up below it."""
         self._governor_s += dt_s
         if self._governor_s < self.constants.governor_period_s:
             return

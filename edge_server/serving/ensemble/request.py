@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from edge_server.core.ensemble_graph import GraphRun, Step, StepLaunch, StepPlan
-from edge_server.core.ensemble_shapes import as_taken, with_rank
+from edge_server.core.ensemble_graph import GraphRun, Step, StepLaunch, StepPlan, match_rank, step_input_tensor
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import (
     NO_PARAMETERS,
@@ -103,7 +102,7 @@ class EnsembleRequest:
         with self._lock:
             self._here[ident] = deque()
             launches = self._flow.start()
-            answers = self._flow.take_answers()
+            answers = self._flow.take_responses()
         self._go_on(launches, answers, hold_us=hold_us)
         self._drain(ident, hold_us=hold_us, began_ns=began_ns)
 
@@ -181,10 +180,10 @@ class EnsembleRequest:
         if response.error is not None or self.ticket.is_closed:
             return [], [], response.error
         outputs = {tensor.name: tensor for tensor in response.outputs}
-        launches = self._flow.answered(call.launch, outputs, is_final=response.is_final)
+        launches = self._flow.add_response(call.launch, outputs, is_final=response.is_final)
         if self._terms.max_inflight:
             self._room.notify_all()
-        return launches, self._flow.take_answers(), None
+        return launches, self._flow.take_responses(), None
 
     def _go_on(
         self, launches: Sequence[StepLaunch[Tensor]], answers: Sequence[Mapping[str, Tensor]], *, hold_us: float
@@ -228,16 +227,16 @@ class EnsembleRequest:
     def _request_of(self, launch: StepLaunch[Tensor]) -> Request:
         whole, step = self.ticket.request, launch.step
         inputs = {}
-        for feed in step.feeds:
+        for feed in step.inputs:
             tensor = launch.inputs.get(feed.input)
             if tensor is not None:
-                inputs[feed.input] = as_taken(tensor, feed)
+                inputs[feed.input] = step_input_tensor(tensor, feed)
         return Request(
             step.model,
             inputs,
             step.version,
             whole.id,
-            tuple(name for name, _ in step.makes),
+            tuple(name for name, _ in step.outputs),
             whole.parameters,
             whole.priority,
             whole.timeout_us,
@@ -278,7 +277,7 @@ class EnsembleRequest:
         for item in terms.spec.outputs:
             tensor = answer.get(item.name)
             if tensor is not None:
-                tensors.append(with_rank(tensor, item.name, len(terms.spec.wire_dims(item.dims))))
+                tensors.append(match_rank(tensor, item.name, len(terms.spec.wire_dims(item.dims))))
         if request.trace is not None:
             request.trace.outputs(tensors)
         return Response(
@@ -311,7 +310,7 @@ class EnsembleRequest:
         """Keep a decoupled model's thread until the steps behind it have caught up."""
 
         def has_room() -> bool:
-            return self.ticket.is_closed or self._flow.open_inner_count(call.launch) < self._terms.max_inflight
+            return self.ticket.is_closed or self._flow.open_scope_count(call.launch) < self._terms.max_inflight
 
         with self._room:
             self._room.wait_for(has_room, _PATIENCE_S)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from edge_server.core.ensemble_check import step_graph
+from edge_server.core.ensemble_check import build_step_graph
 from edge_server.core.ensemble_graph import GraphRun, StepGraph
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.model_statistics import VersionStatistics
@@ -88,7 +88,7 @@ class EnsembleVersion:
         self._move(VersionState.LOADING)
         try:
             members = self._member_specs()
-            self._graph = step_graph(self.spec, members)
+            self._graph = build_step_graph(self.spec, members)
             if self.spec.is_cached:
                 # Imported by the first that asks for it, as below: most servers have no cache.
                 from edge_server.serving.cache.lookup import check_members_cacheable
@@ -347,11 +347,11 @@ def with_members(spec: ModelSpec, graph: StepGraph, members: list[ModelSpec]) ->
     for item in spec.outputs:
         maker = graph.maker(item.name)
         if maker is not None and not item.labels:
-            name = next(name for name, tensor in maker.makes if tensor == item.name)
+            name = next(name for name, tensor in maker.outputs if tensor == item.name)
             made = members[maker.index].output(name)
             item = dataclasses.replace(item, labels=made.labels if made is not None else ())
         outputs.append(item)
     config = json.loads(spec.config_json)
-    is_decoupled = spec.is_decoupled or bool(graph.plan().answer_origin)
+    is_decoupled = spec.is_decoupled or bool(graph.plan().response_origin)
     config.setdefault("model_transaction_policy", {})["decoupled"] = is_decoupled
     return dataclasses.replace(spec, outputs=tuple(outputs), is_decoupled=is_decoupled, config_json=json.dumps(config))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edge_server.backends.base import NOT_ITERATIVE, Array, Execution, RequestSession, Session
 from edge_server.core.batch import BatchPlan
-from edge_server.core.device_tensor import placed
+from edge_server.core.device_tensor import with_device_tensors
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response
 from edge_server.core.tensor import Tensor
@@ -151,7 +151,7 @@ class BatchExecutor:
             # Of arrays, scattering looks at types and shapes, which both kinds have; a DeviceArray is one request's
             # alone.
             answers = plan.scatter(results, requests, rows)  # type: ignore[arg-type]
-            return [placed(tensors) for tensors in answers], input_end_ns, infer_end_ns
+            return [with_device_tensors(tensors) for tensors in answers], input_end_ns, infer_end_ns
         inputs = plan.gather(requests)
         input_end_ns = time.monotonic_ns()
         outputs = session.run(inputs, plan.wanted(requests))

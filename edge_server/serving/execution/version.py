@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edge_server.backends import load_backend
 from edge_server.backends.base import OpenJob, RequestSession, ServerCalls, Session, SessionInfo
 from edge_server.core.batch import BatchPlan
-from edge_server.core.gpu_fault import GpuFault, classify
+from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault
 from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelSpec
 from edge_server.core.model_statistics import VersionStatistics
 from edge_server.core.request_check import RequestCheck
@@ -127,7 +127,7 @@ class ModelVersion:
             with self._gpus.loading(self.name, devices) as taken:
                 self._open()
         except EdgeServerError as error:
-            fault = classify(error) if devices and not isinstance(error, DeviceLost) else None
+            fault = classify_gpu_fault(error) if devices and not isinstance(error, DeviceLost) else None
             if fault is not None and fault.takes_device:
                 self._on_gpu_fault(self, fault, error)
             raise
@@ -176,7 +176,7 @@ class ModelVersion:
 
     def _look_at_failure(self, error: EdgeServerError) -> None:
         """Tell of a failed run on a GPU that is about the GPU; of one without memory only when it is the rule."""
-        fault = classify(error)
+        fault = classify_gpu_fault(error)
         if fault is None:
             return
         if fault is GpuFault.OUT_OF_MEMORY:

@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edge_server.core.model_spec import ModelFile
-from edge_server.core.version_lifecycle import LoadAction, ReloadPolicy, Resolved, Retire, VersionState, next_action
+from edge_server.core.version_lifecycle import (
+    LoadAction,
+    ReloadPolicy,
+    Resolved,
+    RetireAction,
+    VersionState,
+    next_action,
+)
 from edge_server.errors import OutOfMemory
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.eviction import to_evict
@@ -101,7 +108,7 @@ class LoadAdmission:
                 step = next_action(model.to_serve(), snapshots, model.failed(), ReloadPolicy.REPLACE)
                 if isinstance(step, LoadAction):
                     return step == load.action
-                if isinstance(step, Retire):
+                if isinstance(step, RetireAction):
                     model.is_replacing = True
                     unloading.start_retire(model, model.of_generation(step.generation))
                     continue

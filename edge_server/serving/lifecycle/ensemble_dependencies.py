@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from edge_server.core.ensemble_graph import find_circle
+from edge_server.core.ensemble_graph import find_cycle
 from edge_server.core.version_lifecycle import DesiredModel, Member, VersionState
 from edge_server.errors import BadModelConfig
 from edge_server.serving.lifecycle.model_state import ModelState
@@ -86,7 +86,7 @@ class Dependents:
 
     def check_circle(self, name: str) -> None:
         """Raise BadModelConfig for an ensemble that is a member of itself, over other ensembles or at once."""
-        circle = find_circle(
+        circle = find_cycle(
             name, {model.name: [member for member, _ in model.stated.members] for model in self._models.values()}
         )
         if circle:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from edge_server.core.gpu_fault import GpuFault, device_in
+from edge_server.core.gpu_fault import GpuFault, named_gpu
 from edge_server.core.version_lifecycle import LoadAction
 from edge_server.errors import EdgeServerError, OutOfMemory
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
@@ -43,7 +43,7 @@ class GpuFailover:
         if not fault.takes_device:
             self._fail_for_memory(version, error)
             return
-        named = device_in(error)
+        named = named_gpu(error)
         devices = gpus_of(version.spec)
         for device_id in [named] if named in devices else devices:
             assert device_id is not None

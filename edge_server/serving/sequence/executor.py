@@ -13,7 +13,7 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request
 from edge_server.core.sequence_batcher import SequenceEntry, SequenceTurn
-from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, of_another_size
+from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, replace_batch_size
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.serving.execution.counters import VersionCounters
@@ -91,7 +91,7 @@ class SequenceExecutor(BatchExecutor):
         whole: dict[str, Array] = {}
         for name, array in inputs.items():
             if name in self._shape_inputs:
-                whole[name] = of_another_size(array, len(entries), row_count)
+                whole[name] = replace_batch_size(array, len(entries), row_count)
                 continue
             whole[name] = np.zeros((row_count, *array.shape[1:]), array.dtype)
             if array.dtype == DType.BYTES.numpy:
@@ -106,7 +106,7 @@ class SequenceExecutor(BatchExecutor):
         picked: dict[str, Array] = {}
         for name, array in outputs.items():
             if name in self._shape_outputs:
-                picked[name] = of_another_size(array, row_count, len(entries))
+                picked[name] = replace_batch_size(array, row_count, len(entries))
             elif array.shape[:1] != (row_count,):
                 raise BackendError(
                     f"model '{self._spec.name}' answered output '{name}' with shape {list(array.shape)} to a batch of "

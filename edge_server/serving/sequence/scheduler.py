@@ -11,8 +11,7 @@ from edge_server.core.batch_queue import QueueEntry
 from edge_server.core.composition_spec import OldestStrategy, SequenceBatching
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response, SequenceStep
-from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue
-from edge_server.core.sequence_limits import WaitingLimits
+from edge_server.core.sequence_batcher import SequenceEntry, SequenceQueue, WaitingLimits
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
@@ -111,7 +110,7 @@ class SequenceScheduler(Scheduler):
             goes_on = not ticket.is_closed and not self._is_abandoned
             if goes_on:
                 assert ticket.sequence_entry is not None
-                self._line.take_again(ticket.sequence_entry, ticket, now_ns)
+                self._line.requeue(ticket.sequence_entry, ticket, now_ns)
                 runs, expired = self._decide()
         if goes_on:
             self._carry_out(runs, expired)

@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.backends import cuda_devices
 from edge_server.backends.base import ModelFile
-from edge_server.core.device_tensor import DeviceArray, DeviceTensor, on_host
+from edge_server.core.device_tensor import DeviceArray, DeviceTensor, to_host_array
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, ServingFault
@@ -177,7 +177,9 @@ def test_parts_of_the_host_and_of_the_device_make_one_batch(
     there = memory.holding(rows(2))
     for parts in ((rows(1) * 5, *there.parts), (*there.parts, rows(1) * 5)):
         joined = DeviceArray(there.dtype, (3, 4), parts)
-        expected = np.concatenate([on_host(part) if isinstance(part, np.ndarray) else rows(2) for part in parts]) * 2
+        expected = (
+            np.concatenate([to_host_array(part) if isinstance(part, np.ndarray) else rows(2) for part in parts]) * 2
+        )
         np.testing.assert_array_equal(session.run_on_device({"X": joined}, ["Y"], {})["Y"], expected)
     session.close()
 

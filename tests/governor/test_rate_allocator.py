@@ -1,4 +1,4 @@
-"""The meter of computing time: who goes without first, what control keeps, and that the sums come out right."""
+"""Rate allocator: order of rejection, the floor of control, and correct totals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_bulk_goes_without_before_normal_and_normal_before_control() -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("share", [0.1, 0.37, 0.8])
 @pytest.mark.parametrize("priority", PriorityClass)
-def test_who_waits_as_long_as_told_is_let_in_if_nobody_else_came(share: float, priority: PriorityClass) -> None:
+def test_who_waits_as_long_as_reported_is_let_in_if_nobody_else_came(share: float, priority: PriorityClass) -> None:
     rnd = random.Random(3)
     for _ in range(300):
         meter = _granted(share)

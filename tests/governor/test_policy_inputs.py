@@ -1,4 +1,4 @@
-"""From readings to observations: which temperature steers, what limits hold, why the box says that it slows down."""
+"""Policy inputs from readings: the controlled temperature, limits in effect, and causes of throttling."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from edge_server.governor.control_policy import Cause
-from edge_server.governor.policy_inputs import PolicyInputReader, slowed_by
+from edge_server.governor.policy_inputs import PolicyInputReader, throttle_causes
 from edge_server.governor.readings import (
-    BoxReading,
     Clock,
     CoolingDevice,
     CriticalTemperature,
     EventCounter,
     Gpu,
+    MachineReading,
     MemoryState,
     PowerMode,
     ThrottleReason,
     TripPoints,
     Zone,
 )
-from edge_server.governor.sensors.machine import BoxSensors, heat
+from edge_server.governor.sensors.machine import MachineSensors, critical_temperature
 
 BOARDS = {
     "orin_nano_jp6": (99.0, 104.5, 25.0, {Cause.POWER_MODE}),
@@ -37,26 +37,26 @@ BOARDS = {
 class SilentNvml:
     """No NVIDIA driver: the machine that runs the tests may have one."""
 
-    def read(self, now_s: float) -> BoxReading:
-        return BoxReading(now_s, missing={"nvml": "none here"})
+    def read(self, now_s: float) -> MachineReading:
+        return MachineReading(now_s, missing={"nvml": "none here"})
 
     def close(self) -> None:
         pass
 
 
-def look(board: Any, now_s: float = 0.0) -> BoxReading:
-    return BoxSensors(board.root, nvml=SilentNvml()).read(now_s)
+def look(board: Any, now_s: float = 0.0) -> MachineReading:
+    return MachineSensors(board.root, nvml=SilentNvml()).read(now_s)
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_jetson_is_steered_by_its_junction_and_by_the_limits_read_from_it(
+def test_a_jetson_is_controlled_by_its_junction_and_by_the_limits_read_from_it(
     name: str, make_board: Callable[[str], Any]
 ) -> None:
     trip_c, critical_c, watts, causes = BOARDS[name]
     reading = look(make_board(name))
-    observer = PolicyInputReader()
-    seen = observer.observe(reading)
-    assert observer.steers_by == "tj"
+    inputs = PolicyInputReader()
+    seen = inputs.reduce(reading)
+    assert inputs.control_zone == "tj"
     assert reading.heat is not None
     assert (seen.temperature_c, seen.trip_c, seen.critical_c) == (reading.heat.temperature_c, trip_c, critical_c)
     assert seen.power_w == pytest.approx(reading.power_mw / 1000)
@@ -66,17 +66,17 @@ def test_a_jetson_is_steered_by_its_junction_and_by_the_limits_read_from_it(
     assert seen.margin_c is None
 
 
-def test_a_processor_package_steers_a_box_without_a_gpu(make_board: Callable[[str], Any], boards: Any) -> None:
+def test_a_processor_package_controls_a_machine_without_a_gpu(make_board: Callable[[str], Any], boards: Any) -> None:
     name = next(name for name in boards.NAMES if name.startswith("x86"))
-    observer = PolicyInputReader()
-    seen = observer.observe(look(make_board(name)))
-    assert observer.steers_by.startswith("package")
+    inputs = PolicyInputReader()
+    seen = inputs.reduce(look(make_board(name)))
+    assert inputs.control_zone.startswith("package")
     assert seen.temperature_c is not None
     assert seen.trip_c is not None
 
 
-def of_zones(*zones: Zone, **more: Any) -> BoxReading:
-    return BoxReading(0.0, zones=zones, heat=heat(zones), **more)
+def of_zones(*zones: Zone, **more: Any) -> MachineReading:
+    return MachineReading(0.0, zones=zones, heat=critical_temperature(zones), **more)
 
 
 def zone(name: str, temperature_c: float, passive_c: float) -> Zone:
@@ -84,68 +84,68 @@ def zone(name: str, temperature_c: float, passive_c: float) -> Zone:
 
 
 def test_of_a_processor_and_cards_the_one_nearest_to_its_slow_down_steers() -> None:
-    observer = PolicyInputReader()
-    seen = observer.observe(of_zones(zone("package-0", 70, 100), zone("gpu0", 60, 83), zone("gpu1", 75, 83)))
-    assert (observer.steers_by, seen.temperature_c, seen.trip_c, seen.critical_c) == ("gpu1", 75, 83, 93)
+    inputs = PolicyInputReader()
+    seen = inputs.reduce(of_zones(zone("package-0", 70, 100), zone("gpu0", 60, 83), zone("gpu1", 75, 83)))
+    assert (inputs.control_zone, seen.temperature_c, seen.trip_c, seen.critical_c) == ("gpu1", 75, 83, 93)
 
 
 def test_a_temperature_goes_on_steering_until_another_is_clearly_nearer_to_its_trip() -> None:
-    observer = PolicyInputReader()
-    observer.observe(of_zones(zone("package-0", 90, 100), zone("gpu0", 70, 83)))
-    assert observer.steers_by == "package-0"
-    seen = observer.observe(of_zones(zone("package-0", 90, 100), zone("gpu0", 75, 83)))
-    assert (observer.steers_by, seen.temperature_c, seen.trip_c) == ("package-0", 90, 100)
-    seen = observer.observe(of_zones(zone("package-0", 90, 100), zone("gpu0", 77, 83)))
-    assert (observer.steers_by, seen.temperature_c) == ("gpu0", 77)
+    inputs = PolicyInputReader()
+    inputs.reduce(of_zones(zone("package-0", 90, 100), zone("gpu0", 70, 83)))
+    assert inputs.control_zone == "package-0"
+    seen = inputs.reduce(of_zones(zone("package-0", 90, 100), zone("gpu0", 75, 83)))
+    assert (inputs.control_zone, seen.temperature_c, seen.trip_c) == ("package-0", 90, 100)
+    seen = inputs.reduce(of_zones(zone("package-0", 90, 100), zone("gpu0", 77, 83)))
+    assert (inputs.control_zone, seen.temperature_c) == ("gpu0", 77)
 
 
-def test_a_margin_stands_in_for_a_temperature_that_is_not_told() -> None:
-    seen = PolicyInputReader().observe(BoxReading(0.0, heat=CriticalTemperature("gpu0", None, 12.0, None, None)))
+def test_a_margin_replaces_a_temperature_that_is_not_reported() -> None:
+    seen = PolicyInputReader().reduce(MachineReading(0.0, heat=CriticalTemperature("gpu0", None, 12.0, None, None)))
     assert (seen.temperature_c, seen.margin_c) == (None, 12.0)
     assert seen.expects == {"temperature"}
 
 
 def test_a_margin_is_in_the_trip_where_there_is_a_temperature() -> None:
-    seen = PolicyInputReader().observe(BoxReading(0.0, heat=CriticalTemperature("gpu0", 70.0, 12.0, 82.0, None)))
+    seen = PolicyInputReader().reduce(MachineReading(0.0, heat=CriticalTemperature("gpu0", 70.0, 12.0, 82.0, None)))
     assert (seen.temperature_c, seen.trip_c, seen.margin_c) == (70.0, 82.0, None)
 
 
 def test_what_spoke_once_is_expected_and_what_never_spoke_is_not() -> None:
-    observer = PolicyInputReader()
-    assert observer.observe(BoxReading(0.0)).expects == frozenset()
-    assert observer.observe(BoxReading(1.0, power_mw=9000)).expects == {"power"}
-    seen = observer.observe(BoxReading(2.0, silent=frozenset({"rail VDD_IN"})))
+    inputs = PolicyInputReader()
+    assert inputs.reduce(MachineReading(0.0)).expects == frozenset()
+    assert inputs.reduce(MachineReading(1.0, power_mw=9000)).expects == {"power"}
+    seen = inputs.reduce(MachineReading(2.0, silent=frozenset({"rail VDD_IN"})))
     assert (seen.expects, seen.silent, seen.power_w) == ({"power"}, {"rail VDD_IN"}, None)
 
 
 def test_waiting_for_memory_is_handed_on() -> None:
     assert (
-        PolicyInputReader().observe(BoxReading(0.0, memory=MemoryState(some_percent=47.5))).memory_pressure_percent
+        PolicyInputReader().reduce(MachineReading(0.0, memory=MemoryState(some_percent=47.5))).memory_pressure_percent
         == 47.5
     )
 
 
-def alarm(name: str, slowdown: ThrottleReason, per_s: float, sustained_per_s: float | None = None) -> BoxReading:
-    return BoxReading(0.0, over_current=(EventCounter(name, slowdown, 10, per_s, sustained_per_s),))
+def alarm(name: str, slowdown: ThrottleReason, per_s: float, sustained_per_s: float | None = None) -> MachineReading:
+    return MachineReading(0.0, over_current=(EventCounter(name, slowdown, 10, per_s, sustained_per_s),))
 
 
 def throttle(name: str, per_s: float) -> EventCounter:
     return EventCounter(name, ThrottleReason.THERMAL, 5, per_s)
 
 
-def cooled(*coolers: CoolingDevice) -> BoxReading:
-    return BoxReading(0.0, coolers=coolers)
+def cooled(*coolers: CoolingDevice) -> MachineReading:
+    return MachineReading(0.0, coolers=coolers)
 
 
-def card(**values: Any) -> BoxReading:
-    return BoxReading(0.0, gpus=(Gpu("gpu0", **values),))
+def card(**values: Any) -> MachineReading:
+    return MachineReading(0.0, gpus=(Gpu("gpu0", **values),))
 
 
-ORIN = BoxReading(0.0, soc="tegra234")
+ORIN = MachineReading(0.0, soc="tegra234")
 GPU_CLOCK = Clock("gpu", 300_000_000, 300_000_000, 1_020_000_000, 1_020_000_000)
 
-CAUSES: dict[str, tuple[BoxReading, set[Cause]]] = {
-    "nothing": (BoxReading(0.0), set()),
+CAUSES: dict[str, tuple[MachineReading, set[Cause]]] = {
+    "nothing": (MachineReading(0.0), set()),
     "an alert of the firmware": (cooled(CoolingDevice("gpu-throttle-alert", 1, 3, True)), {Cause.THERMAL}),
     "coolers follow alerts, which count alone": (
         cooled(CoolingDevice("gpu-throttle-alert", 0, 3, True), CoolingDevice("devfreq-gpu", 18, 169, False)),
@@ -168,25 +168,25 @@ CAUSES: dict[str, tuple[BoxReading, set[Cause]]] = {
     "bursts of current for a moment": (alarm("oc3", ThrottleReason.OVER_CURRENT, 500.0), set()),
     "bursts of current, as some boards have them": (alarm("oc3", ThrottleReason.OVER_CURRENT, 19.0, 20.0), set()),
     "bursts of current for a minute": (alarm("oc3", ThrottleReason.OVER_CURRENT, 30.0, 20.5), {Cause.OVER_CURRENT}),
-    "a package that throttled": (BoxReading(0.0, throttles=(throttle("package-0", 2.0),)), {Cause.THERMAL}),
-    "a core in turbo": (BoxReading(0.0, throttles=(throttle("package-0", 0.0), throttle("cores", 9.0))), set()),
-    "cores where no package is counted": (BoxReading(0.0, throttles=(throttle("cores", 9.0),)), {Cause.THERMAL}),
+    "a package that throttled": (MachineReading(0.0, throttles=(throttle("package-0", 2.0),)), {Cause.THERMAL}),
+    "a core in turbo": (MachineReading(0.0, throttles=(throttle("package-0", 0.0), throttle("cores", 9.0))), set()),
+    "cores where no package is counted": (MachineReading(0.0, throttles=(throttle("cores", 9.0),)), {Cause.THERMAL}),
     "a power mode below the silicon": (
         replace(ORIN, power_mode=PowerMode(0, "15W", 612_000_000), clocks=(GPU_CLOCK,)),
         {Cause.POWER_MODE},
     ),
     "somebody's cap": (replace(ORIN, clocks=(replace(GPU_CLOCK, cap_hz=612_000_000),)), {Cause.POWER_MODE}),
     "full clocks": (replace(ORIN, power_mode=PowerMode(2, "MAXN", 1_020_000_000), clocks=(GPU_CLOCK,)), set()),
-    "a laptop's setting": (BoxReading(0.0, clocks=(replace(GPU_CLOCK, cap_hz=612_000_000),)), set()),
+    "a laptop's setting": (MachineReading(0.0, clocks=(replace(GPU_CLOCK, cap_hz=612_000_000),)), set()),
 }
 
 
 @pytest.mark.parametrize("case", CAUSES)
-def test_why_a_box_slows_down(case: str) -> None:
+def test_why_a_machine_slows_down(case: str) -> None:
     reading, causes = CAUSES[case]
-    assert slowed_by(reading) == causes
+    assert throttle_causes(reading) == causes
 
 
 def test_our_own_cap_is_no_power_mode() -> None:
     reading = replace(ORIN, clocks=(replace(GPU_CLOCK, cap_hz=612_000_000),))
-    assert slowed_by(reading, is_capped_by_us=True) == frozenset()
+    assert throttle_causes(reading, is_capped_by_us=True) == frozenset()

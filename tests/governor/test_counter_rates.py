@@ -1,4 +1,4 @@
-"""Rates, wrapped counters, means, and files that come and go: what every sensor is built of."""
+"""Rates, wrapping counters, moving averages, and files that appear and disappear."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.governor.sensors.counter_rates import EnergyMeter, EventRate, Smooth
+from edge_server.governor.sensors.counter_rates import EnergyMeter, EventRate, MovingAverage
 from edge_server.governor.sensors.sysfs import FIND_AGAIN_S, FoundPaths, MissingReason, SysfsFiles
 
 
@@ -67,7 +67,7 @@ def test_a_counter_without_a_range_that_was_set_back_goes_on_from_there() -> Non
     assert meter.feed(40, 1.0) == (1040, 40.0)
 
 
-def test_power_over_a_silence_in_which_the_counter_may_have_wrapped_is_not_told() -> None:
+def test_power_over_a_silence_in_which_the_counter_may_have_wrapped_is_not_reported() -> None:
     meter = EnergyMeter(1000)
     meter.feed(100, 0.0)
     assert meter.feed(200, 100.0, 30.0) == (200, None)
@@ -76,7 +76,7 @@ def test_power_over_a_silence_in_which_the_counter_may_have_wrapped_is_not_told(
 
 @given(values=st.lists(st.floats(0, 1), min_size=1), gaps=st.lists(st.floats(0, 100), min_size=1))
 def test_a_mean_stays_between_the_values(values: list[float], gaps: list[float]) -> None:
-    smooth, now_s = Smooth(2.0), 0.0
+    smooth, now_s = MovingAverage(2.0), 0.0
     for value, gap_s in zip(values, gaps, strict=False):
         now_s += gap_s
         assert min(values) - 1e-9 <= smooth.feed(value, now_s) <= max(values) + 1e-9
@@ -120,7 +120,7 @@ def test_why_a_file_has_no_value(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_file_that_this_user_may_not_read_is_told_as_that(tmp_path: Path) -> None:
+def test_a_file_that_this_user_may_not_read_is_reported_as_that(tmp_path: Path) -> None:
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 

@@ -1,4 +1,4 @@
-"""The gate between the law and those who ask: from many threads, in plain words, and with counts that add up."""
+"""Admission control of the governor: thread safety, texts of rejections, and complete counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import PriorityClass, priority_class
 from edge_server.core.request_response import Request
 from edge_server.errors import BadModelConfig, ErrorCode, Throttled
-from edge_server.governor.admission_control import GovernorGate
+from edge_server.governor.admission_control import GovernorAdmission
 from edge_server.governor.control_policy import Cause, PolicyDecision, ThermalLevel
 
 CONTROL, NORMAL, BULK = PriorityClass
@@ -35,10 +35,10 @@ def _request(priority: int = 0) -> Request:
     return Request("detector", {}, priority=priority)
 
 
-def _exhaust(gate: GovernorGate, priority: int = 0) -> Throttled:
+def _exhaust(admission: GovernorAdmission, priority: int = 0) -> Throttled:
     for _ in range(1000):
         try:
-            gate.admit(_spec(), _request(priority), 0.05)
+            admission.admit(_spec(), _request(priority), 0.05)
         except Throttled as error:
             return error
     raise AssertionError("nothing was ever refused")
@@ -59,18 +59,18 @@ def test_a_class_that_there_is_not_is_refused_with_those_there_are(text: str) ->
         priority_class(_spec(text))
 
 
-def test_an_open_gate_charges_a_request_and_refuses_nobody() -> None:
-    gate = GovernorGate()
-    assert (gate.is_open, gate.share) == (True, 1.0)
-    assert gate.refuse_frame(3) is None
-    assert gate.state().level == "NORMAL"
+def test_without_limits_a_request_is_charged_and_none_rejected() -> None:
+    admission = GovernorAdmission()
+    assert (admission.is_open, admission.share) == (True, 1.0)
+    assert admission.refuse_frame(3) is None
+    assert admission.state().level == "NORMAL"
 
 
 def test_a_refusal_says_why_in_plain_words_and_when_to_come_back() -> None:
     clock = Clock()
-    gate = GovernorGate(clock=clock)
-    gate.apply(HOT, 1.0)
-    error = _exhaust(gate)
+    admission = GovernorAdmission(clock=clock)
+    admission.apply(HOT, 1.0)
+    error = _exhaust(admission)
     assert (error.code, error.state) == (ErrorCode.RESOURCE_EXHAUSTED, "HOT")
     assert str(error) == (
         "model 'detector' takes no more normal requests for now: the box is HOT: 96 °C, to be kept at 95 °C"
@@ -78,73 +78,75 @@ def test_a_refusal_says_why_in_plain_words_and_when_to_come_back() -> None:
     assert error.retry_after_s is not None
     assert 0.05 <= error.retry_after_s < 1.0
     clock.now_s += error.retry_after_s
-    assert gate.admit(_spec(), _request(), 0.05) > 0
+    assert admission.admit(_spec(), _request(), 0.05) > 0
 
 
 def test_a_request_s_own_priority_goes_before_the_model_s_class() -> None:
-    gate = GovernorGate(clock=Clock())
-    gate.apply(HOT, 1.0)
-    _exhaust(gate)
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(HOT, 1.0)
+    _exhaust(admission)
     with pytest.raises(Throttled, match="bulk"):
-        gate.admit(_spec("control"), _request(3), 0.01)
-    assert gate.admit(_spec("bulk"), _request(1), 0.01) > 0
-    assert gate.admit(_spec("control"), _request(), 0.01) > 0
+        admission.admit(_spec("control"), _request(3), 0.01)
+    assert admission.admit(_spec("bulk"), _request(1), 0.01) > 0
+    assert admission.admit(_spec("control"), _request(), 0.01) > 0
 
 
 def test_work_whose_cost_is_not_known_yet_is_charged_and_settled_by_what_it_took() -> None:
     clock = Clock()
-    gate = GovernorGate(clock=clock)
-    gate.apply(HOT, 1.0)
-    charged_s = gate.admit(_spec(), _request(), 0.0)
+    admission = GovernorAdmission(clock=clock)
+    admission.apply(HOT, 1.0)
+    charged_s = admission.admit(_spec(), _request(), 0.0)
     assert 0 < charged_s < 1e-6
-    gate.settle(charged_s, 2.0)
+    admission.settle(charged_s, 2.0)
     with pytest.raises(Throttled) as caught:
-        gate.admit(_spec(), _request(), 0.0)
+        admission.admit(_spec(), _request(), 0.0)
     assert caught.value.retry_after_s == pytest.approx(2.0 / 0.3, abs=0.5)
 
 
 def test_a_plain_number_can_be_settled_too() -> None:
-    gate = GovernorGate(clock=Clock())
-    gate.apply(HOT, 1.0)
-    gate.settle(0.01, 0.01)
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(HOT, 1.0)
+    admission.settle(0.01, 0.01)
 
 
 def test_short_of_memory_only_bulk_is_refused_and_counted_as_such() -> None:
-    gate = GovernorGate(clock=Clock())
-    gate.apply(
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(
         PolicyDecision(ThermalLevel.WARM, sheds_bulk=True, causes=frozenset({Cause.MEMORY}), detail="tasks wait"), 1.0
     )
-    assert not gate.is_open
-    assert gate.refuse_frame(3) == "the box is WARM: tasks wait"
-    assert gate.refuse_frame(2) is None
+    assert not admission.is_open
+    assert admission.refuse_frame(3) == "the box is WARM: tasks wait"
+    assert admission.refuse_frame(2) is None
     with pytest.raises(Throttled, match="tasks wait"):
-        gate.admit(_spec("bulk"), _request(), 0.01)
-    assert gate.shed() == {(BULK, "memory"): 2}
+        admission.admit(_spec("bulk"), _request(), 0.01)
+    assert admission.shed() == {(BULK, "memory"): 2}
 
 
 def test_when_critical_nothing_but_control_goes_on() -> None:
-    gate = GovernorGate(clock=Clock())
-    gate.apply(PolicyDecision(ThermalLevel.CRITICAL, 0.9, limited_by="heat", sheds_bulk=True, only_control=True), 1.0)
-    assert gate.refuse_frame(2) is not None
-    assert gate.refuse_frame(1) is None
-    assert gate.shed() == {(NORMAL, "critical"): 1}
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(
+        PolicyDecision(ThermalLevel.CRITICAL, 0.9, limited_by="heat", sheds_bulk=True, only_control=True), 1.0
+    )
+    assert admission.refuse_frame(2) is not None
+    assert admission.refuse_frame(1) is None
+    assert admission.shed() == {(NORMAL, "critical"): 1}
 
 
 @pytest.mark.parametrize("word", ["heat", "power_budget", "sensor_lost", "thermal"])
 def test_refusals_are_counted_under_what_holds_the_share_down(word: str) -> None:
-    gate = GovernorGate(clock=Clock())
+    admission = GovernorAdmission(clock=Clock())
     causes = frozenset({Cause.OVER_CURRENT, Cause.POWER_MODE})
-    gate.apply(PolicyDecision(ThermalLevel.WARM, 0.3, limited_by=word, causes=causes), 1.0)
-    _exhaust(gate)
-    assert gate.shed() == {(NORMAL, word): 1}
+    admission.apply(PolicyDecision(ThermalLevel.WARM, 0.3, limited_by=word, causes=causes), 1.0)
+    _exhaust(admission)
+    assert admission.shed() == {(NORMAL, word): 1}
 
 
-def test_a_box_that_is_well_again_opens_the_gate() -> None:
-    gate = GovernorGate(clock=Clock())
-    gate.apply(HOT, 1.0)
-    assert (gate.is_open, gate.share, gate.state().detail) == (False, 0.3, HOT.detail)
-    gate.apply(PolicyDecision(), 1.0)
-    assert (gate.is_open, gate.share, gate.decision) == (True, 1.0, PolicyDecision())
+def test_a_machine_that_is_well_again_admits_everything_again() -> None:
+    admission = GovernorAdmission(clock=Clock())
+    admission.apply(HOT, 1.0)
+    assert (admission.is_open, admission.share, admission.state().detail) == (False, 0.3, HOT.detail)
+    admission.apply(PolicyDecision(), 1.0)
+    assert (admission.is_open, admission.share, admission.decision) == (True, 1.0, PolicyDecision())
 
 
 @pytest.mark.sample
@@ -152,23 +154,23 @@ def test_a_box_that_is_well_again_opens_the_gate() -> None:
 @pytest.mark.parametrize("priority", [2, 3])
 def test_equal_streams_that_come_in_step_lose_frames_evenly(share: float, priority: int) -> None:
     clock = Clock()
-    gate = GovernorGate(0.0, clock, seed=1)
-    gate.apply(PolicyDecision(ThermalLevel.HOT, share, limited_by="heat"), 1.0)
+    admission = GovernorAdmission(0.0, clock, seed=1)
+    admission.apply(PolicyDecision(ThermalLevel.HOT, share, limited_by="heat"), 1.0)
     taken: Counter[int] = Counter()
     for _ in range(3600):
         for stream in range(4):
             clock.now_s += 1 / 120
-            if gate.refuse_frame(priority) is None:
-                charged_s = gate.admit(_spec(), _request(priority), 0.01)
-                gate.settle(charged_s, 0.01)
+            if admission.refuse_frame(priority) is None:
+                charged_s = admission.admit(_spec(), _request(priority), 0.01)
+                admission.settle(charged_s, 0.01)
                 taken[stream] += 1
     assert sum(taken.values()) * 0.01 == pytest.approx(share * 120, rel=0.05)
     assert min(taken.values()) > 0.8 * max(taken.values())
 
 
 def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is_lost() -> None:
-    gate = GovernorGate()
-    gate.apply(HOT, 1.0)
+    admission = GovernorAdmission()
+    admission.apply(HOT, 1.0)
     refused: Counter[PriorityClass] = Counter()
     lock = threading.Lock()
 
@@ -176,15 +178,15 @@ def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is
         mine = 0
         for index in range(500):
             try:
-                charged_s = gate.admit(_spec(), _request(priority), 0.01)
+                charged_s = admission.admit(_spec(), _request(priority), 0.01)
             except Throttled:
                 mine += 1
             else:
-                gate.settle(charged_s, 0.0 if index % 2 else 0.01)
-            if gate.refuse_frame(priority) is not None:
+                admission.settle(charged_s, 0.0 if index % 2 else 0.01)
+            if admission.refuse_frame(priority) is not None:
                 mine += 1
             if index % 50 == 0:
-                gate.apply(HOT, 1.0)
+                admission.apply(HOT, 1.0)
         with lock:
             refused[PriorityClass.of_priority(priority)] += mine
 
@@ -195,11 +197,11 @@ def test_asking_from_many_threads_every_refusal_is_counted_once_and_no_charge_is
         thread.join()
     assert refused[BULK] > 0
     counted: Counter[PriorityClass] = Counter()
-    for (priority, _), count in gate.shed().items():
+    for (priority, _), count in admission.shed().items():
         counted[priority] += count
     assert counted == refused
 
 
-def test_whether_the_gate_is_open_is_a_plain_attribute_that_costs_nothing_to_look_at() -> None:
-    assert "is_open" in vars(GovernorGate())
-    assert not hasattr(type(GovernorGate()), "is_open")
+def test_is_open_is_a_plain_attribute() -> None:
+    assert "is_open" in vars(GovernorAdmission())
+    assert not hasattr(type(GovernorAdmission()), "is_open")

@@ -1,4 +1,4 @@
-"""Joules per inference: never more than was measured, and right where the truth is known."""
+"""Energy model: never more than the measured energy, and correct where the true values are known."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.governor.energy_model import LONGEST_GAP_S, EnergyLearner, ModelWorkload, measured_j
-from edge_server.governor.readings import BoxReading, EnergyCounter, Rail
+from edge_server.governor.energy_model import LONGEST_GAP_S, EnergyModel, ModelWorkload, measured_j
+from edge_server.governor.readings import EnergyCounter, MachineReading, Rail
 
 Key = tuple[str, int]
 
@@ -37,7 +37,7 @@ works = st.dictionaries(
 def test_what_is_put_down_to_models_is_never_more_than_was_measured(
     intervals: list[tuple[float | None, float, Mapping[Key, ModelWorkload]]],
 ) -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     given_j = measured_so_far_j = 0.0
     for energy_j, duration_s, work in intervals:
         shares = learner.learn(energy_j, duration_s, work)
@@ -85,7 +85,7 @@ def truth(seed: int = 1) -> Truth:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_truth_is_found_for_models_that_always_run_in_mixtures(seed: int) -> None:
-    box, learner = truth(seed), EnergyLearner()
+    box, learner = truth(seed), EnergyModel()
     learner.learn(box.idle_w * 60, 60.0, {})
     for _ in range(3000):
         energy_j, work = box.interval()
@@ -99,7 +99,7 @@ def test_the_truth_is_found_for_models_that_always_run_in_mixtures(seed: int) ->
 
 
 def test_noise_in_the_measurement_averages_out() -> None:
-    box, learner = truth(), EnergyLearner()
+    box, learner = truth(), EnergyModel()
     learner.learn(box.idle_w * 60, 60.0, {})
     for _ in range(3000):
         energy_j, work = box.interval(noise=0.05)
@@ -111,7 +111,7 @@ def test_noise_in_the_measurement_averages_out() -> None:
 
 
 def test_measurements_that_are_missing_change_nothing_but_the_number_of_those_that_count() -> None:
-    box, learner = truth(), EnergyLearner()
+    box, learner = truth(), EnergyModel()
     learner.learn(box.idle_w * 60, 60.0, {})
     for second in range(600):
         energy_j, work = box.interval(only=("big", 1))
@@ -122,7 +122,7 @@ def test_measurements_that_are_missing_change_nothing_but_the_number_of_those_th
 
 
 def test_what_an_inference_costs_now_replaces_what_it_cost_long_ago() -> None:
-    learner = EnergyLearner(half_life_s=60.0)
+    learner = EnergyModel(half_life_s=60.0)
     learner.learn(0.0, 60.0, {})
     for joules, seconds in ((1.0, 600), (3.0, 600)):
         for _ in range(seconds):
@@ -135,15 +135,15 @@ def test_what_an_inference_costs_now_replaces_what_it_cost_long_ago() -> None:
 
 
 def test_idle_power_is_put_down_to_nobody() -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     for _ in range(10):
         assert learner.learn(5.0, 1.0, {}) == {}
     assert learner.idle_w == 5.0
     assert learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 50)}) == {("m", 1): 7.0}
 
 
-def test_a_busy_box_that_draws_less_than_the_idle_one_did_corrects_the_idle_power() -> None:
-    learner = EnergyLearner()
+def test_a_busy_machine_that_draws_less_than_the_idle_one_did_corrects_the_idle_power() -> None:
+    learner = EnergyModel()
     learner.learn(9.0, 1.0, {})
     for _ in range(60):
         assert learner.learn(6.0, 1.0, {("m", 1): ModelWorkload(0.5, 5)}) == {("m", 1): 0.0}
@@ -151,14 +151,14 @@ def test_a_busy_box_that_draws_less_than_the_idle_one_did_corrects_the_idle_powe
 
 
 def test_one_reading_of_no_power_does_not_make_the_idle_power_nothing() -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     learner.learn(9.0, 1.0, {})
     learner.learn(0.0, 0.5, {("m", 1): ModelWorkload(0.2, 5)})
     assert learner.idle_w == pytest.approx(9.0, rel=0.1)
 
 
 def test_what_was_learned_before_the_idle_power_was_known_is_learned_again() -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     for _ in range(20):
         learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
     before = learner.cost("m", 1)
@@ -177,7 +177,7 @@ def test_what_was_learned_before_the_idle_power_was_known_is_learned_again() -> 
 @pytest.mark.parametrize("run_s", [2.0, 7.0])
 def test_runs_longer_than_an_interval_get_the_energy_of_all_of_it(run_s: float, interval_s: float) -> None:
     """20 W above 5 W at rest while it runs, told of when a run ends."""
-    learner = EnergyLearner()
+    learner = EnergyModel()
     learner.learn(5.0 * 60, 60.0, {})
     for _ in range(100):
         steps = int(run_s / interval_s)
@@ -194,7 +194,7 @@ def test_runs_longer_than_an_interval_get_the_energy_of_all_of_it(run_s: float, 
 
 @pytest.mark.parametrize("energy_j", [-1.0, -1e300, 1e300, math.nan, math.inf, None])
 def test_nothing_is_learned_from_energy_that_cannot_be(energy_j: float | None) -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     learner.learn(5.0, 1.0, {})
     for _ in range(10):
         learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(0.5, 10)})
@@ -209,14 +209,14 @@ def test_nothing_is_learned_from_energy_that_cannot_be(energy_j: float | None) -
 
 @pytest.mark.parametrize("busy_s", [-1.0, 0.0, 1e300, math.nan, math.inf])
 def test_nothing_is_put_down_to_work_that_cannot_be(busy_s: float) -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     learner.learn(5.0, 1.0, {})
     assert learner.learn(12.0, 1.0, {("m", 1): ModelWorkload(busy_s, 10)}) == {}
     assert learner.costs() == {}
 
 
 def test_a_year_of_intervals_overflows_nothing() -> None:
-    learner = EnergyLearner(half_life_s=60.0)
+    learner = EnergyModel(half_life_s=60.0)
     learner.learn(5.0, 1.0, {})
     for _ in range(2000):
         learner.learn(12.0 * 600, 600.0, {("m", 1): ModelWorkload(300.0, 6000)})
@@ -228,7 +228,7 @@ def test_a_year_of_intervals_overflows_nothing() -> None:
 
 
 def test_confidence_is_small_after_one_interval() -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     learner.learn(5.0, 1.0, {("m", 1): ModelWorkload(0.5, 5)})
     cost = learner.cost("m", 1)
     assert cost is not None
@@ -236,7 +236,7 @@ def test_confidence_is_small_after_one_interval() -> None:
 
 
 def test_nothing_is_known_of_what_never_ran_or_was_forgotten() -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     assert learner.cost("m", 1) is None
     learner.learn(5.0, 1.0, {("m", 1): ModelWorkload(0.5, 5), ("n", 1): ModelWorkload(0.5, 5)})
     learner.forget("m")
@@ -245,7 +245,7 @@ def test_nothing_is_known_of_what_never_ran_or_was_forgotten() -> None:
 
 
 def test_forgetting_a_model_leaves_what_was_learned_of_those_that_ran_beside_it() -> None:
-    box, learner = truth(), EnergyLearner()
+    box, learner = truth(), EnergyModel()
     learner.learn(box.idle_w * 60, 60.0, {})
     for _ in range(600):
         learner.learn(*_with_second(box.interval()))
@@ -260,7 +260,7 @@ def test_forgetting_a_model_leaves_what_was_learned_of_those_that_ran_beside_it(
 
 
 def test_models_that_always_run_together_share_by_the_time_that_they_were_busy() -> None:
-    learner = EnergyLearner()
+    learner = EnergyModel()
     learner.learn(0.0, 60.0, {})
     for _ in range(100):
         shares = learner.learn(12.0, 1.0, {("a", 1): ModelWorkload(0.5, 10), ("b", 1): ModelWorkload(0.25, 5)})
@@ -271,10 +271,12 @@ def _with_second(measured: tuple[float, dict[Key, ModelWorkload]]) -> tuple[floa
     return measured[0], 1.0, measured[1]
 
 
-def reading(at_s: float, power_mw: int | None, counters: dict[str, int], counted: str = "gpu0 package-0") -> BoxReading:
+def reading(
+    at_s: float, power_mw: int | None, counters: dict[str, int], counted: str = "gpu0 package-0"
+) -> MachineReading:
     rails = tuple(Rail(name, power_mw, True) for name in counted.split())
     energy = tuple(EnergyCounter(name, mj, True) for name, mj in counters.items())
-    return BoxReading(at_s, rails=rails, power_mw=power_mw, energy=energy)
+    return MachineReading(at_s, rails=rails, power_mw=power_mw, energy=energy)
 
 
 def test_counters_of_all_counted_rails_go_before_power() -> None:
@@ -283,7 +285,7 @@ def test_counters_of_all_counted_rails_go_before_power() -> None:
     assert measured_j(before, after) == 3.5
 
 
-def test_power_stands_in_where_a_rail_has_no_counter_and_the_gap_is_short() -> None:
+def test_power_is_used_where_a_rail_has_no_counter_and_the_gap_is_short() -> None:
     before, after = reading(10.0, 4000, {"gpu0": 1}), reading(12.0, 6000, {"gpu0": 2})
     assert measured_j(before, after) == 10.0
     assert measured_j(before, reading(10.1 + LONGEST_GAP_S, 6000, {"gpu0": 2})) is None

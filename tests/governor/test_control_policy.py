@@ -1,4 +1,4 @@
-"""The law in closed loop with a box made of numbers, and by itself with readings that no box should give."""
+"""Control policy in closed loop with a thermal model, and alone with invalid readings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def always(value: float) -> When:
 
 @dataclass
 class World:
-    """Weather, what is asked for, and how the sensor behaves."""
+    """Ambient temperature, requested work, and behaviour of the sensor."""
 
     ambient_c: When = field(default_factory=lambda: always(25.0))
     fan_factor: When = field(default_factory=lambda: always(1.0))
@@ -50,7 +50,7 @@ class World:
 
 @dataclass
 class Course:
-    """What happened, a point every half second."""
+    """Curves of a run, one point every half second."""
 
     decisions: list[PolicyDecision] = field(default_factory=list)
     chip_c: list[float] = field(default_factory=list)
@@ -67,8 +67,8 @@ class Course:
         return max(sum(changes[at : at + size]) for at in range(len(changes)))
 
 
-def live(world: World, law: ControlPolicy, *, knows_power: bool = False) -> Course:
-    """Let the law govern the plant."""
+def live(world: World, policy: ControlPolicy, *, knows_power: bool = False) -> Course:
+    """Run the policy on the thermal model."""
     rnd = random.Random(world.seed)
     plant = ThermalModel(ambient_c=world.ambient_c(0.0))
     course = Course()
@@ -80,7 +80,7 @@ def live(world: World, law: ControlPolicy, *, knows_power: bool = False) -> Cour
         power_w = plant.power_w * (1 + rnd.gauss(0, 0.03)) if knows_power else None
         slowed_by = frozenset({Cause.THERMAL}) if plant.is_throttled else frozenset[Cause]()
         seen = PolicyInput(sensed_c, TRIP_C, CRITICAL_C, power_w=power_w, slowed_by=slowed_by)
-        decision = law.step(seen, now_s)
+        decision = policy.step(seen, now_s)
         course.decisions.append(decision)
         course.chip_c.append(plant.chip_c)
         course.is_throttled.append(plant.is_throttled)
@@ -99,7 +99,7 @@ def _heat_wave(now_s: float) -> float:
 
 
 def _hold(decision: PolicyDecision) -> None:
-    """Check what has to be true of every decision."""
+    """Check the invariants of a decision."""
     numbers = (decision.share, decision.heat_share, decision.power_share)
     assert all(math.isfinite(number) and MIN_SHARE <= number <= 1.0 for number in numbers)
     for value in (decision.temperature_c, decision.predicted_c, decision.set_point_c, decision.power_set_point_w):
@@ -125,7 +125,7 @@ WORLDS = {
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_the_temperature_stays_near_the_set_point_and_the_box_never_throttles(world: World) -> None:
+def test_the_temperature_stays_near_the_set_point_and_the_machine_never_throttles(world: World) -> None:
     course = live(world, ControlPolicy())
     settled = course.after(120)
     assert max(settled.chip_c) <= SET_POINT_C + 2.5
@@ -136,25 +136,25 @@ def test_the_temperature_stays_near_the_set_point_and_the_box_never_throttles(wo
 
 
 @pytest.mark.parametrize("ambient_c", [45.0, 50.0, 55.0])
-def test_what_the_box_can_bear_is_used(ambient_c: float) -> None:
+def test_what_the_machine_can_bear_is_used(ambient_c: float) -> None:
     course = live(World(always(ambient_c)), ControlPolicy()).after(1800)
     assert sum(course.chip_c) / len(course.chip_c) == pytest.approx(SET_POINT_C, abs=0.5)
 
 
-def test_a_sensor_that_reads_two_degrees_too_few_still_keeps_the_box_from_throttling() -> None:
+def test_a_sensor_that_reads_two_degrees_too_few_still_keeps_the_machine_from_throttling() -> None:
     course = live(World(always(50.0), offset_c=-2.0), ControlPolicy()).after(120)
     assert not any(course.is_throttled)
     assert max(course.chip_c) <= SET_POINT_C + 2.0 + 2.5
 
 
-def test_a_sensor_that_reads_far_too_few_is_found_out_by_the_boxs_own_throttling() -> None:
+def test_a_sensor_that_reads_far_too_few_is_found_out_by_the_machines_own_throttling() -> None:
     course = live(World(always(50.0), offset_c=-6.0), ControlPolicy()).after(120)
     assert sum(course.is_throttled) / len(course.is_throttled) < 0.05
     set_points = [decision.set_point_c for decision in course.decisions]
     assert min(item for item in set_points if item is not None) < SET_POINT_C - 1.0
 
 
-def test_a_cool_box_is_not_held_back() -> None:
+def test_a_cool_machine_is_not_held_back() -> None:
     course = live(World(always(25.0)), ControlPolicy())
     for decision in course.after(0, 300).decisions:
         assert decision == replace(
@@ -184,8 +184,8 @@ def test_with_noise_too_the_way_back_up_has_no_dent_worth_the_name() -> None:
 
 @pytest.mark.parametrize("budget_w", [8.0, 12.0, 15.0, 20.0])
 def test_the_mean_of_power_is_the_budget(budget_w: float) -> None:
-    law = ControlPolicy(PolicyConstants(power_limit_w=budget_w))
-    course = live(World(always(20.0), duration_s=1200.0), law, knows_power=True)
+    policy = ControlPolicy(PolicyConstants(power_limit_w=budget_w))
+    course = live(World(always(20.0), duration_s=1200.0), policy, knows_power=True)
     assert sum(course.power_w[:1200]) / 1200 == pytest.approx(budget_w, rel=0.01)
     assert sum(course.power_w[1200:]) / 1200 == pytest.approx(budget_w, rel=0.01)
     assert course.decisions[-1].limited_by == "power_budget"
@@ -193,14 +193,14 @@ def test_the_mean_of_power_is_the_budget(budget_w: float) -> None:
 
 
 def test_a_short_burst_above_the_power_budget_is_allowed_and_paid_back() -> None:
-    law = ControlPolicy(PolicyConstants(power_limit_w=12.0))
+    policy = ControlPolicy(PolicyConstants(power_limit_w=12.0))
     now_s = 0.0
 
     def hold(power_w: float, for_s: float) -> list[float]:
         nonlocal now_s
         shares = []
         for _ in range(round(for_s / PERIOD_S)):
-            shares.append(law.step(PolicyInput(50.0, TRIP_C, power_w=power_w), now_s).share)
+            shares.append(policy.step(PolicyInput(50.0, TRIP_C, power_w=power_w), now_s).share)
             now_s += PERIOD_S
         return shares
 
@@ -212,7 +212,7 @@ def test_a_short_burst_above_the_power_budget_is_allowed_and_paid_back() -> None
     assert hold(5.0, 60)[-1] == 1.0
 
 
-def test_the_limit_that_the_box_enforces_is_kept_with_some_distance() -> None:
+def test_the_limit_that_the_machine_enforces_is_kept_with_some_distance() -> None:
     decision = ControlPolicy().step(PolicyInput(50.0, power_w=10.0, power_limit_w=20.0), 0.0)
     assert decision.power_set_point_w == pytest.approx(19.0)
     decision = ControlPolicy(PolicyConstants(power_limit_w=15.0)).step(
@@ -221,10 +221,10 @@ def test_the_limit_that_the_box_enforces_is_kept_with_some_distance() -> None:
     assert decision.power_set_point_w == pytest.approx(15.0)
 
 
-def test_without_any_limit_power_steers_nothing() -> None:
-    law = ControlPolicy()
+def test_without_any_limit_power_controls_nothing() -> None:
+    policy = ControlPolicy()
     for index in range(100):
-        decision = law.step(PolicyInput(50.0, TRIP_C, power_w=1000.0), index * PERIOD_S)
+        decision = policy.step(PolicyInput(50.0, TRIP_C, power_w=1000.0), index * PERIOD_S)
     assert (decision.share, decision.power_set_point_w) == (1.0, None)
 
 
@@ -253,57 +253,57 @@ DELAYS_S = st.one_of(st.just(0.5), st.floats(0.0, 3.0), st.sampled_from([0.0, 1e
 def test_whatever_is_read_the_share_is_a_share_and_moves_no_faster_than_it_may(
     steps: list[tuple[PolicyInput, float]], budget_w: float
 ) -> None:
-    tuning = PolicyConstants(power_limit_w=budget_w)
-    law = ControlPolicy(tuning)
+    constants = PolicyConstants(power_limit_w=budget_w)
+    policy = ControlPolicy(constants)
     now_s, share = 1000.0, 1.0
     for seen, delay_s in steps:
         now_s += delay_s
-        decision = law.step(seen, now_s)
+        decision = policy.step(seen, now_s)
         _hold(decision)
         dt_s = min(max(0.0, delay_s), 5.0)
-        assert share - tuning.fall_per_s * dt_s - 1e-9 <= decision.share
-        assert decision.share <= share + tuning.rise_per_s * dt_s + 1e-9
+        assert share - constants.fall_per_s * dt_s - 1e-9 <= decision.share
+        assert decision.share <= share + constants.rise_per_s * dt_s + 1e-9
         share = decision.share
 
 
 @given(seen=OBSERVATIONS)
-def test_after_any_single_nonsense_a_cool_box_is_free_again_within_a_minute(seen: PolicyInput) -> None:
-    law = ControlPolicy()
+def test_after_any_single_nonsense_a_cool_machine_is_free_again_within_a_minute(seen: PolicyInput) -> None:
+    policy = ControlPolicy()
     for index in range(20):
-        law.step(PolicyInput(50.0, TRIP_C, CRITICAL_C), index * PERIOD_S)
-    law.step(replace(seen, trip_c=TRIP_C, critical_c=CRITICAL_C, margin_c=None, power_limit_w=None), 10.0)
+        policy.step(PolicyInput(50.0, TRIP_C, CRITICAL_C), index * PERIOD_S)
+    policy.step(replace(seen, trip_c=TRIP_C, critical_c=CRITICAL_C, margin_c=None, power_limit_w=None), 10.0)
     for index in range(1, 121):
-        decision = law.step(PolicyInput(50.0, TRIP_C, CRITICAL_C, power_w=5.0), 10.0 + index * PERIOD_S)
+        decision = policy.step(PolicyInput(50.0, TRIP_C, CRITICAL_C, power_w=5.0), 10.0 + index * PERIOD_S)
     assert (decision.share, decision.level, decision.detail) == (1.0, ThermalLevel.NORMAL, "")
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("wrong_c", [-256.0, 0.0, 20.0, 150.0, math.nan, math.inf, -math.inf])
 def test_a_single_wrong_reading_changes_nothing(wrong_c: float) -> None:
-    law = ControlPolicy()
+    policy = ControlPolicy()
     for index in range(60):
         temperature_c = wrong_c if index == 30 else 80.0
-        decision = law.step(PolicyInput(temperature_c, TRIP_C, CRITICAL_C), index * PERIOD_S)
+        decision = policy.step(PolicyInput(temperature_c, TRIP_C, CRITICAL_C), index * PERIOD_S)
         assert (decision.share, decision.level) == (1.0, ThermalLevel.NORMAL)
         assert decision.temperature_c == pytest.approx(80.0)
 
 
-def test_a_box_that_goes_on_at_minus_256_has_lost_its_sensor() -> None:
-    law = ControlPolicy()
-    law.step(PolicyInput(60.0, TRIP_C), 0.0)
+def test_a_machine_that_goes_on_at_minus_256_has_lost_its_sensor() -> None:
+    policy = ControlPolicy()
+    policy.step(PolicyInput(60.0, TRIP_C), 0.0)
     for index in range(1, 11):
-        decision = law.step(PolicyInput(-256.0, TRIP_C), index * PERIOD_S)
+        decision = policy.step(PolicyInput(-256.0, TRIP_C), index * PERIOD_S)
     assert decision.lost == {"temperature"}
 
 
 def test_frost_is_a_temperature_like_any_other() -> None:
-    law = ControlPolicy()
+    policy = ControlPolicy()
     for index in range(20):
-        decision = law.step(PolicyInput(-20.0, TRIP_C), index * PERIOD_S)
+        decision = policy.step(PolicyInput(-20.0, TRIP_C), index * PERIOD_S)
     assert (decision.share, decision.lost) == (1.0, frozenset())
     assert decision.temperature_c == pytest.approx(-20.0)
 
 
-def test_the_plants_constants_fit_the_ones_used_here() -> None:
+def test_the_thermal_models_constants_fit_the_ones_used_here() -> None:
     constants = ThermalModelConstants()
     assert (constants.trip_c, constants.critical_c) == (TRIP_C, CRITICAL_C)

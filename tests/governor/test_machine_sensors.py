@@ -1,4 +1,4 @@
-"""All sensors of a box as one: which of them holds where two tell the same, and what remains when one goes."""
+"""All sensors of a machine together: precedence of sources, and the rest after one sensor fails."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pynvml
 import pytest
 
 from edge_server.governor.control_policy import Cause
-from edge_server.governor.policy_inputs import slowed_by
-from edge_server.governor.readings import BoxReading, Gpu
-from edge_server.governor.sensors.machine import BoxSensors, read_box
+from edge_server.governor.policy_inputs import throttle_causes
+from edge_server.governor.readings import Gpu, MachineReading
+from edge_server.governor.sensors.machine import MachineSensors, read_machine
 from edge_server.governor.sensors.nvml import OPEN_AGAIN_S
 
 MakeBoard = Callable[[str], Any]
-MakeSensors = Callable[..., BoxSensors]
+MakeSensors = Callable[..., MachineSensors]
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def sensors_of() -> Iterator[MakeSensors]:
     """Makes the sensors of a board, which are closed at the end."""
     made = []
 
-    def make(board: Any, **options: Any) -> BoxSensors:
-        made.append(BoxSensors(board.root, **options))
+    def make(board: Any, **options: Any) -> MachineSensors:
+        made.append(MachineSensors(board.root, **options))
         return made[-1]
 
     yield make
@@ -33,17 +33,17 @@ def sensors_of() -> Iterator[MakeSensors]:
         sensors.close()
 
 
-def read_twice(sensors: BoxSensors) -> BoxReading:
+def read_twice(sensors: MachineSensors) -> MachineReading:
     """Read so that what takes two readings is there."""
     sensors.read(1.0)
     return sensors.read(2.0)
 
 
-def gpu(reading: BoxReading, key: str) -> Gpu:
+def gpu(reading: MachineReading, key: str) -> Gpu:
     return next(item for item in reading.gpus if item.key == key)
 
 
-def power_of(reading: BoxReading, name: str) -> int:
+def power_of(reading: MachineReading, name: str) -> int:
     power_mw = next(rail.power_mw for rail in reading.rails if rail.name == name)
     assert power_mw is not None
     return power_mw
@@ -96,7 +96,7 @@ def test_a_card_in_a_jetson_adds_its_power_and_its_heat_to_the_modules(
     assert "gpu0" in {zone.name for zone in reading.zones}
 
 
-def test_the_power_of_an_x86_box_is_that_of_its_processor_and_its_cards(
+def test_the_power_of_an_x86_machine_is_that_of_its_processor_and_its_cards(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors
 ) -> None:
     board = make_board("x86_box")
@@ -113,7 +113,7 @@ def test_the_power_of_an_x86_box_is_that_of_its_processor_and_its_cards(
     assert reading.power_mw == sum(power_of(reading, name) for name in counted)
 
 
-def test_power_that_is_not_told_now_makes_the_whole_unknown_rather_than_smaller(
+def test_power_that_is_not_reported_now_makes_the_whole_unknown_rather_than_smaller(
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, fake_nvml: Any
 ) -> None:
     nvidia.add_gpu()
@@ -192,7 +192,7 @@ def test_a_built_in_gpus_own_word_on_why_it_is_slow_counts_where_no_module_knows
     make_board: MakeBoard, nvidia: Any, sensors_of: MakeSensors, name: str, causes: set[Cause]
 ) -> None:
     nvidia.add_gpu(name="NVIDIA GB10" if causes else "Orin (nvgpu)", memory_total=None, reasons=0x20)
-    assert slowed_by(read_twice(sensors_of(make_board(name)))) & {Cause.THERMAL} == causes
+    assert throttle_causes(read_twice(sensors_of(make_board(name)))) & {Cause.THERMAL} == causes
 
 
 class Faulty:
@@ -202,10 +202,10 @@ class Faulty:
         self.error: Exception | None = ValueError("no such luck")
         self.is_closed = False
 
-    def read(self, now_s: float) -> BoxReading:
+    def read(self, now_s: float) -> MachineReading:
         if self.error is not None:
             raise self.error
-        return BoxReading(now_s, gpus=(Gpu("gpu0", temperature_c=50.0),))
+        return MachineReading(now_s, gpus=(Gpu("gpu0", temperature_c=50.0),))
 
     def close(self) -> None:
         self.is_closed = True
@@ -244,7 +244,7 @@ def test_a_jetson_whose_files_fail_for_a_moment_is_a_jetson_all_the_same(
     sensors = sensors_of(make_board("thor_jp7"))
     read_twice(sensors)
 
-    def fail(self: object, now_s: float) -> BoxReading:
+    def fail(self: object, now_s: float) -> MachineReading:
         raise RuntimeError("a file of another world")
 
     monkeypatch.setattr("edge_server.governor.sensors.tegra.TegraSensor.read", fail)
@@ -256,7 +256,7 @@ def test_a_jetson_whose_files_fail_for_a_moment_is_a_jetson_all_the_same(
 
 def test_reading_once_leaves_nvml_closed(make_board: MakeBoard, nvidia: Any) -> None:
     nvidia.add_gpu(temperature0=66)
-    assert gpu(read_box(make_board("x86_box").root), "gpu0").temperature_c == 66.0
+    assert gpu(read_machine(make_board("x86_box").root), "gpu0").temperature_c == 66.0
     assert pynvml.nvmlLib.fake_nvml_open_count() == 0
 
 
@@ -275,7 +275,7 @@ def test_what_stood_in_for_a_junction_is_not_missed_once_the_junction_is_back(
     assert sensors.read(120.0).silent == frozenset()
 
 
-def test_alerts_and_alarms_that_told_before_are_missed(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
+def test_alerts_and_alarms_that_reported_before_are_missed(make_board: MakeBoard, sensors_of: MakeSensors) -> None:
     board = make_board("orin_nano_jp6")
     sensors = sensors_of(board)
     sensors.read(0.0)
