@@ -14,7 +14,7 @@ from edge_server.config.sources import process_environment
 from edge_server.core.status_reports import TensorMetadata
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.process.composition import ServerParts, build, copy_first, first_desired_state
-from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.log import setup_logging
 
 HEADS = ("MODEL", "VERSION", "BACKEND", "PRECISION", "INPUTS", "OUTPUTS", "LOAD MS", "INFER MS", "MEMORY MB")

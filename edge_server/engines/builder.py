@@ -15,7 +15,7 @@ from edge_server.engines.build_state import Build
 from edge_server.engines.engine_cache import EngineCache
 from edge_server.engines.server_callbacks import ServingCallbacks
 from edge_server.engines.verification_samples import answers, requests_for, unanswered
-from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.execution.version_interface import ServedVersion
 
 _PROGRESS_STEP_PERCENT = 5.0
 """How far a build must have come since the last event of its progress, unless the phase changed."""

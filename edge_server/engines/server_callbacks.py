@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.core.tensorrt_engine import EngineOrder
-from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.telemetry.event_bus import EventValue
 
 

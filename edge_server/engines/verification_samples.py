@@ -20,7 +20,7 @@ from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_o
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.errors import EdgeServerError, ServingFault
-from edge_server.serving.lifecycle.warmup import build
+from edge_server.serving.execution.warmup import build
 
 _PATIENCE_S = 120.0
 

@@ -30,8 +30,8 @@ from edge_server.repository.trust.verify import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
 from edge_server.serving.execution.admission_control import OPEN_GATE
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
-from edge_server.serving.lifecycle.gpu_state import Gpus
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer

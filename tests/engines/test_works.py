@@ -26,7 +26,7 @@ from edge_server.engines.gpu_identity import GpuIdentity
 from edge_server.engines.json_process import JsonProcess
 from edge_server.engines.server_callbacks import ServingCallbacks
 from edge_server.errors import DeviceLost
-from edge_server.serving.lifecycle.gpu_state import Gpus
+from edge_server.serving.execution.gpu_state import Gpus
 
 SPEC = ModelSpec(
     "sums", "tensorrt_rtx", "", 4, (InputSpec("X", DType.FP32, (4,)),), (OutputSpec("Y", DType.FP32, (4,)),), ()

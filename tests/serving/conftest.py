@@ -23,10 +23,10 @@ from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.service import InferenceService, Readiness
 from edge_server.serving.cache.response_cache import ResponseCache
 from edge_server.serving.execution import admission_control as serving_gate
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version import ModelVersion
 from edge_server.serving.lifecycle.admission import AskRoom
-from edge_server.serving.lifecycle.gpu_state import Gpus
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.serving.timer import Timer

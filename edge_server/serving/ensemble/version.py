@@ -23,7 +23,7 @@ from edge_server.errors import DeadlineExceeded, Draining, EdgeServerError, Memb
 from edge_server.serving.ensemble.request import EnsembleContext, EnsembleRequest, SubmitStep
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
-from edge_server.serving.lifecycle.warmup import build, not_tried, probe_sample
+from edge_server.serving.execution.warmup import build, not_tried, probe_sample
 from edge_server.serving.timer import Timer
 
 if TYPE_CHECKING:

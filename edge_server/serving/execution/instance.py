@@ -13,10 +13,10 @@ from typing import Protocol, TypeAlias
 from edge_server.backends.base import RequestSession, Session, SessionInfo
 from edge_server.errors import EdgeServerError, LoadError, OutOfMemory
 from edge_server.memory.malloc_settings import trim_own_end
+from edge_server.serving.execution.load_errors import as_passing
 from edge_server.serving.execution.rate_limiter import ResourceKey
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
-from edge_server.serving.lifecycle.load_errors import as_passing
 
 log = logging.getLogger(__name__)
 

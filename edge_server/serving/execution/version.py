@@ -33,14 +33,14 @@ from edge_server.errors import (
 from edge_server.memory.malloc_settings import read_resident_bytes
 from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
+from edge_server.serving.execution.gpu_state import Gpus, gpus_of
 from edge_server.serving.execution.inline import InlineRule
 from edge_server.serving.execution.instance import Instance
 from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
-from edge_server.serving.lifecycle.gpu_state import Gpus, gpus_of
-from edge_server.serving.lifecycle.warmup import check_opened, probe, warm
-from edge_server.serving.routing.version_interface import ServedVersion
+from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.warmup import check_opened, probe, warm
 from edge_server.serving.sequence.scheduler import SequenceScheduler, schedule
 from edge_server.serving.timer import Timer
 

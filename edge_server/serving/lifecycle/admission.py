@@ -18,12 +18,12 @@ from edge_server.core.version_lifecycle import (
     next_action,
 )
 from edge_server.errors import OutOfMemory
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.eviction import to_evict
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.loader import LoadSlot
 from edge_server.serving.lifecycle.model_state import UNLOADED_FOR_ROOM, EvictedVersion, ModelState
-from edge_server.serving.routing.version_interface import ServedVersion
 
 _ROOM_PATIENCE_S = 5.0
 """How long a load that finds no room waits for what is being unloaded, or for a model in use to become free."""

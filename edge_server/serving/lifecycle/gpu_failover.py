@@ -16,11 +16,11 @@ from collections.abc import Callable
 from edge_server.core.gpu_fault import GpuFault, named_gpu
 from edge_server.core.version_lifecycle import LoadAction
 from edge_server.errors import EdgeServerError, OutOfMemory
+from edge_server.serving.execution.gpu_state import Gpus, gpus_of
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
-from edge_server.serving.lifecycle.gpu_state import Gpus, gpus_of
 from edge_server.serving.lifecycle.model_state import ModelState
 from edge_server.serving.lifecycle.reconciler import Reconciler
-from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.telemetry.event_bus import GPU_LOST
 
 log = logging.getLogger(__name__)

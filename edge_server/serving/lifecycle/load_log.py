@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Iterable
 
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.model_state import Failure, ModelState
-from edge_server.serving.routing.version_interface import ServedVersion
 
 log = logging.getLogger(__name__)
 

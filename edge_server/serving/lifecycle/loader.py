@@ -15,13 +15,13 @@ from edge_server.backends.base import ServerCalls
 from edge_server.core.version_lifecycle import DesiredVersion, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.gpu_state import Gpus
+from edge_server.serving.execution.load_errors import HEALS, as_passing
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.thread_pool import RunPool
-from edge_server.serving.lifecycle.gpu_state import Gpus
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.limits import ManagerLimits
-from edge_server.serving.lifecycle.load_errors import HEALS, as_passing
 from edge_server.serving.routing.canary import canary_terms
-from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.serving.timer import Alarm, Timer
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Loader:
     def resolve(self, desired: DesiredVersion, passed_over: Mapping[str, str]) -> Resolved:
         """Return the resolved version with checked parameters. Raises LoadError."""
         # What runs models is imported by the first of them: a server that waits for one stays smaller.
-        from edge_server.serving.lifecycle.warmup import warmup_rules
+        from edge_server.serving.execution.warmup import warmup_rules
         from edge_server.serving.sequence.scheduler import waiting_limits
 
         try:

@@ -18,19 +18,19 @@ from edge_server.core.status_reports import IndexEntry, VersionReport
 from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, MemberMissing, SessionLost
 from edge_server.serving.execution.admission_control import OPEN_GATE, AdmissionControl
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.admission import AskRoom
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue, PublishModelEvent
 from edge_server.serving.lifecycle.eviction import idle
 from edge_server.serving.lifecycle.gpu_failover import GpuFailover
-from edge_server.serving.lifecycle.gpu_state import Gpus
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
 from edge_server.serving.lifecycle.limits import ManagerLimits
 from edge_server.serving.lifecycle.load_log import LONG_LOAD_S, log_long_loads
 from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_state import UNLOADED_IDLE, Failure, ModelState
 from edge_server.serving.lifecycle.reconciler import Reconciler
-from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_HUNG
 

@@ -10,9 +10,9 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.status_reports import VersionReport
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, LoadAction, VersionState, retry_delay_s
 from edge_server.errors import EdgeServerError, OutOfMemory
-from edge_server.serving.lifecycle.load_errors import HEALS
+from edge_server.serving.execution.load_errors import HEALS
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.routing.pending_requests import PendingRequest
-from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.serving.routing.version_routes import RejectedCanary, Routes
 from edge_server.serving.timer import Alarm
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from edge_server.core.version_lifecycle import LoadAction, VersionState, next_action, retry_delay_s
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.admission import AskRoom, LoadAdmission, PendingLoad, Unloading
 from edge_server.serving.lifecycle.ensemble_dependencies import Dependents, own_fingerprint, steps_of
 from edge_server.serving.lifecycle.event_queue import ModelEventQueue
@@ -22,7 +23,6 @@ from edge_server.serving.lifecycle.load_log import log_failure, log_ready
 from edge_server.serving.lifecycle.loader import Loader, LoaderThreads, LoadSlot, LoadSlots
 from edge_server.serving.lifecycle.model_state import EvictedVersion, Failure, ModelState, Retired
 from edge_server.serving.routing.router import Router
-from edge_server.serving.routing.version_interface import ServedVersion
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import (
     MODEL_DRAINING,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edge_server.core.version_lifecycle import VersionState
+from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.routing.canary import CanaryTrial, canary_terms, promise_difference
-from edge_server.serving.routing.version_interface import ServedVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.tensorrt_engine import Profile
 from edge_server.errors import InvalidRequest
-from edge_server.serving.lifecycle.warmup import build
+from edge_server.serving.execution.warmup import build
 from edge_server.tuning.trial.tensor_files import Tensors
 
 _TELLING = ("file", "random")
