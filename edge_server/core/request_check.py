@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from math import prod
 
 from edge_server.core.device_tensor import DeviceTensor
 from edge_server.core.model_spec import InputSpec, ModelSpec
-from edge_server.core.request_response import Request
+from edge_server.core.request_response import CheckedHead, Request
 from edge_server.core.shape_tensors import batched_shape_inputs
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 
 _INT32_MAX = 2**31 - 1
-
-
-@dataclass(slots=True)
-class CheckedHead:
-    """Result of one version's checks, valid for all requests with the same request head.
-
-    `rows` is the request's number of rows. Requests share a batch only if their `key` is equal. `outputs` are the
-    outputs to compute, in model order. `is_certain`: the result depends only on the head. It is False if the values of
-    shape tensors are part of the key.
-    """
-
-    check: RequestCheck
-    rows: int
-    key: Hashable
-    outputs: tuple[str, ...]
-    is_certain: bool
 
 
 class RequestCheck:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from edge_server.core.device_tensor import DevicePiece
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import Tensor
 from edge_server.core.trace_settings import RequestTrace
 from edge_server.errors import EdgeServerError
-
-if TYPE_CHECKING:
-    from edge_server.core.request_check import CheckedHead
 
 Parameter: TypeAlias = str | int | float | bool
 """Value of a request or response parameter (Triton's extension_parameters)."""
@@ -28,6 +25,22 @@ class SequenceStep:
     id: int | str
     is_start: bool = False
     is_end: bool = False
+
+
+@dataclass(slots=True)
+class CheckedHead:
+    """Result of one version's `RequestCheck`, valid for all requests with the same request head. `check` identifies it.
+
+    `rows` is the request's number of rows. Requests share a batch only if their `key` is equal. `outputs` are the
+    outputs to compute, in model order. `is_certain`: the result depends only on the head. It is False if the values of
+    shape tensors are part of the key.
+    """
+
+    check: object
+    rows: int
+    key: Hashable
+    outputs: tuple[str, ...]
+    is_certain: bool
 
 
 class RequestMemo:

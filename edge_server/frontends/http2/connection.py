@@ -15,18 +15,17 @@ import ssl
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hpack import HPACKError
 
 from edge_server.frontends.http2 import frames, limits
 from edge_server.frontends.http2.frames import Http2ErrorCode
 from edge_server.frontends.http2.header_blocks import HeaderBlock, HeaderReader
+from edge_server.frontends.http2.limits import Http2Limits
 from edge_server.frontends.http2.stream_interface import NoReceiver, Pieces, StreamReceiver
-
-if TYPE_CHECKING:
-    from edge_server.frontends.http2.server import Http2Server
 
 _LOG = logging.getLogger(__name__)
 
@@ -144,6 +143,32 @@ class Stream:
         self.connection.grant(self, count)
 
 
+class ReadingThread(Protocol):
+    """What a connection uses of the server whose thread reads it."""
+
+    limits: Http2Limits
+    is_draining: bool
+    now_s: float
+    thread_id: int
+    buffer: bytearray
+    view: memoryview
+    more: dict[int, Http2Connection]
+    unsent: list[Http2Connection]
+    on_stream: Callable[[Stream], StreamReceiver]
+
+    def run_soon(self, call: Callable[[], None]) -> None:
+        """Call a function on the reading thread, after its present work."""
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        """Call a function; log what it raises."""
+
+    def watch(self, connection: Http2Connection, events: int) -> None:
+        """Wait for these epoll events of a connection."""
+
+    def drop(self, connection: Http2Connection, fault: ConnectionFault | None = None) -> None:
+        """Close a connection."""
+
+
 class Http2Connection:
     """Made by the server for each accepted socket, and read by its thread alone."""
 
@@ -200,7 +225,9 @@ class Http2Connection:
         "peer",
     )  # fmt: skip
 
-    def __init__(self, server: Http2Server, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool) -> None:
+    def __init__(
+        self, server: ReadingThread, sock: socket.socket, peer: tuple[str, int] | str, *, is_tls: bool
+    ) -> None:
         now_s = time.monotonic()
         settings = server.limits
         self._server = server
