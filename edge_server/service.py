@@ -15,7 +15,7 @@ from typing import Protocol
 from edge_server.core.custom_metric import MetricFamilyView, MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import VersionStatistics
-from edge_server.core.request_response import Request, RequestMemo, ResponseSink
+from edge_server.core.request_response import Request, RequestMemo, ResponseSink, SubmittedRequest
 from edge_server.core.status_reports import (
     IndexEntry,
     InstanceReport,
@@ -78,16 +78,6 @@ class Readiness(enum.Enum):
     STRICT = "every model of the desired state"
     KEEPS_SERVING = "every model that has served since it was added"
     ANY = "none"
-
-
-class SubmittedRequest(Protocol):
-    """A submitted request, as the front end that submitted it sees it."""
-
-    def cancel(self) -> None:
-        """Take the request back: it is answered CANCELLED at once, its batch mates are not disturbed.
-
-        Does nothing when the final response was sent already.
-        """
 
 
 class EngineSource(Protocol):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,16 +246,107 @@ def test_the_environment_is_read_only_by_the_configuration() -> None:
     assert wrong == []
 
 
-def test_no_module_waits_for_itself_to_be_imported() -> None:
-    """Imports inside functions and under TYPE_CHECKING are left out: they make no cycle when modules are imported."""
+def test_no_import_circle() -> None:
+    """Imports inside functions and under TYPE_CHECKING count as well: a circle of files is one file in pieces."""
     modules = {_module(path): path for path in ROOT.rglob("*.py")}
     edges: dict[str, set[str]] = {name: set() for name in modules}
     for item in inner_imports():
-        if item.is_at_start:
-            target = item.target if item.target in modules else item.target.rpartition(".")[0]
-            # What `from package import name` needs is the package, unless the name is a module of it.
-            edges[_module(ROOT / item.path)].add(target)
+        # What `from package import name` needs is the package, unless the name is a module of it.
+        target = item.target if item.target in modules else item.target.rpartition(".")[0]
+        edges[_module(ROOT / item.path)].add(target)
     assert _cycle(edges) == []
+
+
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("routing",), ("lifecycle",)),
+    "frontends": (("status", "access_control", "memory_budget"), ("auth_tokens", "v2", "http2"), ("http", "grpc"),
+                  ("frames",)),
+}  # fmt: skip
+"""Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""
+
+UPWARD = {
+    ("serving.execution.version", "serving.cache"): "a version chooses how its requests are cached",
+    ("serving.execution.version", "serving.sequence"): "a version chooses its scheduler",
+    ("serving.execution.warmup", "serving.sequence"): "a warm-up request of a sequence model needs its control inputs",
+    ("serving.routing.router", "serving.lifecycle"): "the router reads the model states under the manager's lock",
+}
+"""(Module, folder above it) -> why the module may import from there."""
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_no_folder_imports_from_its_own_floor_or_above(package: str) -> None:
+    floor = {room: number for number, rooms in enumerate(FLOORS[package]) for room in rooms}
+    wrong = []
+    for item in inner_imports():
+        mine, other = item.path.removesuffix(".py").split("/"), item.target.split(".")
+        if mine[0] != package or len(mine) < 2 or other[1] != package or len(other) < 3 or mine[1] == other[2]:
+            continue
+        if mine[1] == "__init__" or (".".join(mine), f"{package}.{other[2]}") in UPWARD:
+            continue
+        if floor[other[2]] >= floor[mine[1]]:
+            wrong.append(str(item))
+    assert wrong == []
+
+
+def test_every_exception_to_the_floors_is_needed() -> None:
+    there = {(item.path.removesuffix(".py").replace("/", "."), ".".join(item.target.split(".")[1:3]))
+             for item in inner_imports()}  # fmt: skip
+    assert set(UPWARD) - there == set()
+
+
+def test_no_private_name_of_a_library_is_used() -> None:
+    """Names that begin with an underscore, of modules outside the standard library."""
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        name = path.relative_to(ROOT).as_posix()
+        theirs: set[str] = set()
+        for node in ast.walk(tree):
+            for target in _targets(node):
+                library, *parts = target.split(".")
+                if library in sys.stdlib_module_names or library == "edge_server":
+                    continue
+                if any(part.startswith("_") and not part.startswith("__") for part in parts):
+                    wrong.append(f"{name} imports {target}")
+            if isinstance(node, ast.Import):
+                bound = {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
+                theirs |= {
+                    local for local, target in bound.items()
+                    if target.split(".")[0] not in sys.stdlib_module_names | {"edge_server"}
+                }  # fmt: skip
+        wrong += [
+            f"{name}:{node.lineno} uses {node.value.id}.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in theirs
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+        ]
+    assert wrong == []
+
+
+def test_every_interface_is_used() -> None:
+    """A Protocol that is named nowhere but where it is defined guards nothing."""
+    texts = {path: path.read_text() for path in ROOT.rglob("*.py")}
+    uses = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))
+    unused = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path, text in texts.items()
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+        and uses[node.name] < 2
+    ]
+    assert unused == []
+
+
+def test_no_class_name_means_two_things() -> None:
+    names = Counter(
+        node.name for path in ROOT.rglob("*.py") for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )  # fmt: skip
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def _module(path: Path) -> str:

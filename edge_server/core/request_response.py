@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from edge_server.core.device_tensor import DevicePiece
 from edge_server.core.model_spec import ModelSpec
@@ -125,3 +125,13 @@ class Response:
 
 ResponseSink: TypeAlias = Callable[[Response], None]
 """Called with each response on the thread that produced it. Must return at once and must not raise."""
+
+
+class SubmittedRequest(Protocol):
+    """A request that was submitted, for its caller."""
+
+    def cancel(self) -> None:
+        """Answer the request CANCELLED at once. Other requests of its batch are not disturbed.
+
+        Does nothing after the final response.
+        """

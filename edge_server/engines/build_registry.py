@@ -11,7 +11,6 @@ from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.engines.build_state import UNDER_WAY, Build, BuildState
 from edge_server.engines.engine_cache import EngineCache
 from edge_server.engines.engine_key import EngineKey
-from edge_server.engines.server_callbacks import PublishEvent
 from edge_server.errors import UnknownModel
 from edge_server.telemetry.event_bus import (
     ENGINE_BUILD_CANCELLED,
@@ -22,6 +21,7 @@ from edge_server.telemetry.event_bus import (
     ENGINE_BUILD_STARTED,
     ENGINE_READY,
     EventValue,
+    PublishEvent,
 )
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,10 @@ from edge_server.engines.build_process import Bounds
 from edge_server.engines.build_queue import EngineBuildQueue
 from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
 from edge_server.engines.gpu_identity import read_box
-from edge_server.engines.server_callbacks import PublishEvent, ServingCallbacks
+from edge_server.engines.server_callbacks import ServingCallbacks
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
+from edge_server.telemetry.event_bus import PublishEvent
 
 log = logging.getLogger(__name__)
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from edge_server.core.tensorrt_engine import EngineOrder
 from edge_server.serving.execution.version_interface import ServedVersion
-from edge_server.telemetry.event_bus import EventValue
-
-
-class PublishEvent(Protocol):
-    """Publishes an event; see telemetry.events."""
-
-    def __call__(self, kind: str, /, **fields: EventValue) -> object: ...
+from edge_server.telemetry.event_bus import PublishEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from edge_server.governor.control_policy import ControlPolicy, PolicyDecision
 from edge_server.governor.energy_model import EnergyModel, InferenceCost, measured_j
 from edge_server.governor.policy_inputs import PolicyInputReader
 from edge_server.governor.readings import Gpu, MachineReading
-from edge_server.governor.state_events import PublishEvent, StateEvents
+from edge_server.governor.state_events import StateEvents
 from edge_server.governor.variant_selector import ActiveVariants, VariantSelector
 from edge_server.governor.work_meter import CompletedWork, CompletedWorkMeter, ComputeCapacity
+from edge_server.telemetry.event_bus import PublishEvent
 
 _log = logging.getLogger(__name__)
 

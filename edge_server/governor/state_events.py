@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
 from edge_server.governor.control_policy import Cause, PolicyDecision, ThermalLevel
 from edge_server.telemetry.event_bus import (
@@ -13,15 +12,13 @@ from edge_server.telemetry.event_bus import (
     SENSOR_BACK,
     SENSOR_LOST,
     VARIANT_CHANGED,
+    PublishEvent,
 )
 
 _log = logging.getLogger(__name__)
 
 _REPEAT_AFTER_S = 60.0
 """A cause that comes and goes without a change of the state is reported at most once a minute."""
-
-PublishEvent: TypeAlias = Callable[..., object]
-"""Publishes an event: publish(kind, **fields). See telemetry.event_bus."""
 
 
 class StateEvents:

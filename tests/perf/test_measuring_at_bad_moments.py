@@ -26,7 +26,7 @@ from edge_server.tuning.load.client_interface import (
     ServerCounts,
     TensorFacts,
 )
-from edge_server.tuning.load.grpc_client import GrpcSenders, StreamSender
+from edge_server.tuning.load.grpc_client import GrpcSenders, GrpcStreamSender
 from edge_server.tuning.load.http_client import HttpWriter
 from edge_server.tuning.load.input_data import InputChoice, make_inputs
 from edge_server.tuning.load.measurement import Measurement, MeasurementTimes, ServerProbes
@@ -187,7 +187,7 @@ def test_what_follows_an_error_of_a_decoupled_request_is_no_answer_to_the_next_o
     final: bytes = message.SerializeToString()
     # The end of the failed request comes behind its error; the stream begun after it answers with an error again.
     channel = Channel([failed, final], [failed])
-    sender = StreamSender(ServerEndpoint("127.0.0.1:1", None), channel, 1.0, is_decoupled=True)
+    sender = GrpcStreamSender(ServerEndpoint("127.0.0.1:1", None), channel, 1.0, is_decoupled=True)
     for _ in range(2):
         with pytest.raises(SendFailed, match="no"):
             sender.send(b"")

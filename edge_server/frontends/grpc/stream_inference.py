@@ -36,7 +36,7 @@ from edge_server.frontends.grpc.unary_inference import (
 )
 
 if TYPE_CHECKING:
-    from edge_server.service import SubmittedRequest
+    from edge_server.core.request_response import SubmittedRequest
     from edge_server.telemetry.trace_record import TracedRequest
 
 MAX_OUTSTANDING = 1024

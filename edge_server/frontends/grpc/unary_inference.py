@@ -64,7 +64,8 @@ from edge_server.protocol.wire_format import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from edge_server.service import InferenceService, SubmittedRequest
+    from edge_server.core.request_response import SubmittedRequest
+    from edge_server.service import InferenceService
     from edge_server.telemetry.trace_record import TracedRequest
     from edge_server.telemetry.tracing import Traces
 

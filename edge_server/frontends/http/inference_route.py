@@ -17,7 +17,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.request_response import Parameter, Response
+from edge_server.core.request_response import Parameter, Response, SubmittedRequest
 from edge_server.errors import ServingFault, Unsupported
 from edge_server.frontends.auth_tokens import Tokens
 from edge_server.frontends.http.body_reader import Body, BodyReader
@@ -38,7 +38,7 @@ from edge_server.frontends.v2.header_cache import HeaderCache
 from edge_server.frontends.v2.header_forwarding import forwarded
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.version_text import parse_version
-from edge_server.service import READING_THREAD_HOLD_US, InferenceService, SubmittedRequest
+from edge_server.service import READING_THREAD_HOLD_US, InferenceService
 
 if TYPE_CHECKING:
     from edge_server.telemetry.trace_record import TracedRequest

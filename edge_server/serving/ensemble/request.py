@@ -20,12 +20,12 @@ from edge_server.core.request_response import (
     Response,
     ResponseSink,
     SequenceStep,
+    SubmittedRequest,
 )
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, Cancelled, EdgeServerError, ServingFault
 from edge_server.serving.execution.counters import VersionCounters
 from edge_server.serving.execution.ticket import Ticket
-from edge_server.serving.routing.pending_requests import Cancellable
 
 _PATIENCE_S = 5.0
 """How long a decoupled step that runs too far ahead is held up at a time. Two ensembles may hold up each other's
@@ -37,7 +37,7 @@ TensorFlow: TypeAlias = GraphRun[Tensor]
 class SubmitStep(Protocol):
     """Has a model answer a step's request. Raises EdgeServerError; then `request.release` was not called."""
 
-    def __call__(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable: ...
+    def __call__(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Call:
     def __init__(self, run: EnsembleRequest, launch: StepLaunch[Tensor]) -> None:
         self._run = run
         self.launch = launch
-        self.ticket: Cancellable | None = None
+        self.ticket: SubmittedRequest | None = None
         self.submitted_ns = time.monotonic_ns()
         self.is_over = False
 

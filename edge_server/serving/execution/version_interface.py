@@ -7,10 +7,9 @@ from typing import Protocol
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.model_statistics import VersionStatistics
-from edge_server.core.request_response import Request, ResponseSink
+from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest
 from edge_server.core.status_reports import InstanceReport, VersionReport
 from edge_server.core.version_lifecycle import VersionSnapshot, VersionState
-from edge_server.serving.routing.pending_requests import Cancellable
 
 
 class ServedVersion(Protocol):
@@ -27,7 +26,7 @@ class ServedVersion(Protocol):
     def open(self) -> None:
         """Make it READY. Raises LoadError and the like, with nothing left open."""
 
-    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> Cancellable:
+    def submit(self, request: Request, sink: ResponseSink, *, hold_us: float) -> SubmittedRequest:
         """Check and take up a request. What it raises leaves the request with the caller; Draining: look for the
         version's successor."""
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Protocol
 
-from edge_server.telemetry.event_bus import EventValue
-
-
-class PublishModelEvent(Protocol):
-    """Function that is called with every step in a version's life; `kind` is one of the MODEL_... of the event bus."""
-
-    def __call__(self, kind: str, /, **fields: EventValue) -> object: ...
+from edge_server.telemetry.event_bus import EventValue, PublishEvent
 
 
 class ModelEventQueue:
     """Thread-safe. `add` may be called under the manager's lock, `publish` may not. `publisher` None: no events."""
 
-    def __init__(self, publisher: PublishModelEvent | None = None) -> None:
-        self.publisher: PublishModelEvent = publisher or (lambda kind, /, **fields: None)
+    def __init__(self, publisher: PublishEvent | None = None) -> None:
+        self.publisher: PublishEvent = publisher or (lambda kind, /, **fields: None)
         self._publishing = threading.RLock()
         self._waiting: deque[tuple[str, dict[str, EventValue]]] = deque()
 

@@ -22,7 +22,7 @@ from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.admission import AskRoom
-from edge_server.serving.lifecycle.event_queue import ModelEventQueue, PublishModelEvent
+from edge_server.serving.lifecycle.event_queue import ModelEventQueue
 from edge_server.serving.lifecycle.eviction import idle
 from edge_server.serving.lifecycle.gpu_failover import GpuFailover
 from edge_server.serving.lifecycle.hang_watchdog import HangWatchdog
@@ -32,7 +32,7 @@ from edge_server.serving.lifecycle.loader import Loader
 from edge_server.serving.lifecycle.model_state import UNLOADED_IDLE, Failure, ModelState
 from edge_server.serving.lifecycle.reconciler import Reconciler
 from edge_server.serving.timer import Timer
-from edge_server.telemetry.event_bus import MODEL_HUNG
+from edge_server.telemetry.event_bus import MODEL_HUNG, PublishEvent
 
 if TYPE_CHECKING:
     from edge_server.serving.cache.response_cache import ResponseCache
@@ -56,7 +56,7 @@ class Manager:
         settings: Mapping[str, Mapping[str, str]],
         *,
         load_threads: int = 2,
-        publish: PublishModelEvent | None = None,
+        publish: PublishEvent | None = None,
         limits: ManagerLimits | None = None,
         ask_room: AskRoom | None = None,
         gate: AdmissionControl = OPEN_GATE,

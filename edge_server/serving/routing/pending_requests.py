@@ -9,22 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.core.request_response import Request, Response, ResponseSink, SubmittedRequest
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, ServingFault
 from edge_server.serving.timer import Alarm, Timer
 
 log = logging.getLogger(__name__)
 
 
-class Cancellable(Protocol):
-    """What a request becomes once it was submitted."""
-
-    def cancel(self) -> None: ...
-
-
-Submit = Callable[[Request], Cancellable]
+Submit = Callable[[Request], SubmittedRequest]
 
 
 class _Stage(enum.Enum):
@@ -51,7 +44,7 @@ class PendingRequest:
         self._lock = threading.Lock()
         self._stage = _Stage.WAITING
         self._is_cancelled = False
-        self._ticket: Cancellable | None = None
+        self._ticket: SubmittedRequest | None = None
         self._alarm: Alarm | None = None
         self._parked_ns = time.monotonic_ns()
 

@@ -170,7 +170,7 @@ class UnarySender:
         self._channel.close()
 
 
-class StreamSender:
+class GrpcStreamSender:
     """One worker's bidirectional stream: one request under way at a time. A stream that broke is begun again."""
 
     def __init__(self, endpoint: ServerEndpoint, channel: Any, timeout_s: float, *, is_decoupled: bool) -> None:
@@ -251,11 +251,11 @@ class GrpcSenders:
         self._is_decoupled = is_decoupled
 
     @contextlib.contextmanager
-    def __call__(self, count: int) -> Iterator[Sequence[UnarySender | StreamSender]]:
+    def __call__(self, count: int) -> Iterator[Sequence[UnarySender | GrpcStreamSender]]:
         channels = [self._endpoint.channel(grpc) for _ in range(-(-count // CALLS_EACH_CHANNEL))]
-        make: Callable[[Any], UnarySender | StreamSender]
+        make: Callable[[Any], UnarySender | GrpcStreamSender]
         if self._streams:
-            make = lambda channel: StreamSender(  # noqa: E731
+            make = lambda channel: GrpcStreamSender(  # noqa: E731
                 self._endpoint, channel, self._timeout_s, is_decoupled=self._is_decoupled
             )
         else:
@@ -276,8 +276,8 @@ class GrpcSenders:
             for channel in channels:
                 channel.close()
 
-    def _watch(self, senders: Sequence[UnarySender | StreamSender], is_over: threading.Event) -> None:
+    def _watch(self, senders: Sequence[UnarySender | GrpcStreamSender], is_over: threading.Event) -> None:
         while not is_over.wait(min(self._timeout_s / 4, 1.0)):
             for sender in senders:
-                if isinstance(sender, StreamSender):
+                if isinstance(sender, GrpcStreamSender):
                     sender.look()
