@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_server.backends.tensorrt import cuda_driver
-from edge_server.backends.tensorrt.cuda_ctypes import CtypesCalls
+from edge_server.backends.tensorrt.cuda_ctypes import CudaCalls
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _Handle(ctypes.Structure):
 
 def missing() -> str:
     """Return why there is no GPU to be used here, "" when there is one. Makes no context."""
-    return cuda_driver.missing()
+    return cuda_driver.unavailable_reason()
 
 
 def find() -> CudaDevices | None:
@@ -64,10 +64,10 @@ class CudaDevices:
         """Only where `missing` returned ""."""
         with _translated():
             self._cuda = cuda_driver.driver()
-            self._calls = CtypesCalls(cuda_driver.LIBRARY)
+            self._calls = CudaCalls(cuda_driver.LIBRARY)
             self._devices = cuda_driver.devices()
         self._lock = threading.Lock()
-        self._contexts: dict[int, cuda_driver.Context] = {}
+        self._contexts: dict[int, cuda_driver.CudaContext] = {}
 
     @property
     def count(self) -> int:
@@ -174,7 +174,7 @@ class CudaDevices:
             with self._lock:
                 context = self._contexts.get(device_id)
                 if context is None:
-                    context = self._contexts[device_id] = self._cuda.retain(device_id)
+                    context = self._contexts[device_id] = self._cuda.retain_context(device_id)
             with context.current():
                 yield
 
