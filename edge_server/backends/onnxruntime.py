@@ -70,7 +70,7 @@ class OnnxRuntimeBackend(Backend):
         # Its own exception classes have no common base class.
         state = self._ort.capi.onnxruntime_pybind11_state
         own = [item for item in vars(state).values() if isinstance(item, type) and issubclass(item, Exception)]
-        self._failures = (*own, RuntimeError, ValueError, TypeError, OSError, MemoryError)
+        self._failures: tuple[type[Exception], ...] = (*own, RuntimeError, ValueError, TypeError, OSError, MemoryError)
         self._shared: SharedModels[Any] = SharedModels()
         self._starts_cuda: bool | None = None
 

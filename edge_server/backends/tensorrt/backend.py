@@ -204,7 +204,7 @@ def _require_gpu(file: ModelFile, device_id: int = 0) -> None:
 
 def _engine_use(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bool) -> EngineUse:
     spec = job.spec
-    tensors = (*spec.inputs, *spec.outputs)
+    tensors: tuple[InputSpec | OutputSpec, ...] = (*spec.inputs, *spec.outputs)
     # For an engine that was built from an ONNX file only the configuration knows: its outputs may lie on the GPU.
     is_checked = is_plan and spec.max_batch_size > 0
     return EngineUse(
