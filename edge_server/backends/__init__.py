@@ -11,7 +11,7 @@ import importlib.metadata
 import threading
 
 from edge_server.backends.base import Backend
-from edge_server.backends.runtime_library import words
+from edge_server.backends.runtime_library import message_line
 from edge_server.errors import BackendMissing
 from edge_server.lazy_import import run_deferred_import
 
@@ -93,7 +93,7 @@ def _load_foreign_backend(name: str) -> Backend:
     except BackendMissing as error:
         said = error.message
     except Exception as error:  # noqa: BLE001 - code of another package may raise any exception at import
-        said = f"{type(error).__name__}: {words(error)}"
+        said = f"{type(error).__name__}: {message_line(error)}"
     else:
         if isinstance(made, Backend):
             return made

@@ -25,7 +25,7 @@ import numpy as np
 
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, RequestSession, Session, SessionInfo
 from edge_server.backends.builtin_decoupled import RepeatSession, SquareSession
-from edge_server.backends.runtime_library import precision_of_tensors, whole_number, words, yes_or_no
+from edge_server.backends.runtime_library import message_line, precision_of_tensors, whole_number, yes_or_no
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, BadModelConfig, LoadError
@@ -162,7 +162,7 @@ class StubSession(Session):
         try:
             return {name: self._corrupt(self._compute(name, inputs)) for name in outputs}
         except (ValueError, TypeError, IndexError) as error:
-            said = words(error)
+            said = message_line(error)
         raise BackendError(f"model '{self._spec.name}': cannot compute {self._operation}: {said}")
 
     def _compute(self, name: str, inputs: Mapping[str, Array]) -> Array:

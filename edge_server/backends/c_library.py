@@ -45,9 +45,9 @@ from edge_server.backends.runtime_library import (
     fingerprint,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
-    words,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -292,7 +292,7 @@ class CLibrarySession(Session):
             try:
                 return memory.arrays()
             except ValueError as error:
-                problem = words(error)
+                problem = message_line(error)
         raise BackendError(f"model '{self._model}': edge_model_run failed: {problem}")
 
     def close(self) -> None:

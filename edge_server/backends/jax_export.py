@@ -36,9 +36,9 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
-    words,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import BY_NAME, DType
@@ -198,7 +198,7 @@ class JaxSession(Session):
         try:
             found = self._function(inputs)
         except _FAILURES as error:
-            said = words(error)
+            said = message_line(error)
         else:
             found.update({name: found[name].view(DType.BF16.numpy) for name in self._bf16})
             return {name: found[name] for name in outputs}

@@ -29,11 +29,11 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
     usable_cores,
     whole_number,
-    words,
     yes_or_no,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -185,7 +185,7 @@ class LiteRtSession(Session):
             # get_tensor copies.
             return {name: self._interpreter.get_tensor(self._outputs[name]) for name in outputs}
         except _FAILURES as error:
-            said = words(error)
+            said = message_line(error)
         # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': litert failed: {said}")
 

@@ -41,7 +41,7 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
-    words,
+    message_line,
 )
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -180,7 +180,7 @@ class OnnxRuntimeBackend(Backend):
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)
         except OSError as error:  # replaced or removed while it was read
-            failure = LoadError(f"{file_title(file)}: its weights cannot be read: {words(error)}")
+            failure = LoadError(f"{file_title(file)}: its weights cannot be read: {message_line(error)}")
         raise failure
 
 

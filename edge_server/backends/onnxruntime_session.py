@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array, ModelFile, Session, SessionInfo
-from edge_server.backends.runtime_library import file_title, readable, words
+from edge_server.backends.runtime_library import file_title, message_line, readable
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, on_host
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
@@ -206,7 +206,7 @@ class OnnxSession(Session):
         try:
             return dict(zip(names, bound.run(names, feeds, targets), strict=True))
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         raise BackendError(f"model '{self._model}': onnxruntime failed: {said}")
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -217,7 +217,7 @@ class OnnxSession(Session):
         try:
             arrays = self._run(names, feeds)
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         else:
             found = dict(zip(names, arrays, strict=True))
             found.update({name: _encode_strings(found[name]) for name in found.keys() & self._strings})
@@ -246,7 +246,7 @@ class OnnxSession(Session):
         try:
             decoded.reshape(-1)[:] = [value.decode() if isinstance(value, bytes) else value for value in array.flat]
         except UnicodeDecodeError as error:
-            said = words(error)
+            said = message_line(error)
         else:
             return decoded
         raise BackendError(f"model '{self._model}': input '{name}' holds a string that is not UTF-8: {said}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.openvino_model_reader import dims
-from edge_server.backends.runtime_library import words, writable
+from edge_server.backends.runtime_library import message_line, writable
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 
@@ -78,7 +78,7 @@ class OpenVinoSession(Session):
         try:
             found = self._infer(inputs, outputs)
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         else:
             self._last = self._last_good = {name: (array.shape, array.dtype) for name, array in inputs.items()}
             return found

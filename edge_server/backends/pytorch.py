@@ -34,9 +34,9 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     whole_number,
-    words,
     writable,
     yes_or_no,
 )
@@ -271,7 +271,7 @@ class PyTorchSession(Session):
         try:
             return self._run(inputs, outputs)
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': pytorch failed: {said}")
 

@@ -39,7 +39,7 @@ def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
     try:
         library = importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 - foreign code may raise any exception at import
-        reason = f"{type(error).__name__}: {words(error)}"
+        reason = f"{type(error).__name__}: {message_line(error)}"
     else:
         if hasattr(library, needs):
             return library
@@ -49,7 +49,7 @@ def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
     )
 
 
-def words(error: BaseException) -> str:
+def message_line(error: BaseException) -> str:
     """Return the message of an exception as one line of bounded length."""
     line = " ".join(str(error).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + " ..."
@@ -57,7 +57,7 @@ def words(error: BaseException) -> str:
 
 def load_error(file: ModelFile, runtime: str, error: BaseException) -> LoadError:
     """Return the LoadError for a runtime's exception about a file; OutOfMemory if that is the cause."""
-    said = words(error)
+    said = message_line(error)
     kind = LoadError
     if isinstance(error, MemoryError) or any(sign in said.lower() for sign in _MEMORY_WORDS):
         kind = OutOfMemory

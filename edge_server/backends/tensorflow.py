@@ -30,9 +30,9 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
-    words,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -171,7 +171,7 @@ class TensorFlowSession(Session):
         try:
             found = self._function(inputs, outputs)
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         else:
             return {
                 name: array.view(DType.BF16.numpy) if self._dtypes[name] is DType.BF16 else array

@@ -42,10 +42,10 @@ from edge_server.backends.runtime_library import (
     fingerprint,
     import_runtime,
     load_error,
+    message_line,
     readable,
     usable_cores,
     whole_number,
-    words,
     yes_or_no,
 )
 from edge_server.backends.tree_forest_onnx import Forest, onnx_bytes, read_forest, scores_of
@@ -326,7 +326,7 @@ class ForestSession(Session):
         try:
             answers = self._form.make(self._scores(readable(rows)))
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         else:
             made: npt.NDArray[np.float32] = np.ascontiguousarray(answers, dtype=np.float32)
             return dict.fromkeys(outputs, made) if OUTPUT in outputs else {}

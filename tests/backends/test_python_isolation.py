@@ -1,4 +1,4 @@
-"""Python models in processes of their own: the same behaviour, and crashes that cost one batch."""
+"""Python models in child processes: the same behaviour, and crashes that fail one batch."""
 
 from __future__ import annotations
 

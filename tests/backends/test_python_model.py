@@ -1,4 +1,4 @@
-"""Models in Python within the server's process: what they are given, what they may answer, what they leave behind."""
+"""Python models in the server's process: inputs, responses, errors, and what remains after an unload."""
 
 from __future__ import annotations
 

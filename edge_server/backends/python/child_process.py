@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_server.backends.base import Execution, ModelFile
 from edge_server.backends.python.process_channel import Arena, Channel
-from edge_server.backends.runtime_library import file_title, words
+from edge_server.backends.runtime_library import file_title, message_line
 from edge_server.core.request_response import Request
 from edge_server.errors import LoadError
 
@@ -51,7 +51,7 @@ class ModelChildProcess:
                     socket_there.close()
                 undo.pop_all()
         except OSError as error:
-            failure = LoadError(f"{self._title}: a process for it cannot be started: {words(error)}")
+            failure = LoadError(f"{self._title}: a process for it cannot be started: {message_line(error)}")
         else:
             # Only the process writes to it. Here its file descriptor stays open for the reader.
             other.unmap()
@@ -90,7 +90,7 @@ class ModelChildProcess:
     def _cut_after(self, error: Exception) -> None:
         # After `close` such errors are expected: the connection and its memory are released.
         if not self._is_closed:
-            log.error("%s: nothing can be sent to its process any more: %s", self._title, words(error))
+            log.error("%s: nothing can be sent to its process any more: %s", self._title, message_line(error))
             self.channel.cut()
 
     def kill(self) -> None:

@@ -6,7 +6,7 @@ import enum
 import traceback
 from pathlib import Path
 
-from edge_server.backends.runtime_library import words
+from edge_server.backends.runtime_library import message_line
 from edge_server.errors import (
     AlreadyExists,
     BackendError,
@@ -103,7 +103,7 @@ def to_triton_error(error: EdgeServerError) -> TritonError:
 
 def error_line(error: BaseException, folder: Path) -> str:
     """Return an exception of a model as one line, with the place in the model's own `folder` that raised it."""
-    said = words(error)
+    said = message_line(error)
     if isinstance(error, TritonModelException) and said:
         text = said
     else:

@@ -16,7 +16,7 @@ from edge_server.backends.python.bls_relay import CallRelay
 from edge_server.backends.python.child_process import EXIT_TIMEOUT_S, ModelChildProcess, RequestsInProcess, log_level
 from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.model_threads import HEALTH_LIMIT_S
-from edge_server.backends.runtime_library import file_title, whole_number, words
+from edge_server.backends.runtime_library import file_title, message_line, whole_number
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ModelProcess:
             for thread in self._threads:
                 thread.start()
         except RuntimeError as error:
-            failure = LoadError(f"{file_title(job.file)}: a process for it cannot be served: {words(error)}")
+            failure = LoadError(f"{file_title(job.file)}: a process for it cannot be served: {message_line(error)}")
         else:
             return
         self._threads = [thread for thread in self._threads if thread.ident is not None]
@@ -157,7 +157,10 @@ class ModelProcess:
         except Exception as error:  # noqa: BLE001 - a corrupt message may raise any exception
             name = self._job.spec.name
             log.error(
-                "model '%s': what its process sent cannot be taken: %s: %s", name, type(error).__name__, words(error)
+                "model '%s': what its process sent cannot be taken: %s: %s",
+                name,
+                type(error).__name__,
+                message_line(error),
             )
             self._child.kill()
             self._end()

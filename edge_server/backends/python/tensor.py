@@ -32,12 +32,12 @@ def plain(value: Value) -> Value:
     return value if type(value) is float else float.__float__(value)
 
 
-def owned(array: Array, known_references: int) -> Array:
+def exclusive_array(array: Array, known_references: int) -> Array:
     """Return the array if the caller has the only reference to it and to its memory; else a copy.
 
     Models keep output buffers, and answer with their inputs or with views of tables. A response is read later, on other
     threads. `known_references` is the number of the caller's references without local variables: pass the array as
-    `owned(holder.attribute, 1)`.
+    `exclusive_array(holder.attribute, 1)`.
     """
     is_sole = sys.getrefcount(array) - known_references <= _REFERENCES_TO_ARGUMENT
     link = array
@@ -182,7 +182,7 @@ class PbTensor:
         del array
         if self._is_lent or self._is_seen:
             return np.array(self._array)
-        return owned(self._array, 1)
+        return exclusive_array(self._array, 1)
 
     def to_server_tensor(self) -> CoreTensor:
         """Convert it to an input of a request. Raises ValueError as `wire_array` does."""

@@ -27,7 +27,7 @@ from edge_server.backends.runtime_library import (
     fingerprint,
     is_batchable,
     load_error,
-    words,
+    message_line,
 )
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.backends.tensorrt.cuda_graphs import configured_graph_sizes
@@ -148,7 +148,7 @@ class TensorRTBackend(Backend):
                 return TensorRTSession(self._library, engine, context, use, info, partial(self._shared.give_back, key))
         except cuda_driver.CudaFault as error:
             kind = OutOfMemory if error.is_out_of_memory else LoadError
-            failure = kind(f"{file_title(job.file)}: CUDA: {words(error)}")
+            failure = kind(f"{file_title(job.file)}: CUDA: {message_line(error)}")
         except (EngineFault, RuntimeError, TypeError, ValueError, OSError) as error:
             failure = load_error(job.file, self.name, error)
         if context is not None:

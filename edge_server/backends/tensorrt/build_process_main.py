@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge_server.backends.runtime_library import words
+from edge_server.backends.runtime_library import message_line
 from edge_server.backends.tensorrt.cuda_driver import CudaFault
 from edge_server.backends.tensorrt.engine_build import BuildCancelled, BuildEnvironment, BuildFault, build_engine
 from edge_server.backends.tensorrt.engine_options import order_from_json
@@ -72,9 +72,9 @@ def main() -> int:
     except Mismatch as error:
         end = {"end": "failed", "reason": f"the engine is not used: {error}", "is_final": True}
     except (ValueError, OSError) as error:
-        end = {"end": "failed", "reason": f"the model cannot be read: {words(error)}", "is_final": True}
+        end = {"end": "failed", "reason": f"the model cannot be read: {message_line(error)}", "is_final": True}
     except (EngineFault, CudaFault) as error:
-        end = {"end": "failed", "reason": words(error), "is_final": False}
+        end = {"end": "failed", "reason": message_line(error), "is_final": False}
     lines.write(**end)
     # Without the interpreter's exit: libraries that are unloaded in the wrong order crash. All files are written.
     os._exit(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends.runtime_library import words
+from edge_server.backends.runtime_library import message_line
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorRTLibrary
 from edge_server.core.tensorrt_engine import EngineOrder
 
@@ -146,7 +146,7 @@ def build_engine(
         if not parser.parse_from_file(str(order.path)):
             said = "; ".join(str(parser.get_error(i)) for i in range(min(parser.num_errors, 3)))
             raise BuildFault(
-                f"{library.name} cannot read the model: {words(Exception(said or errors.text()))}", is_final=True
+                f"{library.name} cannot read the model: {message_line(Exception(said or errors.text()))}", is_final=True
             )
         config = builder.create_builder_config()
         _configure(config, order, environment, library)
@@ -163,7 +163,9 @@ def build_engine(
                 raise BuildCancelled
             said = errors.text() or "no reason was given"
             lacks_memory = any(sign in said.lower() for sign in _MEMORY_WORDS)
-            raise BuildFault(f"{library.name} builds no engine: {words(Exception(said))}", is_final=not lacks_memory)
+            raise BuildFault(
+                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not lacks_memory
+            )
     if is_cancelled():
         raise BuildCancelled
     plan = memoryview(serialised)

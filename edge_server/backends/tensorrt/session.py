@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.runtime_library import words
+from edge_server.backends.runtime_library import message_line
 from edge_server.backends.tensorrt.bindings import Bindings, ExecutionContext
 from edge_server.backends.tensorrt.cuda_ctypes import CudaContext, CudaFault
 from edge_server.backends.tensorrt.cuda_graphs import CudaGraphs
@@ -176,13 +176,13 @@ class TensorRTSession(Session):
             with self._context.current():
                 return run(*arguments)
         except CudaFault as error:
-            said = f"model '{self._use.model}': CUDA: {words(error)}"
+            said = f"model '{self._use.model}': CUDA: {message_line(error)}"
             if error.is_context_lost:
                 failure = SessionLost(f"{said}; the process has lost the GPU and must be started anew")
             else:
                 failure = OutOfMemory(said) if error.is_out_of_memory else BackendError(said)
         except _FAULTS as error:
-            failure = BackendError(f"model '{self._use.model}': {self._library.name}: {words(error)}")
+            failure = BackendError(f"model '{self._use.model}': {self._library.name}: {message_line(error)}")
         raise failure
 
     def _run(

@@ -1,4 +1,4 @@
-"""How engines are executed, on a fake GPU that is strict: profiles, graphs, outputs that depend on data, leaks."""
+"""Execution of engines on a strict fake GPU: profiles, graphs, data-dependent outputs, and leaks."""
 
 from __future__ import annotations
 

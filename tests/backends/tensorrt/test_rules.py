@@ -1,4 +1,4 @@
-"""The rules without TensorRT: profiles, recorded sizes, progress, orders, and when two answers are the same."""
+"""Rules without TensorRT: profiles, graph sizes, build progress, engine orders, and comparison of outputs."""
 
 from __future__ import annotations
 
