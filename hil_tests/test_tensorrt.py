@@ -14,7 +14,7 @@ import pytest
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob, Session
 from edge_server.backends.tensorrt import cuda_driver
-from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build
+from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build_engine
 from edge_server.backends.tensorrt.engine_options import TOLERANCES
 from edge_server.backends.tensorrt.library_adapter import load_library
 from edge_server.backends.tensorrt.verify_engine import difference
@@ -25,7 +25,7 @@ from edge_server.errors import BackendError
 
 CLASSIFIER = Path(__file__).parent.parent / "model_repository" / "efficientnet_lite0" / "1" / "model.onnx"
 INSTALLED = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
-REASON = cuda_driver.missing() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
+REASON = cuda_driver.unavailable_reason() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
 
 pytestmark = pytest.mark.skipif(bool(REASON), reason=f"needs a GPU and TensorRT: {REASON}")
 
@@ -49,7 +49,7 @@ def plan(library: str, tmp_path: Path) -> Callable[..., ModelFile]:
         order = EngineOrder("hil", 1, onnx, library, loaded.version, 0, precision, profiles or (profile(1, 4, 8),))
         folder = tmp_path / "hil" / "1"
         site = BuildEnvironment(folder, cuda_driver.devices()[0].capability, tmp_path / "timing.cache")
-        built = build(order, site, loaded, lambda phase, percent: None, lambda: False)
+        built = build_engine(order, site, loaded, lambda phase, percent: None, lambda: False)
         return ModelFile(built.plan, tmp_path / "hil", 1)
 
     return make
@@ -151,7 +151,7 @@ def test_an_output_whose_size_depends_on_the_data_comes_whole(
 
 def test_memory_of_the_gpu_is_given_back(plan: Callable[..., ModelFile], library: str) -> None:
     file = plan()
-    context = cuda_driver.driver().retain(0)
+    context = cuda_driver.driver().retain_context(0)
 
     def cycle(count: int) -> int:
         for _ in range(count):

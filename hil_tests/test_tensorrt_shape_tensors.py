@@ -26,7 +26,7 @@ from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
 
 INSTALLED = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name) is not None]
-REASON = cuda_driver.missing() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
+REASON = cuda_driver.unavailable_reason() or ("" if INSTALLED else "neither tensorrt nor tensorrt_rtx is installed")
 
 pytestmark = pytest.mark.skipif(bool(REASON), reason=f"needs a GPU and TensorRT: {REASON}")
 
@@ -55,12 +55,12 @@ def plan_bytes(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> by
     """Return an engine for this GPU with a profile for each bounds of S."""
     library = load_library(name)
     trt = library.trt
-    with library.logger.heard() as heard:
+    with library.logger.captured() as errors:
         builder = trt.Builder(library.logger)
         network = library.make_network(builder)
         network_of(trt, network)
         config = builder.create_builder_config()
-        if name == "tensorrt_rtx" and cuda_driver.missing() == "":
+        if name == "tensorrt_rtx" and cuda_driver.unavailable_reason() == "":
             library.target(config, cuda_driver.devices()[0].capability)
         for values in bounds:
             profile = builder.create_optimization_profile()
@@ -68,7 +68,7 @@ def plan_bytes(name: str, *bounds: tuple[list[int], list[int], list[int]]) -> by
             profile.set_shape_input("S", *values)
             config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)
-        assert plan is not None, heard.words()
+        assert plan is not None, errors.text()
     return bytes(memoryview(plan))
 
 

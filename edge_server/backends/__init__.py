@@ -1,8 +1,7 @@
-"""Backends: one file per runtime, found by name and imported at first use. All heavy imports are here.
+"""Backends: one adapter for each runtime, imported on first use. The only folder with heavy imports.
 
-May import core and errors. `serving` opens sessions through `load_backend` and `base` only; `repository` asks a
-backend to inspect a file. A new runtime is one new file and one line in `_MODULES`; a runtime of somebody else's is a
-package of its own, which registers it as `base` says.
+May import core and errors. The rest of the server uses `load_backend` and `backends.base`. A new runtime is one new
+file and one line in `_MODULES`. Other packages add backends as entry points; see `backends.base`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import importlib.metadata
 import threading
 
 from edge_server.backends.base import Backend
-from edge_server.backends.runtime_library import words
+from edge_server.backends.runtime_library import message_line
 from edge_server.errors import BackendMissing
-from edge_server.late import use
+from edge_server.lazy_import import run_deferred_import
 
 _MODULES = {
     "c_abi": "edge_server.backends.c_library",
@@ -38,31 +37,31 @@ _MODULES = {
 """Backend name -> module with a function `make(name) -> Backend`."""
 
 TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
-"""The modules that backends/tensorrt has an adapter for, which name its backends too; the preferred one first."""
+"""The libraries that backends/tensorrt supports. Its backends have the same names. The preferred one comes first."""
 
 ONNX_ORDER = ("openvino", "onnxruntime")
-"""Runtimes tried, in this order, for an ONNX file whose configuration names no backend."""
+"""Runtimes for an ONNX file whose configuration names no backend, in this order."""
 
 ENTRY_POINTS = "edge_server.backends"
-"""Group of entry points under which installed packages register backends."""
+"""Group of entry points under which other packages register backends."""
 
 _lock = threading.Lock()
 _made: dict[str, Backend] = {}
 
 
 def backend_names() -> tuple[str, ...]:
-    """Return the names of all backends: those that ship, runtimes installed or not, then those of other packages."""
+    """Return the names of all backends: the server's own, installed or not, then those of other packages."""
     others = sorted({entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)} - _MODULES.keys())
     return (*_MODULES, *others)
 
 
 def load_backend(name: str) -> Backend:
-    """Return the backend of that name, importing its runtime the first time.
+    """Return the backend of that name. The first call imports its runtime.
 
-    Raises BackendMissing for an unknown name, or when the runtime does not import, with what to install. A failed
-    import is tried again on the next call: the runtime may have been installed meanwhile.
+    Raises BackendMissing for an unknown name, or if the runtime does not import, with the `pip install` line. A failed
+    import is tried again by the next call, because the runtime may have been installed meanwhile.
     """
-    use("numpy")
+    run_deferred_import("numpy")
     with _lock:
         if name in _made:
             return _made[name]
@@ -70,20 +69,22 @@ def load_backend(name: str) -> Backend:
         if name in _MODULES:
             backend = importlib.import_module(_MODULES[name]).make(name)
         else:
-            backend = _of_other_package(name)
+            backend = _load_foreign_backend(name)
         _made[name] = backend
         return backend
 
 
-def _of_other_package(name: str) -> Backend:
-    """Return the backend that an installed package registers under that name. Raises BackendMissing."""
+def _load_foreign_backend(name: str) -> Backend:
+    """Return the backend that another package registers under that name. Raises BackendMissing."""
     found = tuple(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))
     if not found:
         raise BackendMissing(
             f"no backend is called '{name}'; there are {', '.join(sorted(backend_names()))}; a package may add one "
             f"under the entry points '{ENTRY_POINTS}'"
         )
-    packages = sorted({_package(entry) for entry in found})
+    packages = sorted(
+        {f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "of unknown name" for entry in found}
+    )
     if len({entry.value for entry in found}) > 1:
         raise BackendMissing(f"backend '{name}' is registered by several packages: {', '.join(packages)}")
     title = f"backend '{name}' of package {packages[0]} ({found[0].value})"
@@ -91,15 +92,10 @@ def _of_other_package(name: str) -> Backend:
         made = found[0].load()(name)
     except BackendMissing as error:
         said = error.message
-    except Exception as error:  # noqa: BLE001 - foreign code at import time raises what it likes
-        said = f"{type(error).__name__}: {words(error)}"
+    except Exception as error:  # noqa: BLE001 - code of another package may raise any exception at import
+        said = f"{type(error).__name__}: {message_line(error)}"
     else:
         if isinstance(made, Backend):
             return made
         said = f"it makes a {type(made).__name__}, not an edge_server.backends.base.Backend"
     raise BackendMissing(f"{title} does not load: {said}")
-
-
-def _package(entry: importlib.metadata.EntryPoint) -> str:
-    """Return the package that registers an entry point, with its version."""
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "of unknown name"

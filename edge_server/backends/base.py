@@ -1,27 +1,37 @@
-"""Backend interface: the contract between the serving core and a runtime.
+"""Interface between the server and a backend, for everybody who writes one.
 
-A *Backend* knows one runtime: it can read a model file's inputs and outputs and open a *Session* on it. A Session is
-one model on one device; it runs a batch at a time and knows nothing of queues, batching rules or wires. A runtime's
-library is imported inside its backend file only, and only when a model first needs it.
+A **backend** is the adapter for one runtime (onnxruntime, TensorRT, ...). It reads the inputs and outputs of a model
+file, and opens sessions. A **session** is one model, opened on one device. It runs one batch at a time, and knows
+nothing of queues, batching or protocols. There are two kinds: a `Session` gets the tensors of a whole batch, a
+`RequestSession` gets the single requests and may send any number of responses to each.
 
-Rules that every backend keeps:
+Life of a session:
 
-- `Session.run` is called by one thread at a time, not always the same one. It releases the GIL while it computes.
-- A session says whether it is bound to a thread, see `SessionInfo.is_bound`.
-- It must not keep references to its inputs after it returned, nor write into them (they may be read-only views).
-- Whatever the library raises leaves as BackendError (in `run`) or LoadError (in `inspect`, `open`), with the model's
-  name, the runtime's words, and nothing that pins a tensor.
-- `close` may be called once, after the last run; it gives the memory back.
+1. `Backend.inspect` reads the model file's inputs and outputs.
+2. `Backend.open` opens one session for each instance.
+3. `Session.run` is called once per batch, by one thread at a time. Successive calls may come from different threads.
+4. `Session.close` is called once, after the last run. It frees the model's memory.
 
-A package of its own may add a backend: it derives from `Backend`, and registers the class, or a function of the name
-that returns one, under the entry points `edge_server.backends`; in its pyproject.toml:
+Rules for every backend:
+
+- The runtime's library is imported in the backend's own file, and only when a model first needs it.
+- `run` releases the GIL while it computes.
+- `run` does not write into its inputs, which may be read-only views, and keeps no reference to them after it returns.
+- Exceptions of the library become LoadError in `inspect` and `open`, and BackendError in `run`. The message contains
+  the model's name and the library's message. The new exception is raised outside of the `except` block: a chained
+  traceback would keep the batch's tensors in memory.
+- `SessionInfo` says on which threads the session may be opened and run.
+
+Other packages can add backends. They derive from `Backend` and register the class, or a function that takes the name
+and returns a Backend, as an entry point in pyproject.toml:
 
     [project.entry-points."edge_server.backends"]
     thermal = "thermal_runtime.serving:ThermalBackend"
 
-Installed beside the server, it is imported and called as `ThermalBackend("thermal")` when a model first states
-`backend: "thermal"`. Names that ship cannot be taken. Of this package it needs `backends.base`, `core.model`,
-`core.tensor` and `errors`; what it raises otherwise fails the model alone, and is quoted with the package's name.
+When a model's configuration names `backend: "thermal"` for the first time, the server imports the class and calls
+`ThermalBackend("thermal")`. The names of the server's own backends cannot be replaced. Such a package needs only
+`backends.base`, `core.model_spec`, `core.tensor` and `errors`. Any other exception fails only that model, and is
+reported with the package's name.
 """
 
 from __future__ import annotations
@@ -49,10 +59,11 @@ Array: TypeAlias = "npt.NDArray[np.generic]"
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """What a model file says about itself.
+    """Inputs and outputs of a model file.
 
-    Shapes are complete (a leading batch dimension included), -1 where any size goes. `is_batchable`: every input and
-    output has a leading dimension of any size, so the model may be given `max_batch_size` > 0.
+    Shapes are complete, with a leading batch dimension if there is one. -1 is a dimension of any size. `is_batchable`:
+    every input and output has a leading dimension of any size, so that `max_batch_size` may be greater than 0.
+    `most_rows`: the largest batch that the file allows, None if it has no limit.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -63,19 +74,20 @@ class ModelSignature:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What is in force in an open session, for the log, `status`, `check` and metrics.
+    """Properties of an open session, for scheduling, the log, `status`, `check` and metrics.
 
-    `runtime`: "onnxruntime 1.23.2". `device`: "CPU", "GPU:0". `precision`: the arithmetic in use: "f32", "bf16",
-    "f16", "int8" ...; "int" for a model without floating point, "mixed", or "as the model says" where a device chooses
-    by itself and does not tell. `options`: runtime options set, as text.
+    For people: `runtime`, as "onnxruntime 1.23.2"; `device`, "CPU" or "GPU:0"; `precision`, the arithmetic in use
+    ("f32", "bf16", "f16", "int8"; "int" for a model without floating point; "mixed"; "as the model says" if the device
+    chooses and does not report it); `options`, the runtime's options as text.
 
-    `is_bound`: the session is bound to a thread, as what holds a CUDA context or a user's Python code is. It is opened,
-    warmed and closed on one thread, its instance's own, and may still be run on others. One that is not bound has no
-    thread: any thread may open, run and close it, and a pool of threads runs it. `keeps_thread`: once open, it is run
-    on its instance's own thread alone, as code expects that keeps something for each thread.
+    For threads:
 
-    `only_computes`: a run ends by itself. It never waits for an answer of this server, as a user's program may, nor for
-    anything else without end. Threads that read for many clients may run it then, if its runs are short.
+    - `is_bound`: the session is opened, warmed up and closed on its instance's own thread, for example because it holds
+      a CUDA context. It may still run on other threads. A session that is not bound may be opened, run and closed on
+      any thread, and a pool of threads runs it.
+    - `keeps_thread`: the session also runs only on its instance's own thread, because its code keeps state per thread.
+    - `only_computes`: a run always ends by itself. It does not wait for this server or a network. If such runs are
+      short, they may execute on the thread that received the request.
     """
 
     runtime: str
@@ -88,51 +100,54 @@ class SessionInfo:
 
 
 class Session(abc.ABC):
-    """One model opened by one runtime: tensors in, tensors out, all rows of a batch at once."""
+    """A model that computes whole batches: input tensors of all rows in, output tensors of all rows out."""
 
     info: SessionInfo
 
     takes_requests: Literal[False] = False
-    """What tells a Session from a RequestSession, at the cost of an attribute."""
+    """Tells a Session from a RequestSession without a slow `isinstance`."""
 
     takes_device_memory: bool = False
-    """Whether `run_on_device` does more than `run`: tensors in a GPU's memory are then handed over where they lie."""
+    """Whether the session overrides `run_on_device`. It then gets tensors in GPU memory without a copy."""
 
     @abc.abstractmethod
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Run one batch and return the named outputs.
+        """Run one batch and return the outputs named in `outputs`.
 
-        Arrays have `(rows, *shape)` when the model batches, else the shape itself; element types are
-        `DType.numpy` of the declared types (object arrays of bytes for BYTES, uint16 bit patterns for BF16).
-        Returned arrays belong to the caller: the session neither reuses nor frees them.
-        Raises BackendError.
+        If the model batches, arrays have the shape `(rows, *shape)`, else `shape`. Element types are `DType.numpy` of
+        the declared types: object arrays of bytes for BYTES, uint16 bit patterns for BF16. The caller owns the returned
+        arrays; the session must not reuse or free their memory. Raises BackendError.
         """
 
     def run_on_device(
         self, inputs: Mapping[str, Array | DeviceArray], outputs: Sequence[str], targets: Mapping[str, DevicePiece]
     ) -> Mapping[str, Array | DeviceArray]:
-        """Run one batch as `run` does, of which some inputs lie on a GPU, or some outputs are wanted there.
+        """Run one batch as `run` does, with inputs or output targets in GPU memory.
 
-        What an input or a target cannot be used for as it lies (another GPU, another element type, too small) goes by
-        way of the host. An output that was written to its target is a DeviceArray of it; a target is written only by a
-        run that succeeds, and nothing of inputs or targets is touched after the return, whether by an error or not.
+        An input or target that cannot be used in place (other GPU, other element type, too small) is copied through the
+        host. An output that was written to its target is returned as a DeviceArray of it. Targets are written only by a
+        run that succeeds. After the return, with or without an error, the session does not access inputs and targets.
         """
         return self.run({name: to_host_array(array) for name, array in inputs.items()}, outputs)
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the model's memory back. Called once."""
+        """Free the model's memory. Called once, after the last run."""
 
 
 NOT_ITERATIVE = "its configuration has no sequence_batching { iterative_sequence: true }"
 
 
 class Execution(Protocol):
-    """One request handed to a RequestSession, with the means to answer it any number of times."""
+    """One request in a RequestSession, with the methods to respond to it any number of times.
+
+    It is closed by a final `send` or `fail`, by `finish`, or by `reschedule`, exactly once. Any thread may call it.
+    """
 
     request: Request
 
-    def is_cancelled(self) -> bool: ...
+    def is_cancelled(self) -> bool:
+        """Return whether the client no longer waits for responses."""
 
     def send(
         self,
@@ -141,24 +156,25 @@ class Execution(Protocol):
         is_final: bool = False,
         parameters: Mapping[str, Parameter] = NO_PARAMETERS,
     ) -> None:
-        """Send one response. The last one says `is_final`; `finish` closes without one."""
+        """Send one response. `is_final` closes the execution; `finish` closes it without another response."""
 
     def fail(self, error: EdgeServerError, *, is_final: bool = True) -> None:
-        """Answer with an error, and close unless more is to come."""
+        """Send an error, and close the execution unless `is_final` is False."""
 
     def finish(self) -> None:
-        """Close the stream of responses without a further one."""
+        """Close the execution without another response."""
 
     def reschedule(self) -> None:
-        """Close this execution, not its request: that comes again with a later batch, as an execution of its own, along
-        with whatever is there by then. For models with `sequence_batching { iterative_sequence: true }`."""
+        """Close this execution and run its request again with a later batch, as a new execution.
+
+        Only for models with `sequence_batching { iterative_sequence: true }`.
+        """
 
 
 class RequestSession(abc.ABC):
-    """A model that sees requests rather than a batch of rows: decoupled models, models written in Python.
+    """A model that handles single requests: a decoupled model, or one written in Python.
 
-    Each execution must be closed exactly once (a final `send`, `fail`, `finish` or `reschedule`), now or later, from
-    any thread.
+    Each execution must be closed exactly once, during `execute` or later, from any thread (see Execution).
     """
 
     info: SessionInfo
@@ -167,60 +183,66 @@ class RequestSession(abc.ABC):
 
     @abc.abstractmethod
     def execute(self, executions: Sequence[Execution]) -> None:
-        """Take the requests of one batch. What it raises fails every execution that is not closed."""
+        """Handle the requests of one batch. An exception fails all executions that are not closed."""
 
     has_health_check: bool = False
-    """Whether `is_healthy` may ever say no, and may take time to say it."""
+    """Whether `is_healthy` does more than return True."""
 
     def is_healthy(self) -> bool:
-        """Say whether it can serve, within seconds; called from any thread, also while it executes."""
+        """Return whether the model can serve, within seconds. Called from any thread, also during `execute`."""
         return True
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the model's memory back. Called once."""
+        """Free the model's memory. Called once, after the last `execute` has returned."""
 
 
 class BlsCall(Protocol):
-    """A request that a model made of another model."""
+    """A request that a model sent to another model."""
 
     def cancel(self) -> None:
-        """Take it back: its sink gets a final CANCELLED now, unless the final response was sent already."""
+        """Cancel the request. Its sink gets a final CANCELLED response, unless the final response was sent before."""
 
 
 class ServerCalls(Protocol):
-    """What a model may ask of the server that it lives in. From any thread; raises EdgeServerError."""
+    """The server's functions for models. Any thread may call them. They raise EdgeServerError."""
 
     def submit(self, request: Request, sink: ResponseSink, *, hold_us: float = 0.0) -> BlsCall:
-        """Have a model answer. An error found at once is raised instead, and the sink is never called then.
+        """Send a request to another model; `sink` receives the responses. If this raises, `sink` is never called.
 
-        `hold_us`: for how many microseconds the calling thread may be held to compute it; math.inf: it waits anyway.
+        `hold_us`: time in microseconds for which the calling thread may run the other model itself. math.inf: the
+        caller would only wait anyway.
         """
 
     def model_spec(self, name: str, version: int | None) -> ModelSpec:
-        """Return the current specification of the model."""
+        """Return the model's current specification. Raises NotFound."""
 
-    def is_model_ready(self, name: str, version: int | None) -> bool: ...
+    def is_model_ready(self, name: str, version: int | None) -> bool:
+        """Return whether the model, or the given version of it, can answer requests now."""
 
     def load_model(self, name: str, config_json: str | None, files: Mapping[str, bytes] | None) -> None:
-        """Load or reload, and wait for it."""
+        """Load or reload a model, and wait for it. `files` maps paths in the model's folder to contents."""
 
-    def unload_model(self, name: str, *, unload_dependents: bool = False) -> None: ...
+    def unload_model(self, name: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model; with `unload_dependents` also the models that an ensemble consists of."""
 
     def add_metrics(self, source: MetricSource) -> None:
-        """Show the families of `source` on the metrics page from now on. The same source counts once."""
+        """Add the families of `source` to the metrics page. Adding a source again has no effect."""
 
     def find_engine(self, order: EngineOrder) -> EngineFile | None:
-        """Return the verified engine that matches an order. None where there is none: if engines are built here, it is
-        built then, and the model loaded anew once it is there."""
+        """Return the verified TensorRT engine for an order, None if there is none.
+
+        If this server builds engines, it then queues the build, and reloads the model when the engine is ready.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """What a backend needs to open one instance. `device_id` counts GPUs; None is the CPU.
+    """Arguments of `Backend.open`: one instance of a model.
 
-    `settings` are server-wide options for this backend (`--backend-config=name,key=value`). `server` is None where
-    the model lives outside a server, as in a test of a backend alone."""
+    `device_id` is the number of a GPU, None for the CPU. `settings` are the options for all models of this backend
+    (`--backend-config=name,key=value`). `server` is None outside of a server, as in a test of a backend.
+    """
 
     spec: ModelSpec
     file: ModelFile
@@ -231,39 +253,40 @@ class OpenJob:
 
 
 class Backend(abc.ABC):
-    """One runtime. Made once, on first use; its constructor imports the library and raises BackendMissing with the
-    pip line when it is not there or does not import."""
+    """Adapter for one runtime. The server creates it once, on first use.
+
+    The constructor imports the runtime's library. If that fails it raises BackendMissing with the `pip install` line.
+    """
 
     name: str
     default_filename: str
-    """File looked for in the version directory when the configuration names none; "" when the backend needs no file."""
+    """Name of the file in the version folder if the configuration names none; "" if the backend needs no file."""
 
     default_instance_count: int = 1
     default_max_batch_size: int = 4
-    """max_batch_size given to a batchable model whose configuration states none (Triton: 4 for ORT and OpenVINO)."""
+    """max_batch_size of a batchable model whose configuration has none (Triton: 4 for onnxruntime and OpenVINO)."""
 
     runs_on_gpu: bool = False
-    """Whether KIND_AUTO means the box's GPUs for this backend, when the box has any; KIND_CPU otherwise."""
+    """Whether KIND_AUTO instances run on the machine's GPUs, if there are any. Otherwise they run on the CPU."""
 
     @abc.abstractmethod
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
-        """Read the inputs and outputs from the file; None when this runtime cannot tell (the configuration must).
+        """Return the inputs and outputs of the file; None if only the configuration can declare them.
 
         Raises LoadError when the file is missing, corrupt, or not for this runtime.
         """
 
     def file_for(self, cc_filenames: Mapping[str, str]) -> str:
-        """Return which of the files in `cc_model_filenames`, by compute capability, is made for the GPU in this box; ""
-        when none is."""
+        """Return the file in `cc_model_filenames` (by compute capability) that fits this machine's GPU, or ""."""
         return ""
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
-        """Return the configuration as the model itself completes it, both as JSON; None when it has no say in it.
+        """Return the configuration as the model completes it, both as JSON; None if the model does not complete it.
 
-        For models that are programs; what a file declares is `inspect`'s. Raises LoadError.
+        Only for models that are programs; `inspect` reads files. Raises LoadError.
         """
         return None
 
     @abc.abstractmethod
     def open(self, job: OpenJob) -> Session | RequestSession:
-        """Open one instance. Raises LoadError."""
+        """Open one instance of a model. Raises LoadError."""

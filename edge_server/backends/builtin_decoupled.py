@@ -1,4 +1,4 @@
-"""Built-in decoupled models, square and repeat: one request, any number of responses over time."""
+"""Built-in decoupled models `square` and `repeat`: any number of timed responses per request."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, EdgeServerError, InvalidRequest, SessionLost
 
 Steps = Iterator[tuple[float, Mapping[str, Array]]]
-"""Responses of one execution: seconds to wait after the one before, and the outputs."""
+"""Responses of one execution: the delay after the previous response in seconds, and the outputs."""
 
 _CANCEL_POLL_S = 0.05
 
 
 class StreamingSession(RequestSession):
-    """Sends the responses of many executions from one thread of its own, each when it is due.
+    """Sends the responses of many executions at their times, from one thread of its own.
 
-    A cancelled execution stops before its next response. `close` fails what is still open and joins the thread.
+    A cancelled execution ends before its next response. `close` fails open executions and joins the thread.
     """
 
     def __init__(self, spec: ModelSpec, info: SessionInfo) -> None:
@@ -35,15 +35,15 @@ class StreamingSession(RequestSession):
         self._due: list[tuple[float, int, Execution, Steps, Mapping[str, Array]]] = []
         self._order = itertools.count()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._send_when_due, name=f"{spec.name}-responses", daemon=True)
+        self._thread = threading.Thread(target=self._send_responses, name=f"{spec.name}-responses", daemon=True)
         self._thread.start()
 
     def steps(self, execution: Execution) -> Steps:
-        """Return the responses to one request. Raises InvalidRequest at once, not while stepping."""
+        """Return the responses to one request. Raises InvalidRequest at once, not during the iteration."""
         raise NotImplementedError
 
     def hold_s(self, execution: Execution) -> float:
-        """Return how long `execute` holds the instance for this request."""
+        """Return the time in seconds for which `execute` keeps the instance busy for this request."""
         return 0.0
 
     def execute(self, executions: Sequence[Execution]) -> None:
@@ -54,10 +54,10 @@ class StreamingSession(RequestSession):
                 execution.fail(error)
                 continue
             self._schedule(execution, steps, time.monotonic())
-            self._hold(execution, hold_s)
+            self._keep_busy(execution, hold_s)
 
-    def _hold(self, execution: Execution, hold_s: float) -> None:
-        """Wait, but no longer than the execution is wanted."""
+    def _keep_busy(self, execution: Execution, hold_s: float) -> None:
+        """Wait until the time is over, or the execution is cancelled."""
         until = time.monotonic() + hold_s
         with self._changed:
             while not self._is_closed and not execution.is_cancelled():
@@ -67,7 +67,7 @@ class StreamingSession(RequestSession):
                 self._changed.wait(min(left_s, _CANCEL_POLL_S))
 
     def _schedule(self, execution: Execution, steps: Steps, after: float) -> None:
-        """Enter the next response of an execution, or close it when there is none."""
+        """Schedule the next response of an execution, or close it if there is none."""
         step = next(steps, None)
         if step is None:
             execution.finish()
@@ -81,8 +81,8 @@ class StreamingSession(RequestSession):
         if is_closed:
             execution.fail(SessionLost(f"model '{self._model}' was closed before its last response"))
 
-    def _send_when_due(self) -> None:
-        while (entry := self._next()) is not None:
+    def _send_responses(self) -> None:
+        while (entry := self._wait_for_next()) is not None:
             due, _, execution, steps, outputs = entry
             if execution.is_cancelled():
                 execution.finish()
@@ -90,8 +90,8 @@ class StreamingSession(RequestSession):
             execution.send(outputs)
             self._schedule(execution, steps, due)
 
-    def _next(self) -> tuple[float, int, Execution, Steps, Mapping[str, Array]] | None:
-        """Wait for the next response that is due or no longer wanted; None when the session closes."""
+    def _wait_for_next(self) -> tuple[float, int, Execution, Steps, Mapping[str, Array]] | None:
+        """Wait for the next response that is due or cancelled, and return it; None when the session closes."""
         with self._changed:
             while not self._is_closed:
                 left_s = self._due[0][0] - time.monotonic() if self._due else None
@@ -116,10 +116,10 @@ class StreamingSession(RequestSession):
 
 
 class SquareSession(StreamingSession):
-    """IN = n -> n responses with OUT = n; none for n <= 0."""
+    """Sends n responses with OUT = n for IN = n, and none for n <= 0."""
 
     def __init__(self, spec: ModelSpec, info: SessionInfo) -> None:
-        _require(spec, {"IN": DType.INT32}, {"OUT": DType.INT32})
+        _check_tensors(spec, {"IN": DType.INT32}, {"OUT": DType.INT32})
         self._delay_s = whole_number(spec.name, spec.parameters, "CUSTOM_INFER_DELAY_NS", 0) / 1e9
         super().__init__(spec, info)
 
@@ -131,13 +131,13 @@ class SquareSession(StreamingSession):
 
 
 class RepeatSession(StreamingSession):
-    """One response for each element of IN, DELAY milliseconds apart."""
+    """Sends one response for each element of IN, DELAY milliseconds apart."""
 
     def __init__(self, spec: ModelSpec, info: SessionInfo) -> None:
         if spec.max_batch_size != 0:
             raise BadModelConfig(f"model '{spec.name}': repeat only supports models with max_batch_size 0")
         inputs = {"IN": DType.INT32, "DELAY": DType.UINT32, "WAIT": DType.UINT32}
-        _require(spec, inputs, {"OUT": DType.INT32, "IDX": DType.UINT32})
+        _check_tensors(spec, inputs, {"OUT": DType.INT32, "IDX": DType.UINT32})
         super().__init__(spec, info)
 
     def steps(self, execution: Execution) -> Steps:
@@ -166,7 +166,7 @@ def _array(execution: Execution, name: str) -> Array:
     return tensor.array
 
 
-def _require(spec: ModelSpec, inputs: Mapping[str, DType], outputs: Mapping[str, DType]) -> None:
+def _check_tensors(spec: ModelSpec, inputs: Mapping[str, DType], outputs: Mapping[str, DType]) -> None:
     """Raise BadModelConfig unless the model has exactly these tensors."""
     given = ({one.name: one.dtype for one in spec.inputs}, {one.name: one.dtype for one in spec.outputs})
     if given != (dict(inputs), dict(outputs)):

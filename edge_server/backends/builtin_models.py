@@ -1,18 +1,18 @@
-"""Built-in models without a runtime: Triton's identity, square and repeat, and `stub` for tests.
+"""Built-in models without a runtime: Triton's `identity`, `square` and `repeat`, and `stub`, which can fail on purpose.
 
-They need no file, so a model is a config.pbtxt and an empty version folder. Parameters:
+They need no file: a model is a config.pbtxt and an empty version folder. Parameters:
 
 - `identity` (OUTPUTn = INPUTn): `execute_delay_ms`; `instance_wise_delay_multiplier` (instance i waits
   max(1, multiplier * i) times the delay); `creation_delay_sec`.
 - `square` (decoupled; IN INT32 [1] -> IN times OUT = IN): `CUSTOM_INFER_DELAY_NS` before each response.
 - `repeat` (decoupled; IN INT32 [-1], DELAY UINT32 [-1] ms, WAIT UINT32 [1] ms -> a pair OUT INT32 [1], IDX UINT32 [1]
-  for each element of IN): response i comes DELAY[i] after the one before it; the next request is taken after WAIT.
+  for each element of IN): response i is sent DELAY[i] after the previous one; the next request starts after WAIT.
 - `stub`: `stub_op` is `double` (output i = 2 x input i, the default), `identity`, `sum` (each output is the sum of
   each row of its input, shape (rows, 1)) or `add_sub` (first output = first + second input, second = first - second);
   `stub_output` is `computed`, `zeros`, `nan`, `wrong_shape` (one row too many) or `missing` (no output at all);
   `stub_delay_ms` each run; `stub_open_delay_ms`; `stub_fail` true: each run fails; `stub_fail_after` N: runs after the
   N-th fail; `stub_fail_open`: opening fails with this text; `stub_hang` true: a run waits until the session is closed,
-  then fails; `stub_leak_bytes` kept by each run.
+  then fails; `stub_leak_bytes`: memory that each run leaks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, RequestSession, Session, SessionInfo
 from edge_server.backends.builtin_decoupled import RepeatSession, SquareSession
-from edge_server.backends.runtime_library import precision_of_tensors, whole_number, words, yes_or_no
+from edge_server.backends.runtime_library import message_line, precision_of_tensors, whole_number, yes_or_no
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BackendMissing, BadModelConfig, LoadError
@@ -40,7 +40,7 @@ def make(name: str) -> StubBackend:
 
 
 class StubBackend(Backend):
-    """The four models of this file, by name."""
+    """Opens the built-in model of its name."""
 
     default_filename = ""
 
@@ -71,12 +71,12 @@ class StubBackend(Backend):
 
 
 class IdentitySession(Session):
-    """Copies INPUTn to OUTPUTn; outputs whose (optional) input is absent are left out of the answer."""
+    """Copies INPUTn to OUTPUTn. An output whose optional input is missing is left out of the response."""
 
     def __init__(self, job: OpenJob, info: SessionInfo) -> None:
         model, parameters = job.spec.name, job.spec.parameters
         self.info = info
-        self._sources = _paired(job.spec)
+        self._sources = _input_of_output(job.spec)
         self._closed = threading.Event()
         delay_ms = whole_number(model, parameters, "execute_delay_ms", 0)
         multiplier = whole_number(model, parameters, "instance_wise_delay_multiplier", 0)
@@ -92,8 +92,8 @@ class IdentitySession(Session):
         self._closed.set()
 
 
-def _paired(spec: ModelSpec) -> dict[str, str]:
-    """Return output name -> input name: by number where names are INPUTn and OUTPUTn, else by order."""
+def _input_of_output(spec: ModelSpec) -> dict[str, str]:
+    """Return output name -> input name: by number for names INPUTn and OUTPUTn, else by order."""
     if len(spec.inputs) != len(spec.outputs):
         raise BadModelConfig(
             f"model '{spec.name}': model configuration must have equal input/output pairs, "
@@ -114,7 +114,7 @@ def _paired(spec: ModelSpec) -> dict[str, str]:
 
 
 def _instance_index(job: OpenJob) -> int:
-    """Return n of the instance's name, `<group>_<n>` or `<group>_<n>_<gpu>`; 0 when it has none."""
+    """Return n of the instance's name `<group>_<n>` or `<group>_<n>_<gpu>`, 0 for other names."""
     for group in job.spec.instance_groups:
         number = job.instance_name.removeprefix(group.name + "_").partition("_")[0]
         if number != job.instance_name and number.isdecimal():
@@ -123,14 +123,14 @@ def _instance_index(job: OpenJob) -> int:
 
 
 class StubSession(Session):
-    """Computes something a test can check, or does wrong what it is told to."""
+    """Computes a simple function, or fails as its parameters say, for tests."""
 
     def __init__(self, job: OpenJob, info: SessionInfo) -> None:
         spec, parameters = job.spec, job.spec.parameters
         self.info = info
         self._spec = spec
         self._closed = threading.Event()
-        self._kept: list[bytearray] = []
+        self._leaked: list[bytearray] = []
         self._runs = 0
         self._operation = _choice(spec, "stub_op", _OPERATIONS)
         self._output = _choice(spec, "stub_output", _OUTPUTS)
@@ -156,16 +156,16 @@ class StubSession(Session):
         if 0 <= self._fails_after < self._runs:
             raise BackendError(f"model '{self._spec.name}': run {self._runs} failed as told")
         if self._leak_bytes:
-            self._kept.append(bytearray(self._leak_bytes))
+            self._leaked.append(bytearray(self._leak_bytes))
         if self._output == "missing":
             return {}
         try:
-            return {name: self._spoiled(self._computed(name, inputs)) for name in outputs}
+            return {name: self._corrupt(self._compute(name, inputs)) for name in outputs}
         except (ValueError, TypeError, IndexError) as error:
-            said = words(error)
+            said = message_line(error)
         raise BackendError(f"model '{self._spec.name}': cannot compute {self._operation}: {said}")
 
-    def _computed(self, name: str, inputs: Mapping[str, Array]) -> Array:
+    def _compute(self, name: str, inputs: Mapping[str, Array]) -> Array:
         position = [output.name for output in self._spec.outputs].index(name)
         dtype = self._spec.outputs[position].dtype
         arrays = [inputs[given.name] for given in self._spec.inputs if given.name in inputs]
@@ -178,7 +178,7 @@ class StubSession(Session):
             array = array * array.dtype.type(2)
         return np.array(array, dtype=dtype.numpy)
 
-    def _spoiled(self, array: Array) -> Array:
+    def _corrupt(self, array: Array) -> Array:
         if self._output == "zeros":
             return np.zeros_like(array)
         if self._output == "nan":
@@ -189,7 +189,7 @@ class StubSession(Session):
 
     def close(self) -> None:
         self._closed.set()
-        self._kept.clear()
+        self._leaked.clear()
 
 
 def _choice(spec: ModelSpec, key: str, choices: tuple[str, ...]) -> str:

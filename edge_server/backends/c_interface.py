@@ -1,4 +1,4 @@
-"""ctypes definitions of edge_backend.h: its structures, and strings that cross it."""
+"""The structs of edge_backend.h for ctypes, and the encoding of string tensors. Used by `c_library`."""
 
 from __future__ import annotations
 
@@ -67,23 +67,23 @@ class RunArgs(ctypes.Structure):
 
 
 def c_strings(texts: Iterable[str]) -> Any:
-    """Return an array of char*, never of length 0."""
+    """Return an array of char*, with at least one element."""
     found = [text.encode() for text in texts]
     return (ctypes.c_char_p * max(1, len(found)))(*found)
 
 
 def pack_strings(array: Array) -> Array:
-    """Return the elements, each behind its length, as bytes."""
+    """Return the elements as bytes, each with its length in front."""
     values: list[Any] = array.reshape(-1).tolist()
     parts = [bytes(value) for value in values]
     return np.frombuffer(b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts), np.uint8)
 
 
 def unpack_strings(name: str, memory: Array, shape: tuple[int, ...]) -> Array:
-    """Return the strings behind their lengths. Raises ValueError where they are not as many as the shape says."""
+    """Return the strings that follow their lengths. Raises ValueError if their number does not match the shape."""
     content = memory.tobytes()
     count = math.prod(shape)
-    # Before there is room made for them: the count is the library's word.
+    # The library chose the count, so it is checked before memory for it is allocated.
     found = np.empty(count if count * _LENGTH_BYTES <= len(content) else 0, dtype=object)
     position = 0
     for place in range(len(found)):

@@ -1,14 +1,14 @@
 """Backend `c_abi`: models that are shared libraries (libmodel.so) with the C interface of edge_backend.h.
 
-A crash in such a library takes the server down: it runs in the server's process, on the instance's thread, without the
-interpreter's lock. It is built against the header that lies beside this file (`python -c "import edge_server, pathlib;
-print(pathlib.Path(edge_server.__file__).parent / 'backends')"` prints the folder), with any compiler:
+The library runs in the server's process, on the instance's thread, without the GIL. A crash of the library ends the
+server. Any compiler can build it against the header beside this file (`python -c "import edge_server, pathlib;
+print(pathlib.Path(edge_server.__file__).parent / 'backends')"` prints the folder):
 
     g++ -shared -fPIC -O2 -I<that folder> -o model_repository/my_model/1/libmodel.so my_model.cpp
 
-`parameters` of config.pbtxt, and `--backend-config=c_abi,key=value`, reach it as they are. A library is loaded from a
-private copy in TMPDIR, which must allow execution: a mapped file that is overwritten in place would kill the process,
-and the loader would take a new file at an old path for the old one.
+`parameters` of config.pbtxt and `--backend-config=c_abi,key=value` are passed on unchanged. The library is loaded from
+a private copy in TMPDIR, which must allow execution. Without the copy, overwriting the file in place would kill the
+process, and the loader would not see a new file at an old path.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from edge_server.backends.runtime_library import (
     fingerprint,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
-    words,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -65,7 +65,7 @@ def make(name: str) -> CLibraryBackend:
 
 
 class CLibraryBackend(Backend):
-    """The loaded libraries, each once for all instances of a version."""
+    """Opens models. All instances of a version share the loaded library."""
 
     default_filename = "libmodel.so"
 
@@ -74,7 +74,7 @@ class CLibraryBackend(Backend):
         self._shared: SharedModels[_Library] = SharedModels()
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
-        key, library = self._take(file)
+        key, library = self._take_library(file)
         try:
             if not library.can_describe:
                 return None
@@ -87,7 +87,7 @@ class CLibraryBackend(Backend):
             self._shared.give_back(key)
 
     def open(self, job: OpenJob) -> CLibrarySession:
-        key, library = self._take(job.file)
+        key, library = self._take_library(job.file)
         merged = {**job.settings, **job.spec.parameters}
         try:
             handle = library.open(job.file, job.instance_name, job.device_id, merged)
@@ -100,24 +100,24 @@ class CLibraryBackend(Backend):
         dtypes.update({name: item.dtype for item in job.spec.batch_inputs for name in item.target_names})
         return CLibrarySession(job.spec.name, info, library, handle, dtypes, lambda: self._shared.give_back(key))
 
-    def _take(self, file: ModelFile) -> tuple[Hashable, _Library]:
+    def _take_library(self, file: ModelFile) -> tuple[Hashable, _Library]:
         path = existing_file(file, self.default_filename)
         key = fingerprint(path)
         return key, self._shared.take(key, lambda: _Library(file, path))
 
 
 class _Library:
-    """One loaded library. Unloaded when nobody holds it any more."""
+    """One loaded library. It is unloaded with the last reference."""
 
     def __init__(self, file: ModelFile, path: Path) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="edge-c-abi-") as folder:
-                # Unlinked once it is loaded: the mapping keeps it.
+                # The file is deleted after loading. The mapping stays valid.
                 self._functions = ctypes.CDLL(str(shutil.copy(path, folder)))
         except OSError as error:
             failure = load_error(file, "c_abi", error)
         else:
-            # Not at the interpreter's end: what has not been closed by then may still be running.
+            # Not at the interpreter's exit: an instance that is not closed by then may still run.
             weakref.finalize(self, _ctypes.dlclose, self._functions._handle).atexit = False
             self._check(file)
             return
@@ -161,7 +161,7 @@ class _Library:
         raise LoadError(f"{file_title(file)}: edge_model_open failed: {reason}")
 
     def describe(self, file: ModelFile, handle: ctypes.c_void_p) -> ModelSignature:
-        """Return the model's inputs and outputs. Raises LoadError."""
+        """Return the inputs and outputs that the model describes. Raises LoadError."""
         counts, said = (ctypes.c_uint32(), ctypes.c_uint32()), _ErrorText()
         lists = (ctypes.POINTER(Spec)(), ctypes.POINTER(Spec)())
         code = self._functions.edge_model_describe(
@@ -175,7 +175,7 @@ class _Library:
         return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
 
     def run(self, handle: ctypes.c_void_p, args: RunArgs) -> str:
-        """Run one batch; return "" when all went well, else why not."""
+        """Run one batch. Return "" for success, else the reason of the failure."""
         said = _ErrorText()
         code = self._functions.edge_model_run(handle, ctypes.byref(args), said.argument)
         return said.text(code) if code else ""
@@ -185,7 +185,7 @@ class _Library:
 
 
 class _ErrorText:
-    """A buffer for a function's words."""
+    """The buffer for the reason of a failure (edge_text)."""
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -193,7 +193,7 @@ class _ErrorText:
         self.argument = ctypes.byref(self._text)
 
     def text(self, code: int) -> str:
-        # All of it, should the library have left out the zero at the end.
+        # The whole buffer if the library wrote no zero at the end.
         said = self._buffer.raw.partition(b"\0")[0].decode(errors="replace")
         return " ".join(said.split()) or f"code {code}, without a reason"
 
@@ -215,8 +215,8 @@ def _described(file: ModelFile, role: str, specs: Any, count: int) -> list[tuple
     return found
 
 
-class _Outputs:
-    """The memory that one run asked for, by output."""
+class _OutputMemory:
+    """The memory that one run allocated, by output."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self.wanted = frozenset(wanted)
@@ -226,7 +226,7 @@ class _Outputs:
     def allocate(
         self, _context: int | None, name: bytes | None, datatype: int, rank: int, dims: Any, byte_size: int
     ) -> int | None:
-        """See edge_run_args in the header. Called by the library; nothing may be raised through it."""
+        """See edge_run_args in the header. The library calls it, so it must not raise."""
         text = (name or b"").decode(errors="replace")
         dtype = _BY_NUMBER.get(datatype)
         if text not in self.wanted or text in self.made:
@@ -240,7 +240,7 @@ class _Outputs:
             self.problem = f"it gave output '{text}' {byte_size} bytes for {dtype.value} {list(shape)}"
             return None
         try:
-            # One byte at the least, as NULL says no. Zeroed, so that what is not written tells nothing of others.
+            # At least one byte, as NULL means failure. Zeroed, so that it shows no data of other requests.
             memory = np.zeros(max(1, byte_size), np.uint8)
         except (MemoryError, ValueError, OverflowError):
             self.problem = f"there is no memory for the {byte_size} bytes of output '{text}'"
@@ -249,7 +249,7 @@ class _Outputs:
         return memory.ctypes.data
 
     def arrays(self) -> dict[str, Array]:
-        """Return the outputs. Raises ValueError for strings that do not fit their memory."""
+        """Return the outputs. Raises ValueError for malformed strings."""
         return {
             name: unpack_strings(name, memory, shape)
             if dtype is DType.BYTES
@@ -259,7 +259,7 @@ class _Outputs:
 
 
 class CLibrarySession(Session):
-    """One handle of a library."""
+    """One instance: a handle of the library."""
 
     def __init__(
         self, model: str, info: SessionInfo, library: _Library, handle: ctypes.c_void_p, dtypes: Mapping[str, DType],
@@ -274,22 +274,25 @@ class CLibrarySession(Session):
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         assert self._library is not None
-        held = {name: _dense(array, self._dtypes[name]) for name, array in inputs.items()}
+        held = {
+            name: pack_strings(array) if self._dtypes[name] is DType.BYTES else readable(array)
+            for name, array in inputs.items()
+        }
         tensors = (CTensor * max(1, len(held)))(
             *(_tensor(name, inputs[name].shape, data, self._dtypes[name]) for name, data in held.items())
         )
-        answer = _Outputs(outputs)
+        memory = _OutputMemory(outputs)
         args = RunArgs(
-            ctypes.sizeof(RunArgs), len(held), tensors, len(outputs), c_strings(outputs), Allocate(answer.allocate)
+            ctypes.sizeof(RunArgs), len(held), tensors, len(outputs), c_strings(outputs), Allocate(memory.allocate)
         )
         problem = self._library.run(self._handle, args)
-        if answer.problem:
-            problem = f"{answer.problem}; {problem}" if problem else answer.problem
+        if memory.problem:
+            problem = f"{memory.problem}; {problem}" if problem else memory.problem
         if not problem:
             try:
-                return answer.arrays()
+                return memory.arrays()
             except ValueError as error:
-                problem = words(error)
+                problem = message_line(error)
         raise BackendError(f"model '{self._model}': edge_model_run failed: {problem}")
 
     def close(self) -> None:
@@ -297,13 +300,6 @@ class CLibrarySession(Session):
         self._library.close(self._handle)
         self._library = None
         self._give_back()
-
-
-def _dense(array: Array, dtype: DType) -> Array:
-    """Return the tensor's memory as the header wants it."""
-    if dtype is not DType.BYTES:
-        return readable(array)
-    return pack_strings(array)
 
 
 def _tensor(name: str, shape: tuple[int, ...], data: Array, dtype: DType) -> CTensor:

@@ -1,7 +1,7 @@
-"""CUDA devices as the server uses them: IPC memory of clients, free memory, device identities.
+"""GPU memory for the server itself: memory of client processes by CUDA IPC handle, free memory, and GPU identities.
 
-Goes through the driver as `tensorrt.cuda` reaches it, in the primary contexts that the runtimes share. What that lacks,
-handles between processes, is called by ctypes (cuda.h: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemGetAddressRange,
+It uses the driver of `tensorrt.cuda_driver`, in the primary contexts that the runtimes share. Functions that those
+classes lack are called through ctypes (cuda.h: cuIpcOpenMemHandle, cuIpcCloseMemHandle, cuMemGetAddressRange,
 cuMemcpyDtoH, cuMemcpyHtoD, cuMemcpyDtoD, cuDeviceGetUuid).
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_server.backends.tensorrt import cuda_driver
-from edge_server.backends.tensorrt.cuda_ctypes import CtypesCalls
+from edge_server.backends.tensorrt.cuda_ctypes import CudaCalls
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +33,18 @@ _SIZE = ctypes.c_size_t
 
 
 class _Handle(ctypes.Structure):
-    """CUipcMemHandle; passed by value."""
+    """CUipcMemHandle, which is passed by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
 def missing() -> str:
-    """Return why there is no GPU to be used here, "" when there is one. Makes no context."""
-    return cuda_driver.missing()
+    """Return why no GPU can be used here, "" if one can. Creates no context."""
+    return cuda_driver.unavailable_reason()
 
 
 def find() -> CudaDevices | None:
-    """Return the driver's GPUs; None where there are none, or the driver does not answer, which is logged."""
+    """Return the driver's GPUs; None if there are none, or if the driver fails, which is logged."""
     if missing():
         return None
     try:
@@ -55,19 +55,19 @@ def find() -> CudaDevices | None:
 
 
 class CudaDevices:
-    """The driver's GPUs. Thread-safe; a device's primary context is retained when it is first needed, and kept.
+    """The driver's GPUs. Thread-safe. A device's primary context is retained on first use, and kept.
 
-    Everything raises OSError with the driver's words where the driver says no, and for a device that is not there.
+    All methods raise OSError for an error of the driver, with its text, and for a device that does not exist.
     """
 
     def __init__(self) -> None:
-        """Only where `missing` returned ""."""
-        with _translated():
+        """Call it only after `missing` returned ""."""
+        with _translated_errors():
             self._cuda = cuda_driver.driver()
-            self._calls = CtypesCalls(cuda_driver.LIBRARY)
+            self._calls = CudaCalls(cuda_driver.LIBRARY)
             self._devices = cuda_driver.devices()
         self._lock = threading.Lock()
-        self._contexts: dict[int, cuda_driver.Context] = {}
+        self._contexts: dict[int, cuda_driver.CudaContext] = {}
 
     @property
     def count(self) -> int:
@@ -79,18 +79,18 @@ class CudaDevices:
         return self._devices[device_id].is_integrated
 
     def uuid(self, device_id: int) -> str:
-        """Return the GPU's identity as NVML writes it: "GPU-" and five groups of hexadecimal digits."""
+        """Return the GPU's UUID as NVML writes it: "GPU-" and five groups of hexadecimal digits."""
         self._check(device_id)
         raw = (ctypes.c_ubyte * 16)()
         handle = ctypes.c_int()
-        with _translated():
+        with _translated_errors():
             self._calls.call("cuDeviceGet", ctypes.byref(handle), device_id)
             self._calls.call("cuDeviceGetUuid", raw, handle)
         text = bytes(raw).hex()
         return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     def numbers(self) -> dict[str, int]:
-        """Return the GPUs' numbers by their identities, of those that tell one."""
+        """Return the GPUs' numbers by their UUIDs. GPUs that report no UUID are left out."""
         found: dict[str, int] = {}
         for device_id in range(self.count):
             with contextlib.suppress(OSError):
@@ -98,17 +98,20 @@ class CudaDevices:
         return found
 
     def memory(self, device_id: int) -> tuple[int, int]:
-        """Return the bytes of the device's memory that are free, and all of them."""
+        """Return the free and the total bytes of the device's memory."""
         free, total = _SIZE(), _SIZE()
         with self._current(device_id):
             self._calls.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         if self._devices[device_id].is_integrated:
-            # What CUDA calls free leaves out the page cache, which it would get.
-            return min(_available_bytes() or free.value, total.value), total.value
+            # CUDA's number excludes the page cache, which the kernel would free. MemAvailable includes it.
+            text = Path("/proc/meminfo").read_text("ascii", "replace")
+            found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+            available = int(found[1]) * 1024 if found else 0
+            return min(available or free.value, total.value), total.value
         return free.value, total.value
 
     def open(self, device_id: int, handle: bytes) -> tuple[int, int]:
-        """Map another process's allocation; return its address here and its size in bytes."""
+        """Map an allocation of another process. Return its address in this process, and its size in bytes."""
         address, base, size = _ADDRESS(), _ADDRESS(), _SIZE()
         given = _Handle.from_buffer_copy(handle)
         with self._current(device_id):
@@ -121,12 +124,12 @@ class CudaDevices:
         return address.value, base.value + size.value - address.value
 
     def close(self, device_id: int, address: int) -> None:
-        """Unmap what `open` mapped."""
+        """Unmap an allocation that `open` mapped."""
         with self._current(device_id):
             self._calls.call("cuIpcCloseMemHandle", _ADDRESS(address))
 
     def read(self, device_id: int, address: int, byte_size: int) -> memoryview:
-        """Return a copy, in the host's memory, of bytes on the device."""
+        """Return a copy of device memory in host memory."""
         copy = np.empty(byte_size, np.uint8)
         if byte_size:
             with self._current(device_id):
@@ -137,7 +140,7 @@ class CudaDevices:
         return copy.data
 
     def write(self, device_id: int, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes of the host's memory onto the device."""
+        """Copy bytes from host memory to the device."""
         source = np.frombuffer(data, np.uint8)
         if source.size:
             with self._current(device_id):
@@ -146,19 +149,19 @@ class CudaDevices:
                 )
 
     def copy(self, device_id: int, target: int, source: int, byte_size: int) -> None:
-        """Copy bytes from one place of the device's memory to another, and wait until they are there."""
+        """Copy bytes within the device's memory, and wait for the end of the copy."""
         if byte_size:
             with self._current(device_id):
                 self._calls.call("cuMemcpyDtoD_v2", _ADDRESS(target), _ADDRESS(source), _SIZE(byte_size))
-                # Of copies on the device alone the driver does not wait for the end; this is the stream they run in.
+                # The driver does not wait for copies within the device. They run in the default stream.
                 self._calls.call("cuStreamSynchronize", None)
 
     def end(self) -> None:
-        """Give the contexts back. Nothing may be used after it."""
+        """Release the contexts. No method may be called after it."""
         with self._lock:
             contexts, self._contexts = list(self._contexts.values()), {}
         for context in contexts:
-            # A device that is gone cannot be tidied up.
+            # The context of a lost device cannot be released.
             with contextlib.suppress(cuda_driver.CudaFault):
                 context.close()
 
@@ -168,25 +171,19 @@ class CudaDevices:
 
     @contextlib.contextmanager
     def _current(self, device_id: int) -> Iterator[None]:
-        """Have the device's context for a block, within which CudaFault becomes OSError."""
+        """Make the device's context current for a `with` block, in which CudaFault becomes OSError."""
         self._check(device_id)
-        with _translated():
+        with _translated_errors():
             with self._lock:
                 context = self._contexts.get(device_id)
                 if context is None:
-                    context = self._contexts[device_id] = self._cuda.retain(device_id)
+                    context = self._contexts[device_id] = self._cuda.retain_context(device_id)
             with context.current():
                 yield
 
 
-def _available_bytes() -> int:
-    """Return the kernel's MemAvailable, 0 when it does not tell."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii", "replace"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
-
-
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     try:
         yield
     except cuda_driver.CudaFault as error:

@@ -1,20 +1,20 @@
 """Backend `jax`: JAX functions exported by jax.export (model.jaxexport), compiled by XLA for the CPU.
 
 Write the file with `path.write_bytes(jax.export.export(jax.jit(function))(*shapes).serialize())`; it runs without the
-code that made it. A symbolic first dimension lets the model batch:
+code that created it. With a symbolic first dimension the model can batch:
 
     rows, = jax.export.symbolic_shape("rows")
     shapes = [jax.ShapeDtypeStruct((rows, 224, 224, 3), "float32")]
 
-Names. Keyword arguments and the keys of dictionaries are names, joined by a dot where they are nested; positional
-arguments are INPUT__0 and so on, results without a key OUTPUT__0 and so on, counted over all tensors. Where that would
-name two tensors alike, all of them are called by their number.
+Names: tensors have the names of keyword arguments and dictionary keys, joined by dots if they are nested. Positional
+arguments are INPUT__0 and so on, results without a key are OUTPUT__0 and so on, counted over all tensors. If two
+tensors would have the same name, all of them are numbered.
 
-XLA compiles anew for each shape that it meets: a `model_warmup` sample for each batch size keeps the first clients from
-waiting for that. Threads are XLA's own, one pool for the process. All instances share what was compiled.
+XLA compiles the function for each new shape. A `model_warmup` sample for each batch size does this before the first
+request. XLA has one thread pool for the process. All instances share the compiled functions.
 
-XLA's reader does not survive every damaged file: a cut one is refused, but flipped bits in the program have ended the
-process in trials. Where files may be damaged on their way, put SHA256SUMS beside them: it is checked before that.
+A damaged file may crash XLA's reader: it refuses a truncated file, but changed bits in the program ended the process in
+tests. If files may be damaged in transfer, put SHA256SUMS beside them. The server checks it first.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
-    words,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import BY_NAME, DType
@@ -48,11 +48,11 @@ _TYPES = {
     "bool": DType.BOOL, "bfloat16": DType.BF16, "float16": DType.FP16, "float32": DType.FP32, "float64": DType.FP64,
     **{name.lower(): BY_NAME[name] for name in BY_NAME if name.startswith(("INT", "UINT"))},
 }  # fmt: skip
-"""JAX's name of an element type -> ours. What it has beside these (int4, float8, keys) no request can carry."""
+"""JAX's name of an element type -> DType. Requests cannot carry its other types (int4, float8, keys)."""
 
 _FAILURES = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, OSError,
              AssertionError, ImportError, MemoryError, struct.error)  # fmt: skip
-"""What JAX raises when it reads a file or runs one; its own exceptions derive from these."""
+"""Exceptions of JAX. Its own classes derive from these."""
 
 
 def make(name: str) -> JaxBackend:
@@ -68,12 +68,12 @@ class JaxBackend(Backend):
         self.name = name
         self._jax: Any = import_runtime("jax", "jit")
         self._export = import_runtime("jax.export", "deserialize")
-        # Reads the files, and is no dependency of jax itself.
+        # jax.export needs it to read files, but jax does not depend on it.
         import_runtime("flatbuffers", "Builder", "jax")
-        self._shared: SharedModels[_Function] = SharedModels()
+        self._shared: SharedModels[_ExportedFunction] = SharedModels()
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
-        return self._read(file, self._path(file)).signature
+        return self._read_function(file, self._path(file)).signature
 
     def open(self, job: OpenJob) -> JaxSession:
         if job.device_id is not None:
@@ -89,18 +89,18 @@ class JaxBackend(Backend):
     def _path(self, file: ModelFile) -> Path:
         return existing_file(file, self.default_filename)
 
-    def _read(self, file: ModelFile, path: Path) -> _Function:
-        """Return the exported function, not compiled yet. Raises LoadError."""
+    def _read_function(self, file: ModelFile, path: Path) -> _ExportedFunction:
+        """Return the exported function without compiling it. Raises LoadError."""
         try:
             exported = self._export.deserialize(bytearray(path.read_bytes()))
-            return _Function(self._jax, file, exported)
+            return _ExportedFunction(self._jax, file, exported)
         except _FAILURES as error:
             failure = load_error(file, "jax", error)
         raise failure
 
-    def _load(self, file: ModelFile, path: Path) -> _Function:
-        """As `_read`, with the program itself read too. Raises LoadError."""
-        function = self._read(file, path)
+    def _load(self, file: ModelFile, path: Path) -> _ExportedFunction:
+        """Return the exported function, with its program checked. Raises LoadError."""
+        function = self._read_function(file, path)
         try:
             function.check_program()
         except _FAILURES as error:
@@ -110,8 +110,8 @@ class JaxBackend(Backend):
         raise failure
 
 
-class _Function:
-    """An exported function by the names of its tensors; called by any number of threads. Raises LoadError."""
+class _ExportedFunction:
+    """An exported function with named tensors. Any number of threads may call it. Raises LoadError."""
 
     def __init__(self, jax: Any, file: ModelFile, exported: Any) -> None:
         if exported.nr_devices != 1:
@@ -134,28 +134,29 @@ class _Function:
         self.signature = ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
         self._types = [np.dtype(aval.dtype) for aval in exported.in_avals]
         self._device = jax.devices("cpu")[0]
-        self._call = jax.jit(self._call_by_place)
-        # It has moved.
+
+        def call_positional(leaves: Sequence[Any]) -> list[Any]:
+            arguments, keywords = jax.tree_util.tree_unflatten(exported.in_tree, leaves)
+            return list(jax.tree_util.tree_leaves(exported.call(*arguments, **keywords)))
+
+        self._call = jax.jit(call_positional)
+        # Its module differs between versions of JAX.
         home = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
         self._enable_x64 = home.enable_x64
 
-    def _call_by_place(self, leaves: Sequence[Any]) -> list[Any]:
-        arguments, keywords = self._jax.tree_util.tree_unflatten(self._exported.in_tree, leaves)
-        return list(self._jax.tree_util.tree_leaves(self._exported.call(*arguments, **keywords)))
-
     def check_program(self) -> None:
-        """Parse the StableHLO inside, which reading the file does not."""
+        """Parse the StableHLO program, which `deserialize` does not."""
         self._exported.mlir_module()
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        # Without this, JAX would make 32 bits of every 64. It holds for this thread and this call.
+        # Otherwise JAX converts 64-bit types to 32 bits. It applies to this thread and this call.
         with self._enable_x64(True):
             leaves = [
                 self._jax.device_put(readable(inputs[name]).view(kind), self._device)
                 for name, kind in zip(self.inputs, self._types, strict=True)
             ]
             results = self._call(leaves)
-            # Copies: on the CPU an array of JAX's may be the memory that it was given.
+            # Copies, because on the CPU a JAX array may use the memory of the inputs.
             return {name: np.array(result) for name, result in zip(self.outputs, results, strict=True)}
 
 
@@ -181,12 +182,14 @@ def _dims(aval: Any) -> tuple[int, ...]:
 
 
 class JaxSession(Session):
-    """One instance's use of a shared function."""
+    """One instance, on a function that all instances share."""
 
-    def __init__(self, model: str, info: SessionInfo, function: _Function, give_back: Callable[[], None]) -> None:
+    def __init__(
+        self, model: str, info: SessionInfo, function: _ExportedFunction, give_back: Callable[[], None]
+    ) -> None:
         self.info = info
         self._model = model
-        self._function: _Function | None = function
+        self._function: _ExportedFunction | None = function
         self._bf16 = frozenset(one.name for one in function.signature.outputs if one.dtype is DType.BF16)
         self._give_back = give_back
 
@@ -195,11 +198,11 @@ class JaxSession(Session):
         try:
             found = self._function(inputs)
         except _FAILURES as error:
-            said = words(error)
+            said = message_line(error)
         else:
             found.update({name: found[name].view(DType.BF16.numpy) for name in self._bf16})
             return {name: found[name] for name in outputs}
-        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+        # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': jax failed: {said}")
 
     def close(self) -> None:

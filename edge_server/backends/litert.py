@@ -1,14 +1,14 @@
-"""Backend `litert` (`tflite`): TensorFlow Lite models (model.tflite) with LiteRT.
+"""Backends `litert` and `tflite`: TensorFlow Lite models (model.tflite) through LiteRT.
 
-OpenVINO reads such files too, and is what they go to when the configuration names no backend. Keys in config.pbtxt's
-`parameters` (server-wide ones through `--backend-config=litert,key=value`):
+If the configuration names no backend, OpenVINO serves such files. Keys in config.pbtxt's `parameters` (for all
+models with `--backend-config=litert,key=value`):
 
 - `num_threads` (default: every usable core);
 - `xnnpack` no: the plain kernels, without the XNNPACK delegate.
 
-Inputs and outputs have the names of the file's tensors. Quantised tensors travel as the whole numbers that they are.
-Each instance has an interpreter of its own over weights that are held once. The file is read, not mapped: a mapped file
-that is overwritten in place kills the process.
+Inputs and outputs have the names of the file's tensors. Quantised tensors are passed as integers. Each instance has its
+own interpreter; weights are in memory once. The file is read, not mapped, because overwriting a mapped file in place
+kills the process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
     usable_cores,
     whole_number,
-    words,
     yes_or_no,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -50,7 +50,7 @@ _TYPES = {
 }  # fmt: skip
 
 _FAILURES = (RuntimeError, ValueError, TypeError, KeyError, OSError, MemoryError)
-"""What the library raises; it has no exceptions of its own."""
+"""Exceptions of the library, which has no classes of its own."""
 
 _IDENTIFIER = b"TFL3"
 """Bytes 4 to 8 of every TensorFlow Lite file."""
@@ -72,10 +72,10 @@ class LiteRtBackend(Backend):
         self._shared: SharedModels[bytes] = SharedModels()
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
-        interpreter = self._interpreter(file, _content(file, self._path(file)), 1, False)
+        interpreter = self._make_interpreter(file, _read_file(file, self._path(file)), 1, False)
         inputs = tuple(InputSpec(*_declared(file, "input", one)) for one in interpreter.get_input_details())
         outputs = tuple(OutputSpec(*_declared(file, "output", one)) for one in interpreter.get_output_details())
-        opened = _opened(inputs, outputs)
+        opened = _outputs_with_rows(inputs, outputs)
         return ModelSignature(inputs, opened, is_batchable(inputs, opened))
 
     def open(self, job: OpenJob) -> LiteRtSession:
@@ -84,9 +84,9 @@ class LiteRtBackend(Backend):
         has_xnnpack = yes_or_no(job.spec.name, merged, "xnnpack", True)
         path = self._path(job.file)
         key = fingerprint(path)
-        content = self._shared.take(key, lambda: _content(job.file, path))
+        content = self._shared.take(key, lambda: _read_file(job.file, path))
         try:
-            interpreter = self._interpreter(job.file, content, threads, has_xnnpack)
+            interpreter = self._make_interpreter(job.file, content, threads, has_xnnpack)
             precision = _precision(interpreter) or precision_of_tensors(job.spec)
         except LoadError:
             self._shared.give_back(key)
@@ -98,8 +98,8 @@ class LiteRtBackend(Backend):
     def _path(self, file: ModelFile) -> Path:
         return existing_file(file, self.default_filename)
 
-    def _interpreter(self, file: ModelFile, content: bytes, threads: int, has_xnnpack: bool) -> Any:
-        """Return an interpreter of its own with memory for its tensors. Raises LoadError."""
+    def _make_interpreter(self, file: ModelFile, content: bytes, threads: int, has_xnnpack: bool) -> Any:
+        """Return a new interpreter with memory for its tensors. Raises LoadError."""
         kinds = self._litert.OpResolverType
         kind = kinds.AUTO if has_xnnpack else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         try:
@@ -114,8 +114,8 @@ class LiteRtBackend(Backend):
         raise failure
 
 
-def _content(file: ModelFile, path: Path) -> bytes:
-    """Return the whole file. Raises LoadError, also for what is no TensorFlow Lite file."""
+def _read_file(file: ModelFile, path: Path) -> bytes:
+    """Return the contents of the file. Raises LoadError, also if it is no TensorFlow Lite file."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -128,7 +128,7 @@ def _content(file: ModelFile, path: Path) -> bytes:
 
 
 def _dims(detail: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a tensor's shape as the file declares it, -1 for any size."""
+    """Return a tensor's shape as declared in the file, -1 for any size."""
     declared = detail["shape_signature"] if len(detail["shape_signature"]) else detail["shape"]
     return tuple(int(size) for size in declared)
 
@@ -143,10 +143,10 @@ def _declared(file: ModelFile, role: str, detail: Mapping[str, Any]) -> tuple[st
     raise LoadError(f"{file_title(file)}: {role} '{detail['name']}' is a {kind}, which this backend does not carry")
 
 
-def _opened(inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]) -> tuple[OutputSpec, ...]:
-    """Return the outputs with a first dimension of any size where each input has one.
+def _outputs_with_rows(inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]) -> tuple[OutputSpec, ...]:
+    """Return the outputs with a first dimension of any size, if each input has one.
 
-    Converters leave the outputs' first dimension at 1; it follows the inputs' when those are resized.
+    Converters write 1 as the outputs' first dimension, but it changes when the inputs are resized.
     """
     if not all(one.dims[:1] == (-1,) for one in inputs):
         return tuple(outputs)
@@ -156,7 +156,7 @@ def _opened(inputs: Sequence[InputSpec], outputs: Sequence[OutputSpec]) -> tuple
 
 
 def _precision(interpreter: Any) -> str | None:
-    """Return "int8" for a file whose tensors are mostly quantised to 8 bits, else None."""
+    """Return "int8" if most tensors are quantised to 8 bits, else None."""
     kinds = [np.dtype(detail["dtype"]) for detail in interpreter.get_tensor_details()]
     narrow = sum(kind in (np.dtype("i1"), np.dtype("u1")) for kind in kinds)
     wide = sum(kind in (np.dtype("f4"), np.dtype("f2")) for kind in kinds)
@@ -164,7 +164,7 @@ def _precision(interpreter: Any) -> str | None:
 
 
 class LiteRtSession(Session):
-    """One interpreter. Its tensors are given the shapes of each batch."""
+    """One instance: an interpreter, whose tensors are resized for each batch."""
 
     def __init__(self, model: str, info: SessionInfo, interpreter: Any, give_back: Callable[[], None]) -> None:
         self.info = info
@@ -178,19 +178,19 @@ class LiteRtSession(Session):
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         try:
-            self._fit(inputs)
+            self._resize(inputs)
             for name, array in inputs.items():
                 self._interpreter.set_tensor(self._inputs[name][0], readable(array))
             self._interpreter.invoke()
             # get_tensor copies.
             return {name: self._interpreter.get_tensor(self._outputs[name]) for name in outputs}
         except _FAILURES as error:
-            said = words(error)
-        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+            said = message_line(error)
+        # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': litert failed: {said}")
 
-    def _fit(self, inputs: Mapping[str, Array]) -> None:
-        """Resize the inputs to the batch's shapes, where they differ from the last one's. Raises ValueError."""
+    def _resize(self, inputs: Mapping[str, Array]) -> None:
+        """Resize the inputs if the batch's shapes differ from the last one's. Raises ValueError."""
         shapes = {name: array.shape for name, array in inputs.items()}
         if shapes == self._shapes:
             return
@@ -198,7 +198,7 @@ class LiteRtSession(Session):
             dims = self._inputs[name][1]
             if len(shape) != len(dims) or any(had not in (-1, size) for size, had in zip(shape, dims, strict=True)):
                 raise ValueError(f"input '{name}' must have the shape {list(dims)}, got {list(shape)}")
-        # Unknown until all went well: the next batch then starts anew.
+        # Unknown until all calls have succeeded. After a failure the next batch resizes again.
         self._shapes = {}
         for name, shape in shapes.items():
             self._interpreter.resize_tensor_input(self._inputs[name][0], list(shape))

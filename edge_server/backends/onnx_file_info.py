@@ -1,7 +1,7 @@
-"""ONNX file reader: precision of the weights, inputs and outputs, without loading the model.
+"""Reader of an ONNX file's weight types, inputs and outputs, without loading the model.
 
-ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). Only tags and lengths are
-followed; weight bytes are stepped over in a memory map and never read. Used by the backend files of this folder only.
+ONNX files are protobuf messages (onnx.proto: ModelProto, GraphProto, NodeProto, TensorProto). The reader
+follows tags and lengths in a memory map, and skips the bytes of weights. Used by the backends only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _QUANTISED_OPERATORS = frozenset(
 _FLOATS = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 """TensorProto.DataType numbers of the floating types."""
 
-_MOST_ELEMENTS = 1 << 64
+_MAX_ELEMENTS = 1 << 64
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -39,8 +39,11 @@ _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR, _ELEMENT, _SHAPE, _DIM, _DIM_VALUE = 1, 
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """An input or output as the graph declares it. `element` is a TensorProto.DataType number, 0 for what is no tensor;
-    `dims` has -1 for a dimension of any size, and is None where the graph does not say how many there are."""
+    """An input or output as declared in the graph.
+
+    `element` is a TensorProto.DataType number, 0 if it is no tensor. `dims` has -1 for a dimension of any size, and is
+    None if the graph does not declare the number of dimensions.
+    """
 
     name: str
     element: int
@@ -48,7 +51,7 @@ class GraphTensor:
 
 
 def declared(path: Path) -> tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]:
-    """Return the inputs that have to be given, and the outputs. Raises ValueError when it is not ONNX."""
+    """Return the required inputs, and the outputs. Raises ValueError if the file is not ONNX."""
     inputs: list[GraphTensor] = []
     outputs: list[GraphTensor] = []
     weights: set[str] = set()
@@ -75,11 +78,11 @@ def _value(view: mmap.mmap, start: int, end: int) -> GraphTensor:
         if number == _VALUE_TYPE:
             for kind, first, last in _fields(view, begin, stop):
                 if kind == _TYPE_TENSOR:
-                    element, dims = _tensor_type(view, first, last)
+                    element, dims = _element_and_dims(view, first, last)
     return GraphTensor(_text(view, start, end, _VALUE_NAME), element, dims)
 
 
-def _tensor_type(view: mmap.mmap, start: int, end: int) -> tuple[int, tuple[int, ...] | None]:
+def _element_and_dims(view: mmap.mmap, start: int, end: int) -> tuple[int, tuple[int, ...] | None]:
     element, dims = 0, None
     for number, begin, stop in _fields(view, start, end):
         if number == _ELEMENT:
@@ -107,7 +110,7 @@ def _text(view: mmap.mmap, start: int, end: int, wanted: int) -> str:
 def arithmetic(path: Path) -> str | None:
     """Return "int8" for a file with quantised operators, else the floating type of most weights ("f32", "f16" ...).
 
-    None when the file holds no floating weights outside its operators. Raises ValueError when it is not ONNX.
+    None if the file has no floating-point weights outside its operators. Raises ValueError if it is not ONNX.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         elements: Counter[str] = Counter()
@@ -118,7 +121,7 @@ def arithmetic(path: Path) -> str | None:
 
 
 def _count_weights(view: mmap.mmap, start: int, end: int, elements: Counter[str]) -> bool:
-    """Add up a graph's weights by type; True (and no more counting) at the first quantised operator."""
+    """Count a graph's weights by type. Return True, and stop, at the first quantised operator."""
     for number, begin, stop in _fields(view, start, end):
         if number == _GRAPH_INITIALIZER:
             kind, count = _tensor(view, begin, stop)
@@ -137,7 +140,7 @@ def _operator(view: mmap.mmap, start: int, end: int) -> bytes:
 
 
 def _tensor(view: mmap.mmap, start: int, end: int) -> tuple[int, int]:
-    """Return a weight's element type and number of elements."""
+    """Return the element type and the number of elements of a weight."""
     kind, count = 0, 1
     for number, begin, stop in _fields(view, start, end):
         if number == _TENSOR_TYPE:
@@ -145,13 +148,13 @@ def _tensor(view: mmap.mmap, start: int, end: int) -> tuple[int, int]:
         elif number == _TENSOR_DIMS:
             while begin < stop:
                 size, begin = _varint(view, begin, stop)
-                # A damaged file may have a million of them; their product would take hours.
-                count = min(count * size, _MOST_ELEMENTS)
+                # A damaged file may have a million dims. Their product without a limit would take hours.
+                count = min(count * size, _MAX_ELEMENTS)
     return kind, count
 
 
 def _fields(view: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Walk one message: field number, and where its value begins and ends (for varints: the varint itself)."""
+    """Yield for each field of a message its number, and the start and end of its value."""
     at = start
     while at < end:
         tag, at = _varint(view, at, end)
@@ -172,7 +175,7 @@ def _fields(view: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def _varint(view: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    """Decode a varint; return it and the position behind it."""
+    """Return the value of a varint, and the position after it."""
     value = shift = 0
     while at < end and shift < 70:
         byte = view[at]

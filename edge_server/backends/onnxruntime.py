@@ -1,17 +1,18 @@
-"""Backend `onnxruntime`: ONNX models with ONNX Runtime.
+"""Backend `onnxruntime`: ONNX models.
 
 Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=onnxruntime,key=value`):
 
 - `intra_op_thread_count` (default: every usable core), `inter_op_thread_count`, `execution_mode` 0 or 1;
 - `enable_mem_arena`, `enable_mem_pattern`: 0 or 1; `memory.enable_memory_arena_shrinkage`: "cpu:0";
-- `session.*`, `optimization.*`, `mlas.*`, `ep.*`: handed to onnxruntime as session configuration entries;
+- `session.*`, `optimization.*`, `mlas.*`, `ep.*`: passed to onnxruntime as session configuration entries;
 - `optimization.graph.level` (or the field of that name): -1 basic, 1 extended, 2 none, unset all;
 - `cudnn_conv_algo_search`, `gpu_mem_limit` and the like: see `onnxruntime_providers`;
-- `precision`: `f32` and `auto` take the file as it is, `int8` and `f16` insist that the file is; `bf16` on aarch64.
+- `precision`: `f32` and `auto` use the types of the file; `int8` and `f16` require a file of that type; `bf16` on
+  aarch64.
 
-All instances of a version run on one InferenceSession, which may be entered by many threads: weights are held once, and
-one request alone still gets every core. Threads of its pool sleep while they wait rather than spin, for the cores
-belong to other models, decoders and the front ends as well.
+On the CPU all instances of a version share one InferenceSession, which many threads may run at once. So weights are in
+memory once, and a single request can use every core. Threads of its pool sleep while they wait instead of spinning,
+because other models, decoders and front ends need the cores too.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ from typing import Any
 
 from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
-from edge_server.backends.onnxruntime_io_binding import BoundRun
-from edge_server.backends.onnxruntime_options import LOG_FATAL, Options, chosen_options, session_options, with_precision
-from edge_server.backends.onnxruntime_session import OnnxRuntimeLibrary, OnnxSession
-from edge_server.backends.onnxruntime_tensor_info import declared
+from edge_server.backends.onnxruntime_options import (
+    LOG_FATAL,
+    Options,
+    configured_options,
+    session_options,
+    with_precision,
+)
+from edge_server.backends.onnxruntime_session import BoundRun, OnnxRuntimeLibrary, OnnxSession, declared_tensor
 from edge_server.backends.runtime_library import (
     SharedModels,
     existing_file,
@@ -36,7 +41,7 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
-    words,
+    message_line,
 )
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.core.model_spec import InputSpec, OutputSpec
@@ -50,28 +55,31 @@ def make(name: str) -> OnnxRuntimeBackend:
 
 
 class OnnxRuntimeBackend(Backend):
-    """The onnxruntime library and the sessions that instances share."""
+    """The onnxruntime library, and the sessions that instances share."""
 
     default_filename = "model.onnx"
     default_instance_count = 2
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # From 1.29 on its Linux wheels report model names, hashes and timings to their maker unless told not to before
-        # the import; they leave a file in the folder for temporary files as well.
+        # From 1.29 on its Linux wheels report model names, hashes and timings to their maker and write temporary files
+        # unless this variable is set before the import.
         os.putenv("ORT_DISABLE_TELEMETRY", "1")
         self._ort = import_runtime("onnxruntime", "InferenceSession")
         self._ort.set_default_logger_severity(LOG_FATAL)
-        self._failures = _exceptions(self._ort)
+        # Its own exception classes have no common base class.
+        state = self._ort.capi.onnxruntime_pybind11_state
+        own = [item for item in vars(state).values() if isinstance(item, type) and issubclass(item, Exception)]
+        self._failures: tuple[type[Exception], ...] = (*own, RuntimeError, ValueError, TypeError, OSError, MemoryError)
         self._shared: SharedModels[Any] = SharedModels()
         self._starts_cuda: bool | None = None
 
     @property
-    def runs_on_gpu(self) -> bool:  # type: ignore[override]  # of the base class it is a constant
-        """Whether CUDA works here; found out the first time, which makes a CUDA context where there is a GPU."""
+    def runs_on_gpu(self) -> bool:  # type: ignore[override]  # a constant in the base class
+        """Whether CUDA works here. The first access tries it, which creates a CUDA context if there is a GPU."""
         if self._starts_cuda is None:
             available = self._ort.get_available_providers()
-            no_gpu = cuda_driver.missing() if providers.CUDA in available else "it has no CUDA"
+            no_gpu = cuda_driver.unavailable_reason() if providers.CUDA in available else "it has no CUDA"
             self._starts_cuda = providers.cuda_starts(available, no_gpu, self._open_probe)
         return self._starts_cuda
 
@@ -82,23 +90,23 @@ class OnnxRuntimeBackend(Backend):
         options.intra_op_num_threads = 1
         options.add_session_config_entry("session.disable_prepacking", "1")
         session = self._load(file, options, [providers.CPU])
-        inputs = tuple(InputSpec(*declared(file, "input", node)) for node in session.get_inputs())
-        outputs = tuple(OutputSpec(*declared(file, "output", node)) for node in session.get_outputs())
+        inputs = tuple(InputSpec(*declared_tensor(file, "input", node)) for node in session.get_inputs())
+        outputs = tuple(OutputSpec(*declared_tensor(file, "output", node)) for node in session.get_outputs())
         return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
 
     def open(self, job: OpenJob) -> OnnxSession:
         merged = {**job.settings, **job.spec.parameters}
-        options = chosen_options(job, merged, self._ort)
+        options = configured_options(job, merged, self._ort)
         path = existing_file(job.file, self.default_filename)
         precision, options = with_precision(job, merged, path, options)
-        # Only the CPU provider is known to take many threads in one session under every option.
-        alone = "" if providers.is_cpu_only(options.providers) else job.instance_name
-        key: Hashable = (fingerprint(path), options, alone)
+        # Only the CPU provider supports many threads in one session under every option.
+        owner = "" if providers.is_cpu_only(options.providers) else job.instance_name
+        key: Hashable = (fingerprint(path), options, owner)
         session = self._shared.take(key, lambda: self._open_shared(job.file, options))
         try:
             self._require_bf16(job, session)
             run_options = self._run_options(merged)
-            bound = None if alone == "" else BoundRun.of(session, run_options, "cuda", job.device_id)
+            bound = None if owner == "" else BoundRun.create(session, run_options, "cuda", job.device_id)
         except LoadError as error:
             failure = error.detached()
         except self._failures as error:
@@ -111,7 +119,7 @@ class OnnxRuntimeBackend(Backend):
                 device,
                 precision,
                 in_force,
-                is_bound=alone != "",
+                is_bound=owner != "",
                 only_computes=True,
             )
             library, give_back = OnnxRuntimeLibrary(self._ort, self._failures), partial(self._shared.give_back, key)
@@ -120,13 +128,13 @@ class OnnxRuntimeBackend(Backend):
         raise failure
 
     def _require_bf16(self, job: OpenJob, session: Any) -> None:
-        """Raise LoadError when the model has bfloat16 tensors and this onnxruntime is too old to pass them."""
+        """Raise LoadError if the model has bfloat16 tensors and this onnxruntime is too old for them."""
         if hasattr(self._ort.OrtValue, "ortvalue_from_numpy_with_onnx_type"):
             return
-        wide = [node.name for node in (*session.get_inputs(), *session.get_outputs()) if "bfloat16" in node.type]
-        if wide:
+        bf16 = [node.name for node in (*session.get_inputs(), *session.get_outputs()) if "bfloat16" in node.type]
+        if bf16:
             raise LoadError(
-                f"{file_title(job.file)}: tensor '{wide[0]}' is bfloat16, which onnxruntime {self._ort.__version__} "
+                f"{file_title(job.file)}: tensor '{bf16[0]}' is bfloat16, which onnxruntime {self._ort.__version__} "
                 "cannot be given from Python; a newer one can"
             )
 
@@ -143,15 +151,15 @@ class OnnxRuntimeBackend(Backend):
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)
         else:
-            return self._with_providers(file, options, wanted)
+            session = self._load(file, options, [(provider, dict(pairs)) for provider, pairs in wanted.providers])
+            # onnxruntime falls back to the CPU without an error.
+            in_force = session.get_providers()
+            missing = [provider for provider, _ in wanted.providers if provider not in in_force]
+            if missing:
+                text = f"onnxruntime lists {', '.join(missing)} but could not start it here"
+                raise LoadError(f"{file_title(file)}: {text}")
+            return session
         raise failure
-
-    def _with_providers(self, file: ModelFile, options: Any, wanted: Options) -> Any:
-        session = self._load(file, options, [(provider, dict(pairs)) for provider, pairs in wanted.providers])
-        missing = providers.missing_of(wanted.providers, session.get_providers())
-        if missing:
-            raise LoadError(f"{file_title(file)}: onnxruntime lists {', '.join(missing)} but could not start it here")
-        return session
 
     def _open_probe(self, model: bytes, wanted: list[Any]) -> Any:
         options = self._ort.SessionOptions()
@@ -159,35 +167,28 @@ class OnnxRuntimeBackend(Backend):
         return self._ort.InferenceSession(model, options, providers=wanted)
 
     def _load(self, file: ModelFile, options: Any, wanted: Sequence[Any]) -> Any:
-        """Open an InferenceSession, translating whatever it raises."""
+        """Open an InferenceSession. Raises LoadError for every exception of onnxruntime."""
         path = existing_file(file, self.default_filename)
         try:
-            weights = _weights_beside(path)
+            weights = _external_weights(path)
             if weights and hasattr(options, "add_external_initializers_from_files_in_memory"):
-                # Left to itself onnxruntime maps them, and a file that is then cut off or written over in place kills
-                # the process. It copies what it is given.
+                # Otherwise onnxruntime maps these files. A file that is then cut off or overwritten in place kills
+                # the process. It copies the contents that it gets here.
                 lengths = [len(content) for content in weights.values()]
                 options.add_external_initializers_from_files_in_memory(list(weights), list(weights.values()), lengths)
             return self._ort.InferenceSession(str(path), options, providers=wanted)
         except self._failures as error:
             failure = load_error(file, "onnxruntime", error)
         except OSError as error:  # replaced or removed while it was read
-            failure = LoadError(f"{file_title(file)}: its weights cannot be read: {words(error)}")
+            failure = LoadError(f"{file_title(file)}: its weights cannot be read: {message_line(error)}")
         raise failure
 
 
-def _weights_beside(path: Path) -> dict[str, bytes]:
-    """Return the files that an ONNX file names as holders of its weights, as it names them, with their contents."""
+def _external_weights(path: Path) -> dict[str, bytes]:
+    """Return the contents of the files that hold an ONNX file's external weights, by the names in that file."""
     others = [other for other in sorted(path.parent.rglob("*")) if other != path and other.is_file()]
     if not others:
         return {}
     model = path.read_bytes()
     names = {other: other.relative_to(path.parent).as_posix() for other in others}
     return {name: other.read_bytes() for other, name in names.items() if name.encode() in model}
-
-
-def _exceptions(ort: Any) -> tuple[type[Exception], ...]:
-    """Return all classes that the library raises; its own have no base in common."""
-    state = ort.capi.onnxruntime_pybind11_state
-    own = [item for item in vars(state).values() if isinstance(item, type) and issubclass(item, Exception)]
-    return (*own, RuntimeError, ValueError, TypeError, OSError, MemoryError)

@@ -1,6 +1,6 @@
-"""ONNX Runtime options of a model's configuration: threads, memory, optimisation, providers, precision.
+"""Options for onnxruntime from a model's configuration: threads, memory, optimisation, providers, precision.
 
-The keys are those that the text of `onnxruntime` lists.
+The docstring of `onnxruntime` lists the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge_server.backends.tensorrt import cuda_driver
 from edge_server.errors import LoadError
 
 LOG_FATAL = 4
-"""Severity that keeps onnxruntime off stderr; what went wrong arrives as an exception in any case."""
+"""Log severity with which onnxruntime writes nothing to stderr. Errors are raised as exceptions anyway."""
 
 _ENTRY_PREFIXES = ("session.", "optimization.", "mlas.", "ep.")
 _SPINNING = "session.intra_op.allow_spinning"
@@ -33,7 +33,7 @@ _LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a session is opened; equal options on the same file may share one. None and 0 leave it to onnxruntime."""
+    """Options of a session. Instances with equal options and the same file share one. None and 0 are defaults."""
 
     intra_threads: int
     inter_threads: int
@@ -45,7 +45,7 @@ class Options:
     providers: tuple[tuple[str, Pairs], ...]
 
     def as_text(self) -> dict[str, str]:
-        """Return the options for people and metrics."""
+        """Return the options for the log, status and metrics."""
         text = {
             "intra_op_thread_count": str(self.intra_threads),
             "inter_op_thread_count": str(self.inter_threads),
@@ -60,46 +60,44 @@ class Options:
         return text
 
 
-def chosen_options(job: OpenJob, merged: Mapping[str, str], ort: Any) -> Options:
-    """Return the options as configured, for `ort`, the module onnxruntime. Raises LoadError."""
-    no_gpu = "" if job.device_id is None else cuda_driver.missing()
+def configured_options(job: OpenJob, merged: Mapping[str, str], ort: Any) -> Options:
+    """Return the configured options. `ort` is the module onnxruntime. Raises LoadError."""
+    no_gpu = "" if job.device_id is None else cuda_driver.unavailable_reason()
     knows_tf32 = tuple(map(int, re.findall(r"\d+", ort.__version__)[:2])) >= _FIRST_WITH_TF32
     model = job.spec.name
     entries = {key: value for key, value in merged.items() if key.startswith(_ENTRY_PREFIXES) and key != _LEVEL}
     entries.setdefault(_SPINNING, "0")
+    level = job.spec.optimization.graph_level
+    if level is None:
+        level = whole_number(model, merged, _LEVEL, 0, least=-1)
+    if level not in _LEVELS:
+        raise LoadError(f"model '{model}': {_LEVEL} must be -1 (basic), 1 (extended) or 2 (none), got {level}")
     threads = whole_number(model, merged, "intra_op_thread_count", 0)
     return Options(
         intra_threads=threads or usable_cores(),
         inter_threads=whole_number(model, merged, "inter_op_thread_count", 0),
         is_parallel=whole_number(model, merged, "execution_mode", 0) == 1,
-        graph_level=_graph_level(job, merged),
+        graph_level=_LEVELS[level],
         arena=yes_or_no(model, merged, "enable_mem_arena", True) if "enable_mem_arena" in merged else None,
         pattern=yes_or_no(model, merged, "enable_mem_pattern", True) if "enable_mem_pattern" in merged else None,
         entries=tuple(sorted(entries.items())),
-        providers=providers.providers(job, merged, ort.get_available_providers(), gpu=no_gpu, knows_tf32=knows_tf32),
+        providers=providers.configured_providers(
+            job, merged, ort.get_available_providers(), gpu=no_gpu, knows_tf32=knows_tf32
+        ),
     )
 
 
-def _graph_level(job: OpenJob, merged: Mapping[str, str]) -> str:
-    level = job.spec.optimization.graph_level
-    if level is None:
-        level = whole_number(job.spec.name, merged, _LEVEL, 0, least=-1)
-    if level not in _LEVELS:
-        raise LoadError(f"model '{job.spec.name}': {_LEVEL} must be -1 (basic), 1 (extended) or 2 (none), got {level}")
-    return _LEVELS[level]
-
-
 def with_precision(job: OpenJob, merged: Mapping[str, str], path: Path, options: Options) -> tuple[str, Options]:
-    """Return the arithmetic in use and the options for it. Raises LoadError when the one asked for is not to be had."""
-    written = _arithmetic(job.file, path)
+    """Return the arithmetic in use, and the options for it. Raises LoadError if the configured one is impossible."""
+    in_weights = _arithmetic(job.file, path)
     asked = merged.get("precision", "f32").strip().lower()
-    in_file = providers.precision_of(options.providers) or written or precision_of_tensors(job.spec)
-    if asked in ("f32", "auto") or asked == written:
+    in_file = providers.precision_of(options.providers) or in_weights or precision_of_tensors(job.spec)
+    if asked in ("f32", "auto") or asked == in_weights:
         return in_file, options
     on_arm = platform.machine() == "aarch64"
     if asked == "bf16" and on_arm:
         return "bf16", replace(options, entries=tuple(sorted({**dict(options.entries), _ARM_BF16: "1"}.items())))
-    offered = ["f32 or auto (the file as it is)", *([written] if written else []), *(["bf16"] if on_arm else [])]
+    offered = ["f32 or auto (the file as it is)", *([in_weights] if in_weights else []), *(["bf16"] if on_arm else [])]
     raise LoadError(
         f"model '{job.spec.name}': onnxruntime cannot run '{job.file.path.name}' in precision '{asked}' "
         f"on {platform.machine()}; it offers {', '.join(offered)}"
@@ -107,7 +105,7 @@ def with_precision(job: OpenJob, merged: Mapping[str, str], path: Path, options:
 
 
 def _arithmetic(file: ModelFile, path: Path) -> str | None:
-    """Return the arithmetic that a file is written in, None when it does not tell. Raises LoadError."""
+    """Return the arithmetic of the weights in a file, None if it has none. Raises LoadError."""
     try:
         return onnx_file_info.arithmetic(path)
     except (ValueError, OSError) as error:
@@ -116,9 +114,9 @@ def _arithmetic(file: ModelFile, path: Path) -> str | None:
 
 
 def session_options(ort: Any, wanted: Options) -> Any:
-    """Return the options as onnxruntime, the module `ort`, takes them; the providers are given it beside.
+    """Return the options as onnxruntime's SessionOptions, without the providers. `ort` is the module onnxruntime.
 
-    Raises what onnxruntime raises, for entries that are too long for it.
+    Raises onnxruntime's exceptions, for entries that are too long.
     """
     options = ort.SessionOptions()
     options.log_severity_level = LOG_FATAL

@@ -1,17 +1,18 @@
-"""ONNX Runtime execution providers of a model, best first, with their options.
+"""Execution providers of onnxruntime for a model, best first, and their options.
 
 `optimization { execution_accelerators }` is Triton's: gpu_execution_accelerator for instances of KIND_GPU (`tensorrt`,
 `cuda`), cpu_execution_accelerator for the others (`openvino`, `dnnl`, `xnnpack`). Parameters are Triton's, and any of
-the provider's own (`trt_...`, `cudnn_...`) goes through as it is. On a GPU, CUDA and at last the CPU take what is left.
+the provider's own (`trt_...`, `cudnn_...`) is passed on unchanged. On a GPU, CUDA and finally the CPU run all other
+operators.
 
-The options of CUDA may also stand among a model's `parameters`, as in Triton: `cudnn_conv_algo_search` (0 exhaustive,
+The options of CUDA may also be in a model's `parameters`, as in Triton: `cudnn_conv_algo_search` (0 exhaustive,
 1 heuristic, 2 default), `gpu_mem_limit` (bytes), `arena_extend_strategy` (0 next power of two, 1 as requested),
 `do_copy_in_default_stream`, `cudnn_conv_use_max_workspace`, `use_tf32`. The last is 0 unless it, or `precision: auto`,
-says otherwise: CUDA's own default rounds the factors of f32 products to 10 bits. onnxruntime knows it since 1.18.
+sets it: CUDA's own default rounds the factors of f32 products to 10 bits. onnxruntime has this option since 1.18.
 
-`get_available_providers` tells what a wheel was built with, not what works: one for GPUs lists CUDA on a box without
-one, and opening a session with it falls back to the CPU without an error. Only `InferenceSession.get_providers()` of an
-open session is believed here.
+`get_available_providers` returns the providers that a wheel was built with, not those that work: a wheel for GPUs lists
+CUDA on a machine without a GPU, and a session with it uses the CPU without an error. Only
+`InferenceSession.get_providers()` of an open session is reliable.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ PROVIDERS = {
 }
 """Name of an execution accelerator -> onnxruntime's provider."""
 
-_OF_GPU = frozenset(("cuda", "tensorrt"))
+_GPU_ACCELERATORS = frozenset(("cuda", "tensorrt"))
 
 _TENSORRT_OPTIONS = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
-"""Triton's name -> the provider's."""
+"""Triton's name of an option -> the provider's."""
 
 _TENSORRT_PRECISIONS: Mapping[str, Pairs] = {
     "FP32": (),
@@ -61,13 +62,13 @@ _SWITCHES = frozenset(
     ("trt_engine_cache_enable", "trt_int8_use_native_calibration_table", "trt_fp16_enable", "trt_int8_enable",
      "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph", "use_tf32")
 )  # fmt: skip
-"""Options that the providers want as "1" or "0", and people write as true and false."""
+"""Options that providers read as "1" or "0". Configurations may also have true and false."""
 
 _CUDA_WORDS: Mapping[str, tuple[str, ...]] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
 }
-"""Options whose values are words; Triton numbers them."""
+"""Options whose values are words. Triton has numbers for them."""
 
 _CUDA_PARAMETERS = (
     *_CUDA_WORDS, "gpu_mem_limit", "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "use_tf32"
@@ -76,13 +77,13 @@ _CUDA_PARAMETERS = (
 _PRECISION_OF_PROVIDER = {"trt_fp16_enable": "f16", "trt_int8_enable": "int8"}
 
 
-def providers(
+def configured_providers(
     job: OpenJob, merged: Mapping[str, str], available: Sequence[str], *, gpu: str = "", knows_tf32: bool = True
 ) -> tuple[tuple[str, Pairs], ...]:
-    """Return the providers with their options, best first, the CPU last. `gpu` says why there is no GPU, if so;
-    `knows_tf32`: whether this onnxruntime has the option `use_tf32`.
+    """Return the providers with their options, best first, the CPU last.
 
-    Raises LoadError for an accelerator that this onnxruntime lacks, or an option without sense.
+    `gpu` is the reason why there is no GPU, "" if there is one. `knows_tf32`: this onnxruntime has the option
+    `use_tf32`. Raises LoadError for an accelerator that this onnxruntime lacks, or an invalid option.
     """
     optimization = job.spec.optimization
     on_gpu = job.device_id is not None
@@ -112,7 +113,7 @@ def providers(
 
 
 def _options(job: OpenJob, accelerator: Accelerator, merged: Mapping[str, str], *, knows_tf32: bool) -> Pairs:
-    """Return an accelerator's parameters in the provider's own words."""
+    """Return an accelerator's parameters with the provider's own names and values. Raises LoadError."""
     model = job.spec.name
     options = dict(accelerator.parameters)
     if accelerator.name == "tensorrt":
@@ -126,13 +127,13 @@ def _options(job: OpenJob, accelerator: Accelerator, merged: Mapping[str, str], 
         options = {**{key: merged[key] for key in _CUDA_PARAMETERS if key in merged}, **options}
         if knows_tf32 and merged.get("precision", "f32").strip().lower() != "auto":
             options.setdefault("use_tf32", "0")
-    if job.device_id is not None and accelerator.name in _OF_GPU:
+    if job.device_id is not None and accelerator.name in _GPU_ACCELERATORS:
         options["device_id"] = str(job.device_id)
     return tuple(sorted((key, _value(model, key, value)) for key, value in options.items()))
 
 
 def _value(model: str, key: str, value: str) -> str:
-    """Return an option's value as the provider reads it. Raises LoadError."""
+    """Return an option's value in the provider's form. Raises LoadError."""
     text = value.strip()
     if key in _SWITCHES:
         if text.lower() not in ("1", "0", "true", "false"):
@@ -151,9 +152,11 @@ def _value(model: str, key: str, value: str) -> str:
 
 
 def reported() -> dict[str, tuple[str, ...]]:
-    """Return the accelerators that this onnxruntime was built with, which says nothing of whether they work. Raises
-    LoadError when it is not there."""
-    os.putenv("ORT_DISABLE_TELEMETRY", "1")  # before the import, as where models are opened
+    """Return the accelerators that this onnxruntime was built with. They need not work here.
+
+    Raises BackendMissing if onnxruntime is not installed.
+    """
+    os.putenv("ORT_DISABLE_TELEMETRY", "1")  # before the import, as in the backend
     available = import_runtime("onnxruntime", "InferenceSession").get_available_providers()
     return {name: () for name, provider in PROVIDERS.items() if provider in available}
 
@@ -163,20 +166,16 @@ def is_cpu_only(chosen: Sequence[tuple[str, Pairs]]) -> bool:
 
 
 def precision_of(chosen: Sequence[tuple[str, Pairs]]) -> str | None:
-    """Return the arithmetic that a provider was told to use in place of the file's, None when none was."""
-    told = [_PRECISION_OF_PROVIDER[key] for _, pairs in chosen for key, _ in pairs if key in _PRECISION_OF_PROVIDER]
-    return told[0] if told else None
-
-
-def missing_of(wanted: Sequence[tuple[str, Pairs]], in_force: Sequence[str]) -> list[str]:
-    """Return the providers that were asked for and that an open session does not have."""
-    return [provider for provider, _ in wanted if provider not in in_force]
+    """Return the arithmetic that an option of a provider sets in place of the file's, None if none does."""
+    found = [_PRECISION_OF_PROVIDER[key] for _, pairs in chosen for key, _ in pairs if key in _PRECISION_OF_PROVIDER]
+    return found[0] if found else None
 
 
 def cuda_starts(available: Sequence[str], no_gpu: str, open_session: Callable[[bytes, list[Any]], Any]) -> bool:
-    """Return whether CUDA works here, found out by opening a session of one node with it.
+    """Return whether CUDA works here. This opens a session of one node with CUDA.
 
-    `open_session(model, providers)` returns a session; what it raises counts as no. `no_gpu`: why the driver has none.
+    `open_session(model, providers)` returns a session; an exception counts as no. `no_gpu` is the reason why the driver
+    has no GPU, "" if it has one.
     """
     if CUDA not in available:
         return False
@@ -185,7 +184,7 @@ def cuda_starts(available: Sequence[str], no_gpu: str, open_session: Callable[[b
         return False
     try:
         works = CUDA in open_session(identity_model(), [CUDA, CPU]).get_providers()
-    except Exception:  # the provider's libraries raise what they like when one of them is missing
+    except Exception:  # the provider may raise any exception if a library is missing
         log.debug("CUDA could not be started", exc_info=True)
         works = False
     if not works:
@@ -197,7 +196,7 @@ def cuda_starts(available: Sequence[str], no_gpu: str, open_session: Callable[[b
 
 
 def identity_model() -> bytes:
-    """Return an ONNX file of one Identity node, X to Y, FP32 of one element; written by hand (onnx.proto3)."""
+    """Return an ONNX file with one Identity node from X to Y, FP32 of one element (message layout: onnx.proto3)."""
     one_dim = _field(1, _number(1, 1))
     tensor_type = _field(2, _field(1, _number(1, 1) + _field(2, one_dim)))
     node = _field(1, b"X") + _field(2, b"Y") + _field(4, b"Identity")

@@ -1,8 +1,8 @@
-"""OpenVINO device of a model, and the cache folder of compiled models.
+"""Devices of OpenVINO: check of a model's `TARGET_DEVICE`, and the devices of this machine.
 
-`TARGET_DEVICE` is a device (`CPU`, `GPU`, `GPU.1`, `NPU`), or chooses or combines others: `AUTO`, `AUTO:GPU,CPU`,
-`AUTO:-CPU`, `MULTI:GPU,CPU`, `HETERO:GPU,CPU`, `BATCH:GPU(8)`. Each one named has to be there: OpenVINO lists what
-works here (`Core.available_devices`), and its own errors about others are pages long.
+`TARGET_DEVICE` is one device (`CPU`, `GPU`, `GPU.1`, `NPU`), or a choice or combination of devices: `AUTO`,
+`AUTO:GPU,CPU`, `AUTO:-CPU`, `MULTI:GPU,CPU`, `HETERO:GPU,CPU`, `BATCH:GPU(8)`. Each named device must be in OpenVINO's
+`Core.available_devices`. OpenVINO's own errors about other devices are pages long.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from edge_server.backends.openvino_import import import_openvino
 from edge_server.errors import LoadError
 
 COMBINING = ("AUTO", "MULTI", "HETERO", "BATCH")
-"""Devices that stand for others, which follow after a colon."""
+"""Names that combine the devices after a colon."""
 
 _NEEDS_OTHERS = ("MULTI", "BATCH")
 _ITEM = re.compile(r"(-?)([A-Z]+(?:\.[0-9A-Z]+)*)(?:\([0-9]{1,4}\))?")
 
 
 def checked_device(model: str, text: str, available: Sequence[str]) -> str:
-    """Return the device as OpenVINO wants it written. Raises LoadError when one of those named is not here."""
+    """Return the device in OpenVINO's notation. Raises LoadError if a named device is not on this machine."""
     wanted = "".join(text.split()).upper()
     head, colon, rest = wanted.partition(":")
     if head not in COMBINING:
-        _check(model, wanted, wanted, available)
+        _check_one(model, wanted, wanted, available)
         return wanted
     names = rest.split(",") if colon else []
     if not names and (colon or head in _NEEDS_OTHERS):
@@ -34,39 +34,41 @@ def checked_device(model: str, text: str, available: Sequence[str]) -> str:
             f"openvino finds: {', '.join(available)}"
         )
     for name in names:
-        _check(model, wanted, name, available)
+        _check_one(model, wanted, name, available)
     return wanted
 
 
 def reported() -> dict[str, tuple[str, ...]]:
-    """Return every device that OpenVINO lists, with what it computes in (FP32, FP16, INT8 ...; () where it does not
-    tell). Loads every plugin, and the drivers behind. Raises LoadError when OpenVINO is not there."""
+    """Return OpenVINO's devices with their precisions (FP32, FP16, INT8 ...; () if a device does not report them).
+
+    This loads all plugins and their drivers. Raises BackendMissing if OpenVINO is not installed.
+    """
     core = import_openvino().Core()
     found: dict[str, tuple[str, ...]] = {}
     for device in core.available_devices:
         try:
             found[device] = tuple(map(str, core.get_property(device, "OPTIMIZATION_CAPABILITIES")))
-        except RuntimeError:  # what opening a model there says is worth more
+        except RuntimeError:  # opening a model there gives a better error
             found[device] = ()
     return found
 
 
 def involves_accelerator(device: str) -> bool:
-    """Return whether anything but the CPU may run the model: compiling for it takes long, and is worth keeping."""
+    """Return whether another device than the CPU may run the model. Compiling for it is slow, so it is cached."""
     return device != "CPU"
 
 
-def head_of(device: str) -> str:
-    """Return the device name for OpenVINO's queries: AUTO of AUTO:GPU,CPU."""
+def queryable_device(device: str) -> str:
+    """Return the part of a device that OpenVINO has properties for: AUTO of AUTO:GPU,CPU."""
     return device.partition(":")[0]
 
 
-def _check(model: str, whole: str, item: str, available: Sequence[str]) -> None:
+def _check_one(model: str, whole: str, item: str, available: Sequence[str]) -> None:
     found = _ITEM.fullmatch(item)
     if found is None:
         raise LoadError(f"model '{model}': TARGET_DEVICE '{whole[:80]}' is not a list of devices: '{item[:80]}'")
-    is_left_out, name = bool(found[1]), found[2]
-    if is_left_out or name in available or any(one.startswith(f"{name}.") for one in available):
+    is_excluded, name = bool(found[1]), found[2]
+    if is_excluded or name in available or any(one.startswith(f"{name}.") for one in available):
         return
     if name.endswith(".0") and name[:-2] in available:
         return

@@ -1,43 +1,62 @@
-"""Reader of model files into OpenVINO graphs: ONNX, IR, TensorFlow Lite, SavedModel, custom operators."""
+"""Reader of model files into OpenVINO's graphs (ONNX, IR, TensorFlow Lite, SavedModels), and a graph's tensors."""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edge_server.backends.base import ModelFile
 from edge_server.backends.runtime_library import existing_file, file_title, load_error
+from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
 
+_TYPES = {
+    "bf16": DType.BF16,
+    "boolean": DType.BOOL,
+    "f16": DType.FP16,
+    "f32": DType.FP32,
+    "f64": DType.FP64,
+    "i16": DType.INT16,
+    "i32": DType.INT32,
+    "i64": DType.INT64,
+    "i8": DType.INT8,
+    "u16": DType.UINT16,
+    "u32": DType.UINT32,
+    "u64": DType.UINT64,
+    "u8": DType.UINT8,
+}
+"""OpenVINO's element types, without strings: the Python binding frees the memory of string tensors twice."""
+
 _FRONTENDS = {".onnx": "onnx", ".tflite": "tflite", ".xml": "ir"}
-"""Reader by file suffix. Naming it keeps OpenVINO from trying all others on a broken file, which print to stderr."""
+"""OpenVINO's reader by file suffix. Otherwise OpenVINO tries all readers on a broken file, which print to stderr."""
 
 _SAVED_MODEL = "saved_model.pb"
-"""The file that makes a folder a TensorFlow SavedModel; the folder is what is read."""
+"""The file in the folder of a TensorFlow SavedModel. OpenVINO reads the folder."""
 
 _TFLITE_SINCE = (2026, 1)
-"""First release known to verify a TensorFlow Lite file before it follows the file's pointers."""
+"""First release that verifies a TensorFlow Lite file before it follows the file's offsets."""
 
 
 class GraphReader:
-    """Reads with one Core, which takes one file at a time. Thread-safe."""
+    """Reads files with one Core, one file at a time. Thread-safe."""
 
     def __init__(self, version: str, core: Any, frontend: Any) -> None:
         """`frontend` is the module `openvino.frontend`."""
         self._version = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         self._core = core
         self._frontends = frontend.FrontEndManager()
-        self._failures = exceptions(frontend)
-        self._reading = threading.Lock()
+        self._failures = exception_classes(frontend)
+        self._lock = threading.Lock()
         self._extensions: set[str] = set()
 
-    def read(self, file: ModelFile, extension: str, is_mapped: bool) -> Any:
-        """Return the graph of a file. `extension`: a library of operators, or "". Raises LoadError."""
+    def read_graph(self, file: ModelFile, extension: str, is_mapped: bool) -> Any:
+        """Return the graph of a file. `extension` is a library of operators, or "". Raises LoadError."""
         path = file_to_read(file)
         try:
-            with self._reading:
+            with self._lock:
                 if extension and extension not in self._extensions:
                     self._core.add_extension(extension)
                     self._extensions.add(extension)
@@ -65,13 +84,53 @@ class GraphReader:
 
 
 def file_to_read(file: ModelFile) -> Path:
-    """Return the file that a model, which may be a directory, is read from. Raises LoadError where there is none."""
+    """Return the file of a model, which may be a directory. Raises LoadError if there is none."""
     if (file.path / _SAVED_MODEL).is_file():
         return existing_file(file, _SAVED_MODEL)
     return existing_file(file, "model.onnx" if file.path.suffix == ".onnx" else "model.xml")
 
 
-def exceptions(frontend: Any) -> tuple[type[Exception], ...]:
-    """Return all classes that the library raises; those of its readers have no base in common."""
+def exception_classes(frontend: Any) -> tuple[type[Exception], ...]:
+    """Return the library's exception classes. Those of its readers have no common base class."""
     own = [item for item in vars(frontend).values() if isinstance(item, type) and issubclass(item, Exception)]
     return (*own, RuntimeError, ValueError, TypeError, OSError, MemoryError)
+
+
+def declared_tensor(file: ModelFile, role: str, port: Any) -> tuple[str, DType, tuple[int, ...]]:
+    """Return name, type and dims (-1: any size) of an input or output as declared in the file. Raises LoadError."""
+    name, kind = _names(port)[0], _type_name(port)
+    if kind not in _TYPES:
+        raise LoadError(f"{file_title(file)}: {role} '{name}' is of type {kind}, which this backend cannot carry")
+    if port.get_partial_shape().rank.is_dynamic:
+        raise LoadError(f"{file_title(file)}: {role} '{name}' has no fixed number of dimensions")
+    return name, _TYPES[kind], dims(port)
+
+
+def positions(ports: Sequence[Any]) -> dict[str, int]:
+    """Return the positions of inputs or outputs, under all of their names."""
+    return {name: index for index, port in enumerate(ports) for name in _names(port)}
+
+
+def bf16_names(ports: Sequence[Any]) -> frozenset[str]:
+    """Return all names of bfloat16 tensors, which are passed as bit patterns because numpy has no such type."""
+    return frozenset(name for port in ports if _type_name(port) == "bf16" for name in _names(port))
+
+
+def dims(port: Any) -> tuple[int, ...]:
+    """Return the dims of an input or output with a fixed number of dimensions, -1 for any size."""
+    return tuple(dim.get_length() if dim.is_static else -1 for dim in port.get_partial_shape())
+
+
+def _type_name(port: Any) -> str:
+    return str(port.get_element_type().get_type_name())
+
+
+def _names(port: Any) -> list[str]:
+    """Return all names of an input or output, the one for clients first. Without a name it has its layer's name."""
+    names = sorted(port.get_names())
+    if names:
+        return names
+    node = port.get_node()
+    if node.get_type_name() == "Result":
+        node = node.input_value(0).get_node()
+    return [str(node.get_friendly_name())]

@@ -1,6 +1,6 @@
-"""OpenVINO options of a model's configuration: device, properties, precision, shapes.
+"""Compile options for OpenVINO from a model's configuration: device, properties, precision and shapes.
 
-The keys are those that the text of `openvino` lists.
+The docstring of `openvino` lists the keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from edge_server.backends.base import OpenJob
 from edge_server.backends.openvino_devices import checked_device, involves_accelerator
 from edge_server.backends.runtime_library import instance_count, yes_or_no
-from edge_server.core.model_spec import InputSpec, ModelSpec
+from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import LoadError
 
 _OWN_KEYS = frozenset(
@@ -35,7 +35,7 @@ _CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """How a model is compiled; equal plans for the same file may share one."""
+    """Options of a compiled model. Instances with equal options and the same file share one."""
 
     device: str
     properties: tuple[tuple[str, str], ...]
@@ -43,82 +43,70 @@ class CompileOptions:
     extension: str
     is_mapped: bool
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    """Input shapes to set (-1: any size), empty to keep the file's."""
+    """Input shapes to set (-1: any size). Without an entry the file's shape is kept."""
     batch_rows: int
-    """Rows that the model is compiled for, 0 for any number (or a model without a batch dimension)."""
+    """Rows that the model is compiled for, 0 for any number or for a model without a batch dimension."""
     is_padded: bool
-    """Whether smaller batches are filled up to these rows."""
+    """Whether smaller batches are padded to these rows."""
 
 
-def planned(job: OpenJob, core: Any) -> CompileOptions:
-    """Return the plan for one instance; `core` tells what is here. Raises LoadError for what cannot be had."""
+def compile_options(job: OpenJob, core: Any) -> CompileOptions:
+    """Return the options for one instance. `core` is OpenVINO's Core. Raises LoadError for impossible options."""
     spec, merged = job.spec, {**job.settings, **job.spec.parameters}
-    device = _device(job, merged, core)
-    precision = _asked_precision(spec.name, merged, device, core)
+    asked = merged.get("TARGET_DEVICE", "CPU" if job.device_id is None else f"GPU.{job.device_id}")
+    # The list of devices is slow: it loads every plugin. So it is not read for the CPU.
+    device = "CPU" if asked == "CPU" else checked_device(spec.name, asked, core.available_devices)
+    precision = _configured_precision(spec.name, merged, device, core)
     skips = yes_or_no(spec.name, merged, "SKIP_OV_DYNAMIC_BATCHSIZE", False)
     rows = spec.max_batch_size if skips else 0
-    takes_dims = yes_or_no(spec.name, merged, "RESHAPE_IO_LAYERS", False)
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    if yes_or_no(spec.name, merged, "RESHAPE_IO_LAYERS", False):
+        for item in spec.inputs:
+            dims = item.dims if item.reshape is None else item.reshape
+            shapes.append((item.name, (rows or -1, *dims) if spec.max_batch_size > 0 else dims))
     return CompileOptions(
         device=device,
         properties=tuple(sorted(_properties(spec, merged, device, precision).items())),
         precision=precision,
         extension=merged.get("CPU_EXTENSION_PATH", ""),
         is_mapped=yes_or_no(spec.name, merged, "ENABLE_MMAP", False),
-        shapes=tuple((one.name, _full_shape(spec, one, rows)) for one in spec.inputs) if takes_dims else (),
+        shapes=tuple(shapes),
         batch_rows=rows,
         is_padded=yes_or_no(spec.name, merged, "ENABLE_BATCH_PADDING", False),
     )
 
 
-def _device(job: OpenJob, merged: Mapping[str, str], core: Any) -> str:
-    asked = merged.get("TARGET_DEVICE", "CPU" if job.device_id is None else f"GPU.{job.device_id}")
-    # Not asked for the CPU, the rule: the list costs a look at every plugin.
-    return "CPU" if asked == "CPU" else checked_device(job.spec.name, asked, core.available_devices)
-
-
 def _properties(spec: ModelSpec, merged: Mapping[str, str], device: str, precision: str) -> dict[str, str]:
-    """Return the properties for OpenVINO."""
+    """Return the properties that are passed to OpenVINO."""
     properties = {key: value for key, value in merged.items() if _PROPERTY.fullmatch(key) and key not in _OWN_KEYS}
     if involves_accelerator(device) and merged.get("MODEL_CACHE_DIR"):
         properties.setdefault("CACHE_DIR", merged["MODEL_CACHE_DIR"])
     if precision in ("bf16", "f16", "f32") or (precision == "int8" and device == "CPU"):
         properties.setdefault(_HINT, "f32" if precision == "int8" else precision)
-    _set_parallelism(properties, device, instance_count(spec))
-    return properties
-
-
-def _set_parallelism(properties: dict[str, str], device: str, instances: int) -> None:
-    """Choose streams unless the configuration does."""
     if "NUM_STREAMS" in properties:
         properties["NUM_STREAMS"] = properties["NUM_STREAMS"].upper()
     elif "PERFORMANCE_HINT" in properties:
         properties["PERFORMANCE_HINT"] = properties["PERFORMANCE_HINT"].upper()
     elif device == "CPU":
-        properties["NUM_STREAMS"] = str(instances)
+        properties["NUM_STREAMS"] = str(instance_count(spec))
+    return properties
 
 
-def _asked_precision(model: str, merged: Mapping[str, str], device: str, core: Any) -> str:
-    """Return f32, bf16, f16, int8 or auto. Raises LoadError when the device does not have it."""
-    here = _precisions(core) if device == "CPU" else ("f32", "bf16", "f16", "int8", "auto")
+def _configured_precision(model: str, merged: Mapping[str, str], device: str, core: Any) -> str:
+    """Return f32, bf16, f16, int8 or auto. Raises LoadError if the device does not support it."""
+    offered: tuple[str, ...] = ("f32", "bf16", "f16", "int8", "auto")
+    if device == "CPU":
+        # For other devices only compiling shows it.
+        capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        extra = [name for name, capability in _CAPABILITIES.items() if capability in capabilities]
+        offered = ("f32", *extra, "int8", "auto")
     default = "f32" if device == "CPU" else "auto"
-    if yes_or_no(model, merged, "HINT_BF16", False) and "bf16" in here:
+    if yes_or_no(model, merged, "HINT_BF16", False) and "bf16" in offered:
         default = "bf16"
     asked = merged.get("precision", default).strip().lower()
-    if asked not in here:
+    if asked not in offered:
         raise LoadError(
             f"model '{model}': openvino does not offer precision '{asked}' on this {device}; "
-            f"it offers {', '.join(here)}"
+            f"it offers {', '.join(offered)}"
         )
     return asked
-
-
-def _precisions(core: Any) -> tuple[str, ...]:
-    """Return the precisions that the CPU supports. For other devices only compiling shows them."""
-    capabilities = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    extra = [name for name, capability in _CAPABILITIES.items() if capability in capabilities]
-    return ("f32", *extra, "int8", "auto")
-
-
-def _full_shape(spec: ModelSpec, one: InputSpec, rows: int) -> tuple[int, ...]:
-    dims = one.dims if one.reshape is None else one.reshape
-    return (rows or -1, *dims) if spec.max_batch_size > 0 else dims

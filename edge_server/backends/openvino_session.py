@@ -1,4 +1,4 @@
-"""OpenVINO session: one infer request, tensors over the caller's memory, batches padded to a fixed size."""
+"""Session of one OpenVINO instance: an infer request of a shared compiled model, and its padded batches."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.openvino_tensor_info import dims
-from edge_server.backends.runtime_library import words, writable
+from edge_server.backends.openvino_model_reader import dims
+from edge_server.backends.runtime_library import message_line, writable
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"
-"""Of a run's inputs, and their types, by name."""
+"""Shapes and types of a run's inputs, by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """A compiled model with what is known about it."""
+class CompiledModel:
+    """A compiled model, the positions of its inputs and outputs, and its precision and options."""
 
     model: Any
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
     bf16: frozenset[str]
-    """Tensors whose elements numpy lacks, and which travel as bit patterns."""
+    """Names of bfloat16 tensors, which are passed as bit patterns."""
     precision: str
     options: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoLibrary:
-    """OpenVINO's Python module, and all exception classes that it raises."""
+    """OpenVINO's Python module, and its exception classes."""
 
     ov: Any
     failures: tuple[type[Exception], ...]
 
-    def tensor(self, array: Array, is_bf16: bool) -> Any:
+    def make_tensor(self, array: Array, is_bf16: bool) -> Any:
         """Return an OpenVINO tensor over the array's own memory."""
         if is_bf16:
             return self.ov.Tensor(array, self.ov.Shape(array.shape), self.ov.Type.bf16)
@@ -53,12 +53,12 @@ class OpenVinoSession(Session):
         library: OpenVinoLibrary,
         model: str,
         info: SessionInfo,
-        compiled: Compiled,
+        compiled: CompiledModel,
         request: Any,
         padded_rows: int,
         give_back: Callable[[], None],
     ) -> None:
-        """`padded_rows`: rows to fill batches up to, 0 for none. `give_back` ends the share of the compiled model."""
+        """`padded_rows`: rows to pad batches to, 0 for none. `give_back` releases the share in the compiled model."""
         self.info = info
         self._library = library
         self._failures = library.failures
@@ -67,9 +67,9 @@ class OpenVinoSession(Session):
         self._inputs = compiled.inputs
         self._outputs = compiled.outputs
         self._compiled = compiled.model
-        self._worked: Shapes = {}
+        self._last_good: Shapes = {}
         self._last: Shapes = {}
-        """Of the last run that went well, a client's or one of `_bring_back`."""
+        """Of the last successful run, of a batch or in `_recover`."""
         self._padded_rows = padded_rows
         self._bf16 = compiled.bf16
         self._give_back = give_back
@@ -78,23 +78,23 @@ class OpenVinoSession(Session):
         try:
             found = self._infer(inputs, outputs)
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         else:
-            self._last = self._worked = {name: (array.shape, array.dtype) for name, array in inputs.items()}
+            self._last = self._last_good = {name: (array.shape, array.dtype) for name, array in inputs.items()}
             return found
-        self._bring_back()
-        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+        self._recover()
+        # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': openvino failed: {said}")
 
-    def _bring_back(self) -> None:
-        """Run zeros of shapes other than the last, after a run that failed.
+    def _recover(self) -> None:
+        """Run zeros with other shapes than the last successful run, after a failed run.
 
-        A run that failed for its shapes leaves the CPU's graph (2026.4) half-way to these, while its nodes think that
-        they have those of the last run that went well: the next of the very same would fail too, or answer wrongly,
-        until one of others goes well.
+        A run that fails because of its shapes leaves the CPU's graph (2026.4) partly set to them, while its nodes still
+        have the shapes of the last successful run. The next run with those shapes would fail too, or give wrong
+        results, until a run with other shapes succeeds.
         """
-        grown = [self._grown(self._worked, every=every) for every in (True, False)]
-        for shapes in (*grown, self._worked):
+        enlarged = [self._enlarge(self._last_good, every=every) for every in (True, False)]
+        for shapes in (*enlarged, self._last_good):
             if shapes == self._last:
                 continue
             try:
@@ -104,8 +104,8 @@ class OpenVinoSession(Session):
             self._last = shapes
             return
 
-    def _grown(self, shapes: Shapes, *, every: bool) -> Shapes:
-        """Return shapes one larger along every dimension that may have any size, or along the first of them."""
+    def _enlarge(self, shapes: Shapes, *, every: bool) -> Shapes:
+        """Return shapes that are larger by 1 in every dimension of any size, or in the first of them."""
         found = {}
         for name, (shape, dtype) in shapes.items():
             free = [place for place, size in enumerate(dims(self._compiled.inputs[self._inputs[name]])) if size == -1]
@@ -119,12 +119,14 @@ class OpenVinoSession(Session):
         for name, given in inputs.items():
             array = given
             if self._padded_rows and len(array) < self._padded_rows:
-                rows, array = len(array), _padded(array, self._padded_rows)
+                rows = len(array)
+                array = np.zeros((self._padded_rows, *given.shape[1:]), dtype=given.dtype)
+                array[:rows] = given
             ready = writable(array)
-            tensor = self._library.tensor(ready, name in self._bf16)
+            tensor = self._library.make_tensor(ready, name in self._bf16)
             held.append((array, ready, tensor))
             self._request.set_input_tensor(self._inputs[name], tensor)
-        # Results share the request's own memory, which the next run overwrites: hand out copies.
+        # Results share the request's memory, which the next run overwrites. So they are copied.
         results = list(self._request.infer(share_outputs=True).values())
         found = {
             name: np.array(results[self._outputs[name]][:rows] if rows else results[self._outputs[name]])
@@ -136,9 +138,3 @@ class OpenVinoSession(Session):
     def close(self) -> None:
         self._request = self._compiled = None
         self._give_back()
-
-
-def _padded(array: Array, rows: int) -> Array:
-    padded = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
-    padded[: len(array)] = array
-    return padded

@@ -1,17 +1,17 @@
-"""Backend `pytorch`: TorchScript (model.pt) and programs saved by torch.export (.pt2).
+"""Backend `pytorch`: TorchScript (model.pt), and programs saved by torch.export (a .pt2 file).
 
-Names. A TorchScript file says neither types nor shapes, so that the configuration states all tensors: inputs as the
-arguments of `forward`, or as NAME__INDEX with the argument's number; outputs as NAME__INDEX with the place in the
-tuple, as the keys of a returned dictionary, or by any name when there is one. A .pt2 file says it all: inputs have the
-names of forward's arguments, outputs are OUTPUT__0 and so on.
+Names: a TorchScript file contains neither types nor shapes, so the configuration declares all tensors. Inputs have the
+names of the arguments of `forward`, or NAME__INDEX with the argument's number. Outputs are NAME__INDEX with the
+position in the returned tuple, or the keys of a returned dictionary; a single output may have any name. A .pt2 file
+declares its tensors: inputs have the names of forward's arguments, outputs are OUTPUT__0 and so on.
 
 Keys in config.pbtxt's `parameters`, named as in Triton's PyTorch backend:
 
 - `INFERENCE_MODE` (default yes), `DISABLE_OPTIMIZED_EXECUTION`, `DISABLE_CUDNN`;
-- `INTRA_OP_THREAD_COUNT`: threads of an operator. torch has one such number for the whole process: the last model
-  loaded with one sets it for all.
+- `INTRA_OP_THREAD_COUNT`: threads of an operator. torch has one such number for the whole process, which the last
+  loaded model with this key sets.
 
-All instances on a device run on one module: weights are held once, whatever `ENABLE_WEIGHT_SHARING` says.
+All instances on a device share one module, so weights are in memory once; `ENABLE_WEIGHT_SHARING` has no effect.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     whole_number,
-    words,
     writable,
     yes_or_no,
 )
@@ -75,11 +75,11 @@ class PyTorchBackend(Backend):
         self.runs_on_gpu = bool(self._torch.cuda.is_available())
         self._failures = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OSError,
                           AssertionError, ImportError, MemoryError, self._torch.jit.Error)  # fmt: skip
-        self._shared: SharedModels[_Module] = SharedModels()
+        self._shared: SharedModels[_LoadedModule] = SharedModels()
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Exception classes that the library, and models run by it, raise."""
+        """Exception classes of the library and of models that it runs."""
         return self._failures
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature | None:
@@ -92,11 +92,11 @@ class PyTorchBackend(Backend):
         path = existing_file(job.file, self.default_filename)
         device = "cpu" if job.device_id is None else f"cuda:{job.device_id}"
         threads = whole_number(spec.name, merged, "INTRA_OP_THREAD_COUNT", 0)
-        modes = self._modes(spec.name, merged)
+        modes = self._run_mode(spec.name, merged)
         key = (fingerprint(path), device)
         module = self._shared.take(key, lambda: self._load(job.file, path, device))
         try:
-            calls = _Calls(spec, module)
+            order = _TensorOrder(spec, module)
         except LoadError:
             self._shared.give_back(key)
             raise
@@ -112,10 +112,10 @@ class PyTorchBackend(Backend):
             is_bound=shown != "CPU",
             only_computes=True,
         )
-        return PyTorchSession(self, info, spec, module, calls, device, modes, lambda: self._shared.give_back(key))
+        return PyTorchSession(self, info, spec, module, order, device, modes, lambda: self._shared.give_back(key))
 
-    def _modes(self, model: str, merged: Mapping[str, str]) -> Callable[[], Any]:
-        """Return the factory of the context for a run."""
+    def _run_mode(self, model: str, merged: Mapping[str, str]) -> Callable[[], Any]:
+        """Return a function that creates the context manager for a run."""
         torch = self._torch
         infers = yes_or_no(model, merged, "INFERENCE_MODE", True)
         is_plain = yes_or_no(model, merged, "DISABLE_OPTIMIZED_EXECUTION", False)
@@ -133,7 +133,7 @@ class PyTorchBackend(Backend):
 
         return modes
 
-    def _load(self, file: ModelFile, path: Path, device: str) -> _Module:
+    def _load(self, file: ModelFile, path: Path, device: str) -> _LoadedModule:
         """Read a file. Raises LoadError."""
         try:
             if path.suffix == _EXPORTED:
@@ -141,12 +141,12 @@ class PyTorchBackend(Backend):
             module = self._torch.jit.load(str(path), map_location=device)
             module.eval()
             arguments = [argument.name for argument in module.forward.schema.arguments[1:]]
-            return _Module(module, arguments, None, "torchscript")
+            return _LoadedModule(module, arguments, None, "torchscript")
         except self._failures as error:
             failure = load_error(file, "pytorch", error)
         raise failure
 
-    def _load_exported(self, file: ModelFile, path: Path, device: str) -> _Module:
+    def _load_exported(self, file: ModelFile, path: Path, device: str) -> _LoadedModule:
         if not zipfile.is_zipfile(path):
             raise LoadError(f"{file_title(file)}: pytorch cannot load it: it is not a .pt2 archive")
         with zipfile.ZipFile(path) as archive:
@@ -159,17 +159,17 @@ class PyTorchBackend(Backend):
         if device != "cpu":
             program = self._torch.export.passes.move_to_device_pass(program, device)
         signature = _exported_signature(file, program)
-        return _Module(program.module(), [one.name for one in signature.inputs], signature, "torch.export")
+        return _LoadedModule(program.module(), [one.name for one in signature.inputs], signature, "torch.export")
 
-    def tensor(self, array: Array, is_bf16: bool, device: str) -> Any:
+    def make_tensor(self, array: Array, is_bf16: bool, device: str) -> Any:
         """Return a torch tensor over the array's own memory, or a copy of it on a GPU."""
         tensor = self._torch.from_numpy(writable(array))
         if is_bf16:
             tensor = tensor.view(self._torch.bfloat16)
         return tensor if device == "cpu" else tensor.to(device)
 
-    def array(self, tensor: Any, dtype: DType) -> Array:
-        """Return a tensor's elements as an array of the caller's own. Raises ValueError for another type."""
+    def make_array(self, tensor: Any, dtype: DType) -> Array:
+        """Return a copy of a tensor as an array. Raises ValueError if it has another type than `dtype`."""
         if not isinstance(tensor, self._torch.Tensor):
             raise ValueError(f"expected a tensor, got a {type(tensor).__name__}")
         kind = _TYPES.get(str(tensor.dtype).removeprefix("torch."))
@@ -178,12 +178,12 @@ class PyTorchBackend(Backend):
         tensor = tensor.detach().cpu()
         if kind is DType.BF16:
             tensor = tensor.view(self._torch.int16)
-        # Models may hand out their inputs, or weights of theirs.
+        # A copy, because a model may return its inputs or its weights.
         return np.array(tensor.numpy(), dtype=dtype.numpy if kind is not DType.BF16 else None).view(dtype.numpy)
 
 
-class _Module:
-    """A loaded module: `arguments` of its forward, and its tensors where the file tells them."""
+class _LoadedModule:
+    """A loaded module, the names of forward's arguments, and its tensors if the file declares them."""
 
     def __init__(self, call: Any, arguments: Sequence[str], signature: ModelSignature | None, form: str) -> None:
         self.call = call
@@ -193,7 +193,7 @@ class _Module:
 
 
 def _exported_signature(file: ModelFile, program: Any) -> ModelSignature:
-    """Return the tensors of an exported program. Raises LoadError where one is no tensor."""
+    """Return the inputs and outputs of an exported program. Raises LoadError if one is no tensor."""
     names = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
     inputs = [InputSpec(name, *_exported(file, name, nodes[name])) for name in map(str, names.user_inputs)]
@@ -212,11 +212,11 @@ def _exported(file: ModelFile, name: str, node: Any) -> tuple[DType, tuple[int, 
     return dtype, tuple(size if isinstance(size, int) else -1 for size in value.shape)
 
 
-class _Calls:
-    """Which tensor is which argument, and which result. Raises LoadError for names that say neither."""
+class _TensorOrder:
+    """Order of the inputs as arguments, and positions of the outputs in the result. Raises LoadError."""
 
-    def __init__(self, spec: ModelSpec, module: _Module) -> None:
-        self.order = _input_order(spec, module.arguments)
+    def __init__(self, spec: ModelSpec, module: _LoadedModule) -> None:
+        self.inputs = _input_order(spec, module.arguments)
         self.places = _output_places(spec)
         tensors: tuple[InputSpec | OutputSpec, ...] = (*spec.inputs, *spec.outputs)
         self.dtypes = {one.name: one.dtype for one in tensors}
@@ -242,7 +242,7 @@ def _input_order(spec: ModelSpec, arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _output_places(spec: ModelSpec) -> dict[str, int] | None:
-    """Return each output's place in the returned tuple; None when they can only be keys of a returned dictionary."""
+    """Return each output's position in the returned tuple; None if they can only be keys of a dictionary."""
     names = [one.name for one in spec.outputs]
     places = {name: int(found[1]) for name in names if (found := _BY_INDEX.fullmatch(name))}
     if len(places) == len(names) and len(set(places.values())) == len(names):
@@ -251,18 +251,18 @@ def _output_places(spec: ModelSpec) -> dict[str, int] | None:
 
 
 class PyTorchSession(Session):
-    """One instance's use of a shared module."""
+    """One instance, on a module that all instances on the device share."""
 
     def __init__(
-        self, backend: PyTorchBackend, info: SessionInfo, spec: ModelSpec, module: _Module, calls: _Calls, device: str,
-        modes: Callable[[], Any], give_back: Callable[[], None],
+        self, backend: PyTorchBackend, info: SessionInfo, spec: ModelSpec, module: _LoadedModule, order: _TensorOrder,
+        device: str, modes: Callable[[], Any], give_back: Callable[[], None],
     ) -> None:  # fmt: skip
         self.info = info
         self._backend = backend
         self._failures = backend.failures
         self._model = spec.name
-        self._module: _Module | None = module
-        self._calls = calls
+        self._module: _LoadedModule | None = module
+        self._order = order
         self._device = device
         self._modes = modes
         self._give_back = give_back
@@ -271,27 +271,27 @@ class PyTorchSession(Session):
         try:
             return self._run(inputs, outputs)
         except self._failures as error:
-            said = words(error)
-        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+            said = message_line(error)
+        # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': pytorch failed: {said}")
 
     def _run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         assert self._module is not None
-        dtypes = self._calls.dtypes
-        given = [name for name in self._calls.order if name in inputs]
-        tensors = [self._backend.tensor(inputs[name], dtypes[name] is DType.BF16, self._device) for name in given]
+        dtypes = self._order.dtypes
+        given = [name for name in self._order.inputs if name in inputs]
+        tensors = [self._backend.make_tensor(inputs[name], dtypes[name] is DType.BF16, self._device) for name in given]
         with self._modes():
             results = self._module.call(*tensors)
-            return {name: self._backend.array(self._result(results, name), dtypes[name]) for name in outputs}
+            return {name: self._backend.make_array(self._result(results, name), dtypes[name]) for name in outputs}
 
     def _result(self, results: Any, name: str) -> Any:
-        """Return one of what forward returned. Raises ValueError when it is not there."""
+        """Return one output from the result of forward. Raises ValueError if it is missing."""
         if isinstance(results, dict):
             if name not in results:
                 raise ValueError(f"forward returned {sorted(map(str, results))}, without '{name}'")
             return results[name]
         found = results if isinstance(results, (tuple, list)) else (results,)
-        places = self._calls.places
+        places = self._order.places
         if places is None:
             raise ValueError(f"forward returned no dictionary; call output '{name}' NAME__INDEX, by its place")
         if places[name] >= len(found):

@@ -1,6 +1,6 @@
-"""Shared code of all runtimes: import of the library, its error messages, one loaded model for all instances.
+"""Functions that all backends share: import of a runtime, error messages, options, and models shared by instances.
 
-Used by the backend files of this folder only.
+Used by the backends only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory
 
 _LONGEST_QUOTE = 600
-"""Characters of a runtime's message that are handed on; some runtimes print the whole file into theirs."""
+"""Largest length of a quoted message. Some runtimes print the whole file into theirs."""
 
 _MEMORY_WORDS = ("bad_alloc", "bad allocation", "out of memory", "failed to allocate memory")
 
@@ -29,17 +29,17 @@ Loaded = TypeVar("Loaded")
 
 
 def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
-    """Import a runtime's library; `needs` is a name that a working installation has, `extra` the one of this package
-    that brings it, where that is not called like it.
+    """Import a runtime's library. `needs` is a name that a working installation has. `extra` is the extra of this
+    package that installs it, if it has another name.
 
-    Raises BackendMissing with the pip line, whatever the import raised: a broken wheel fails with anything from
-    OSError to RuntimeError, and must not take other models down.
+    Raises BackendMissing with the `pip install` line for every exception of the import: a broken wheel may raise
+    anything from OSError to RuntimeError, and must not stop other models.
     """
     extra = extra or module.partition(".")[0]
     try:
         library = importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - foreign code at import time raises what it likes
-        reason = f"{type(error).__name__}: {words(error)}"
+    except Exception as error:  # noqa: BLE001 - foreign code may raise any exception at import
+        reason = f"{type(error).__name__}: {message_line(error)}"
     else:
         if hasattr(library, needs):
             return library
@@ -49,15 +49,15 @@ def import_runtime(module: str, needs: str, extra: str = "") -> ModuleType:
     )
 
 
-def words(error: BaseException) -> str:
+def message_line(error: BaseException) -> str:
     """Return the message of an exception as one line of bounded length."""
     line = " ".join(str(error).split())
     return line if len(line) <= _LONGEST_QUOTE else line[:_LONGEST_QUOTE] + " ..."
 
 
 def load_error(file: ModelFile, runtime: str, error: BaseException) -> LoadError:
-    """Return the LoadError (OutOfMemory where that is the cause) for a runtime's exception about a file."""
-    said = words(error)
+    """Return the LoadError for a runtime's exception about a file; OutOfMemory if that is the cause."""
+    said = message_line(error)
     kind = LoadError
     if isinstance(error, MemoryError) or any(sign in said.lower() for sign in _MEMORY_WORDS):
         kind = OutOfMemory
@@ -65,14 +65,14 @@ def load_error(file: ModelFile, runtime: str, error: BaseException) -> LoadError
 
 
 def file_title(file: ModelFile) -> str:
-    """Return how messages name a model's file."""
+    """Return the name of a model's file in messages."""
     return f"model '{file.model_dir.name}' version {file.version}, file '{file.path.name}'"
 
 
 def existing_file(file: ModelFile, inner_name: str) -> Path:
     """Return the file to read: `file.path`, or `inner_name` inside it when the model is a directory.
 
-    Raises LoadError when there is no such regular file, or it is empty.
+    Raises LoadError if there is no such regular file, or if it is empty.
     """
     path = file.path / inner_name if file.path.is_dir() else file.path
     if not path.is_file():
@@ -83,9 +83,9 @@ def existing_file(file: ModelFile, inner_name: str) -> Path:
 
 
 def fingerprint(path: Path) -> Hashable:
-    """Return a value that changes when a file of the folder around `path`, or of a folder in it, changes.
+    """Return a value that changes when a file in the folder of `path`, or below, changes.
 
-    The folder, not the file alone: weights may lie beside the model (IR's .bin, ONNX external data, a SavedModel's).
+    The whole folder, because weights may lie beside the model (IR's .bin, ONNX external data, a SavedModel's).
     """
     files = [Path(folder, name) for folder, _, names in os.walk(path.parent) for name in names]
     stats = [(str(one), one.stat()) for one in files if one.is_file()]
@@ -93,7 +93,7 @@ def fingerprint(path: Path) -> Hashable:
 
 
 def is_batchable(inputs: Iterable[InputSpec], outputs: Iterable[OutputSpec]) -> bool:
-    """Tell whether every tensor, as the file declares it, has a leading dimension of any size."""
+    """Return whether every tensor has a leading dimension of any size in the file."""
     dims = [one.dims for one in inputs] + [one.dims for one in outputs]
     return all(shape[:1] == (-1,) for shape in dims)
 
@@ -102,9 +102,9 @@ _FLOATS = {DType.FP16: "f16", DType.BF16: "bf16", DType.FP32: "f32", DType.FP64:
 
 
 def precision_of_tensors(spec: ModelSpec) -> str:
-    """Return the arithmetic that a model's inputs and outputs speak of, for one whose weights do not tell.
+    """Return the arithmetic of a model by its inputs and outputs, for a model whose weights cannot be read.
 
-    The only floating-point type among them, or "int" when there is none; "mixed" when there are several.
+    It is their only floating-point type, "int" if they have none, or "mixed" if they have several.
     """
     types = {item.dtype for item in spec.inputs} | {item.dtype for item in spec.outputs}
     floats = {_FLOATS[dtype] for dtype in types if dtype in _FLOATS}
@@ -112,7 +112,7 @@ def precision_of_tensors(spec: ModelSpec) -> str:
 
 
 def instance_count(spec: ModelSpec) -> int:
-    """Return how many instances a CPU model will have in all (at least 1)."""
+    """Return the total number of instances of a CPU model (at least 1)."""
     return max(1, sum(group.count for group in spec.instance_groups))
 
 
@@ -124,7 +124,7 @@ def usable_cores() -> int:
 
 
 def whole_number(model: str, options: Mapping[str, str], key: str, default: int, least: int = 0) -> int:
-    """Return an integer option, `default` when it is unset. Raises LoadError when it is no number >= `least`."""
+    """Return an integer option, `default` if it is unset. Raises LoadError unless it is a number >= `least`."""
     if key not in options:
         return default
     text = options[key].strip()
@@ -150,22 +150,22 @@ def yes_or_no(model: str, options: Mapping[str, str], key: str, default: bool) -
 
 
 def readable(array: Array) -> Array:
-    """Return the array itself when a runtime can read it in place, else an aligned, contiguous copy."""
+    """Return the array if a runtime can read it in place, else an aligned, contiguous copy."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
 
 
 def writable(array: Array) -> Array:
-    """Return the array, or an array over the same memory, for a binding that insists on writing to what it only reads.
+    """Return a writable array over the same memory, for a binding that refuses read-only inputs but only reads them.
 
-    Either keeps the memory alive as long as it is there itself: a model may keep its input for the next run.
+    The result keeps the memory alive, because a model may keep its input for the next run.
     """
     ready = readable(array)
-    return ready if ready.flags.writeable else np.asarray(_Alias(ready))
+    return ready if ready.flags.writeable else np.asarray(_WritableView(ready))
 
 
-class _Alias:
-    """Presents an array's memory as writable."""
+class _WritableView:
+    """Presents an array's memory to numpy as writable."""
 
     __slots__ = ("__array_interface__", "_array")
 
@@ -177,11 +177,10 @@ class _Alias:
 
 
 class SharedModels(Generic[Loaded]):
-    """Loaded models, each held once for all instances that ask for the same thing.
+    """Loaded models, each shared by all instances with the same key.
 
-    Weights and thread pools are by far the most a model costs on a small board; a second instance of a model adds
-    only what a request needs. Threads may take and give back at the same time; one loads, the others of the same key
-    wait for it.
+    Weights and thread pools are the largest part of a model's memory. A second instance adds only the memory of a
+    request. Several threads may take and give back at the same time. If several take the same key, one loads.
     """
 
     def __init__(self) -> None:
@@ -189,7 +188,7 @@ class SharedModels(Generic[Loaded]):
         self._entries: dict[Hashable, _Entry[Loaded]] = {}
 
     def take(self, key: Hashable, load: Callable[[], Loaded]) -> Loaded:
-        """Return the model of that key, loading it first when nobody holds it. What `load` raises passes through."""
+        """Return the model of that key, and load it if no instance holds it. Exceptions of `load` pass through."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             entry.holders += 1
@@ -203,7 +202,7 @@ class SharedModels(Generic[Loaded]):
             raise
 
     def give_back(self, key: Hashable) -> None:
-        """End one holding; after the last one the model is dropped, on this thread."""
+        """Release one share. After the last release the model is dropped, on this thread."""
         with self._lock:
             entry = self._entries[key]
             entry.holders -= 1
@@ -212,7 +211,7 @@ class SharedModels(Generic[Loaded]):
 
 
 class _Entry(Generic[Loaded]):
-    """One shared model; `loaded` is empty until the first holder has loaded it."""
+    """One shared model. `loaded` is empty until the first holder has loaded it."""
 
     __slots__ = ("holders", "loaded", "lock")
 

@@ -1,15 +1,15 @@
-"""Backend `tensorflow`: SavedModels (model.savedmodel) with TensorFlow on the CPU.
+"""Backend `tensorflow`: SavedModels (the folder model.savedmodel) through TensorFlow, on the CPU.
 
-OpenVINO reads such folders too, in a tenth of the space, and is what they go to when the configuration names neither
-backend nor platform; with `platform: "tensorflow_savedmodel"` TensorFlow comes first, and OpenVINO stands in for it
-where it is not installed. Strings are TensorFlow's alone.
+If the configuration names neither backend nor platform, OpenVINO serves such folders, with a tenth of the memory. With
+`platform: "tensorflow_savedmodel"` TensorFlow serves them, or OpenVINO if TensorFlow is not installed. Only TensorFlow
+supports strings.
 
-Tensors have the names of the signature's. Keys in config.pbtxt's `parameters`, named as in Triton's TensorFlow backend:
+Tensors have the names in the signature. Keys in config.pbtxt's `parameters`, named as in Triton's TensorFlow backend:
 
-- `TF_SIGNATURE_DEF` (default serving_default, or the only one there is);
+- `TF_SIGNATURE_DEF` (default serving_default, or the only one);
 - `TF_GRAPH_TAG` (default serve).
 
-Threads are TensorFlow's own, one pool for the process. All instances share one loaded model.
+TensorFlow has one thread pool for the process. All instances share one loaded model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from edge_server.backends.runtime_library import (
     import_runtime,
     is_batchable,
     load_error,
+    message_line,
     precision_of_tensors,
     readable,
-    words,
 )
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -45,7 +45,7 @@ _TYPES = {
 }  # fmt: skip
 _FAILURES = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ImportError,
              OSError, MemoryError)  # fmt: skip
-"""What TensorFlow raises beside its own errors."""
+"""Exceptions of TensorFlow beside its own classes."""
 
 _DEFAULT_SIGNATURE = "serving_default"
 _GRAPH = "saved_model.pb"
@@ -62,15 +62,15 @@ class TensorFlowBackend(Backend):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Only for this process's C library: keeps greetings out of the server's log, errors in.
+        # For the C library in this process: it logs errors, but no start messages.
         os.putenv("TF_CPP_MIN_LOG_LEVEL", "2")
         self._tf: Any = import_runtime("tensorflow", "saved_model")
         self._failures = (*_FAILURES, self._tf.errors.OpError)
-        self._shared: SharedModels[_Function] = SharedModels()
+        self._shared: SharedModels[_SignatureFunction] = SharedModels()
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Exception classes that the library raises."""
+        """Exception classes of the library."""
         return self._failures
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
@@ -86,27 +86,27 @@ class TensorFlowBackend(Backend):
         info = SessionInfo(f"tensorflow {self._tf.__version__}", "CPU", precision_of_tensors(job.spec), is_bound=False)
         return TensorFlowSession(self, job.spec.name, info, function, lambda: self._shared.give_back(key))
 
-    def _load(self, file: ModelFile, parameters: Mapping[str, str]) -> _Function:
-        """Return the signature of a SavedModel that is to be called. Raises LoadError."""
+    def _load(self, file: ModelFile, parameters: Mapping[str, str]) -> _SignatureFunction:
+        """Return the configured signature of a SavedModel as a function. Raises LoadError."""
         folder = _folder(file)
         try:
             with self._tf.device("/CPU:0"):
                 model = self._tf.saved_model.load(str(folder), tags=[parameters.get("TF_GRAPH_TAG", "serve")])
-            return _Function(self._tf, file, model, parameters.get("TF_SIGNATURE_DEF", ""))
+            return _SignatureFunction(self._tf, file, model, parameters.get("TF_SIGNATURE_DEF", ""))
         except self._failures as error:
             failure = load_error(file, "tensorflow", error)
         raise failure
 
 
 def _folder(file: ModelFile) -> Path:
-    """Return the SavedModel's folder. Raises LoadError when it is none."""
+    """Return the SavedModel's folder. Raises LoadError if it is none."""
     if not file.path.is_dir():
         raise LoadError(f"{file_title(file)}: a SavedModel is a folder that holds {_GRAPH}, and this is a file")
     return existing_file(file, _GRAPH).parent
 
 
-class _Function:
-    """One signature of a loaded SavedModel; called by any number of threads. Raises LoadError."""
+class _SignatureFunction:
+    """One signature of a loaded SavedModel. Any number of threads may call it. Raises LoadError."""
 
     def __init__(self, tf: Any, file: ModelFile, model: Any, wanted: str) -> None:
         signatures = dict(model.signatures)
@@ -137,7 +137,7 @@ class _Function:
                     dense = dense.view(kind.as_numpy_dtype)
                 given[name] = self._tf.constant(dense, dtype=kind)
             results = self._call(**given)
-        # Copies: TensorFlow may hand out the memory that it was given.
+        # Copies, because TensorFlow may return the memory of its inputs.
         return {name: np.array(results[name].numpy()) for name in outputs}
 
 
@@ -153,16 +153,16 @@ def _declared(file: ModelFile, role: str, name: str, spec: Any) -> tuple[str, DT
 
 
 class TensorFlowSession(Session):
-    """One instance's use of a shared model."""
+    """One instance, on a model that all instances share."""
 
     def __init__(
-        self, backend: TensorFlowBackend, model: str, info: SessionInfo, function: _Function,
+        self, backend: TensorFlowBackend, model: str, info: SessionInfo, function: _SignatureFunction,
         give_back: Callable[[], None],
     ) -> None:  # fmt: skip
         self.info = info
         self._failures = backend.failures
         self._model = model
-        self._function: _Function | None = function
+        self._function: _SignatureFunction | None = function
         self._dtypes = {one.name: one.dtype for one in function.signature.outputs}
         self._give_back = give_back
 
@@ -171,14 +171,14 @@ class TensorFlowSession(Session):
         try:
             found = self._function(inputs, outputs)
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         else:
-            return {name: self._as_carried(name, array) for name, array in found.items()}
-        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+            return {
+                name: array.view(DType.BF16.numpy) if self._dtypes[name] is DType.BF16 else array
+                for name, array in found.items()
+            }
+        # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': tensorflow failed: {said}")
-
-    def _as_carried(self, name: str, array: Array) -> Array:
-        return array.view(DType.BF16.numpy) if self._dtypes[name] is DType.BF16 else array
 
     def close(self) -> None:
         self._function = None

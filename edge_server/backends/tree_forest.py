@@ -1,23 +1,23 @@
-"""Backend `forest` (`fil`): decision tree forests of XGBoost, LightGBM, and formats that treelite imports.
+"""Backends `forest` and `fil`: forests of decision trees from XGBoost, LightGBM and treelite (scikit-learn, cuML).
 
 Files: `xgboost.json`, `xgboost.ubj`, `xgboost.model` (XGBoost's old binary form), `model.txt` (LightGBM) and
-`checkpoint.tl` (treelite's own; `treelite.sklearn.import_model(trained).serialize(path)` writes one of a scikit-learn
-model). Any other name needs default_model_filename. One input `input__0` FP32 [features], NaN where a value is missing;
+`checkpoint.tl` (treelite's own; `treelite.sklearn.import_model(trained).serialize(path)` writes one from a scikit-learn
+model). Any other name needs default_model_filename. One input `input__0` FP32 [features], with NaN for missing values;
 one output `output__0` FP32.
 
 Keys in config.pbtxt's `parameters`, named as in Triton's FIL backend:
 
 - `model_type`: `xgboost_json`, `xgboost_ubj`, `xgboost`, `lightgbm`, `treelite_checkpoint`; else by the file's name;
-- `output_class` (or `is_classifier`) and `predict_proba`: a classifier answers with the number of the class [1], or,
-  with `predict_proba`, with the probability of each class. When neither is stated a classifier gives probabilities.
-  Two classes give both, [2]; an output whose dims are stated as [1] gives that of class 1 alone;
-- `threshold`: from where on class 1 of two is chosen, 0.5 when unset;
+- `output_class` (or `is_classifier`) and `predict_proba`: the output of a classifier is the number of the class [1] or,
+  with `predict_proba`, the probability of each class. The default is probabilities. With two classes it has both, [2],
+  or only the probability of class 1 if the output's dims are configured as [1];
+- `threshold`: probability above which class 1 of two is chosen, 0.5 by default;
 - `xgboost_allow_unknown_field`; `cpu_nthread` (default: every usable core);
-- `engine`: `auto` (default), `onnxruntime` or `treelite`. A forest is handed to onnxruntime, where that is installed,
-  as a tree ensemble made in memory: 2 to 5 times as fast as treelite's own prediction. Probabilities are within 2e-6 of
-  those of the library that trained it. Forests that split on sets of categories stay with treelite.
+- `engine`: `auto` (default), `onnxruntime` or `treelite`. If onnxruntime is
+  installed, it runs the forest as a tree ensemble, which is 2 to 5 times as fast as treelite. Probabilities are within
+  2e-6 of those of the library that trained the forest. treelite runs forests that split on sets of categories.
 - `algo`, `storage_type`, `blocks_per_sm`, `threads_per_tree`, `transfer_threshold`, `chunk_size`, `layout` and
-  `use_experimental_optimizations` steer FIL on a GPU and change nothing here.
+  `use_experimental_optimizations` are for FIL on a GPU and have no effect here.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from edge_server.backends.runtime_library import (
     fingerprint,
     import_runtime,
     load_error,
+    message_line,
     readable,
     usable_cores,
     whole_number,
-    words,
     yes_or_no,
 )
 from edge_server.backends.tree_forest_onnx import Forest, onnx_bytes, read_forest, scores_of
@@ -76,8 +76,8 @@ def make(name: str) -> ForestBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A forest ready to run. `scores` takes FP32 [rows, features] and gives [rows, targets * classes], finished."""
+class _LoadedForest:
+    """A forest ready to run. `scores` computes [rows, targets * classes] from FP32 [rows, features]."""
 
     forest: Forest
     scores: Callable[[Array], Array]
@@ -87,7 +87,7 @@ class _Loaded:
 
 
 class ForestBackend(Backend):
-    """treelite, with onnxruntime beside it where that is installed."""
+    """Reads forests with treelite. onnxruntime runs them if it is installed, else treelite."""
 
     default_filename = ""
     default_max_batch_size = 8192
@@ -100,26 +100,26 @@ class ForestBackend(Backend):
         self._failures: tuple[type[Exception], ...] = (error, ValueError, TypeError, KeyError, OSError, MemoryError)
         self._library = getattr(import_runtime("treelite.core", "TreeliteError", "forest"), "_LIB", None)
         self._quiet = _LOG_TYPE(lambda message: None)
-        self._shared: SharedModels[_Loaded] = SharedModels()
+        self._shared: SharedModels[_LoadedForest] = SharedModels()
 
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
-        forest, _ = self._read(file, parameters)
-        dims = _answer(file.model_dir.name, forest, parameters).dims
+        forest, _ = self._read_file(file, parameters)
+        dims = _output_form(file.model_dir.name, forest, parameters).dims
         return ModelSignature(
             (InputSpec(INPUT, DType.FP32, (-1, forest.features)),), (OutputSpec(OUTPUT, DType.FP32, (-1, *dims)),), True
         )
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
-        """State both columns for a forest of two classes, whose output may have one or two, so that none stays open."""
+        """Configure two columns for a forest of two classes, whose output could have one or two."""
         config = json.loads(config_json)
-        stated = [item for item in (*config.get("input", ()), *config.get("output", ())) if item.get("dims")]
-        if any(item["name"] == OUTPUT for item in stated):
+        declared = [item for item in (*config.get("input", ()), *config.get("output", ())) if item.get("dims")]
+        if any(item["name"] == OUTPUT for item in declared):
             return None
         parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
-        forest, _ = self._read(file, parameters)
-        if _answer(file.model_dir.name, forest, parameters).dims != (-1,):
+        forest, _ = self._read_file(file, parameters)
+        if _output_form(file.model_dir.name, forest, parameters).dims != (-1,):
             return None
-        if not stated and not config.get("max_batch_size"):
+        if not declared and not config.get("max_batch_size"):
             config["max_batch_size"] = self.default_max_batch_size
         if not config.get("output"):
             config["output"] = [{"name": OUTPUT, "data_type": "TYPE_FP32"}]
@@ -135,16 +135,16 @@ class ForestBackend(Backend):
         key = (fingerprint(path), options)
         loaded = self._shared.take(key, lambda: self._load(job, merged, engine, threads))
         try:
-            answer = _answer(job.spec.name, loaded.forest, merged, _stated_columns(job))
+            form = _output_form(job.spec.name, loaded.forest, merged, _configured_columns(job))
         except LoadError:
             self._shared.give_back(key)
             raise
-        in_force = {"engine": loaded.engine, "cpu_nthread": str(threads), "answer": answer.title}
+        in_force = {"engine": loaded.engine, "cpu_nthread": str(threads), "answer": form.title}
         info = SessionInfo(loaded.runtime, "CPU", "f32", in_force, is_bound=False, only_computes=True)
-        return ForestSession(job.spec.name, info, loaded, answer, lambda: self._shared.give_back(key))
+        return ForestSession(job.spec.name, info, loaded, form, lambda: self._shared.give_back(key))
 
     def _path(self, file: ModelFile, parameters: Mapping[str, str]) -> Path:
-        """Return the file to read. Raises LoadError, also when several forests lie there and nothing says which."""
+        """Return the file to read. Raises LoadError, also if several files exist and no parameter selects one."""
         if not file.path.is_dir():
             return existing_file(file, "")
         kind = parameters.get("model_type", "")
@@ -156,8 +156,8 @@ class ForestBackend(Backend):
             raise LoadError(f"{file_title(file)}: expected one of {', '.join(_TYPE_OF_FILE)}, but {held}")
         return existing_file(file, found[0])
 
-    def _read(self, file: ModelFile, parameters: Mapping[str, str]) -> tuple[Forest, Any]:
-        """Read a file into treelite's model, and its nodes into columns. Raises LoadError."""
+    def _read_file(self, file: ModelFile, parameters: Mapping[str, str]) -> tuple[Forest, Any]:
+        """Return the forest of a file, and treelite's model. Raises LoadError."""
         path = self._path(file, parameters)
         model = file.model_dir.name
         kind = _one_of(model, parameters, "model_type", ("", *_FILE_OF_TYPE))
@@ -165,7 +165,7 @@ class ForestBackend(Backend):
         if not kind:
             raise LoadError(f"{file_title(file)}: nothing says what wrote it; model_type: {', '.join(_FILE_OF_TYPE)}")
         lenient = yes_or_no(model, parameters, "xgboost_allow_unknown_field", False)
-        if self._library is not None:  # else treelite prints what it then raises; it keeps this for each thread
+        if self._library is not None:  # otherwise treelite also prints its errors; the callback is per thread
             self._library.TreeliteRegisterLogCallback(self._quiet)
             self._library.TreeliteRegisterWarningCallback(self._quiet)
         try:
@@ -191,8 +191,8 @@ class ForestBackend(Backend):
             return trees
         return self._treelite.Model.deserialize(path)
 
-    def _load(self, job: OpenJob, parameters: Mapping[str, str], engine: str, threads: int) -> _Loaded:
-        forest, trees = self._read(job.file, parameters)
+    def _load(self, job: OpenJob, parameters: Mapping[str, str], engine: str, threads: int) -> _LoadedForest:
+        forest, trees = self._read_file(job.file, parameters)
         if engine == "onnxruntime" and not forest.is_convertible:
             raise LoadError(
                 f"{file_title(job.file)}: engine onnxruntime was asked for, which cannot split on sets of categories, "
@@ -205,19 +205,19 @@ class ForestBackend(Backend):
                 if engine == "onnxruntime":
                     raise
         predict = self._gtil.predict
-        # -1: as many as OpenMP grants. treelite refuses every request that asks for more, and where OMP_NUM_THREADS is
-        # set, these may be fewer than there are cores.
+        # -1: all threads of OpenMP. treelite refuses requests with more threads than these. OMP_NUM_THREADS may limit
+        # them to fewer than the cores.
         threads = whole_number(job.spec.name, parameters, "cpu_nthread", 0) or -1
 
         def scores(rows: Array) -> Array:
             found: Array = predict(trees, rows, nthread=threads)
             return found.reshape(len(rows), -1)
 
-        return _Loaded(forest, scores, f"treelite {self._treelite.__version__}", "treelite", self._failures)
+        return _LoadedForest(forest, scores, f"treelite {self._treelite.__version__}", "treelite", self._failures)
 
 
-def _on_onnxruntime(file: ModelFile, forest: Forest, threads: int) -> _Loaded:
-    """Open the forest as a tree ensemble. Raises BackendMissing, LoadError."""
+def _on_onnxruntime(file: ModelFile, forest: Forest, threads: int) -> _LoadedForest:
+    """Open the forest as a tree ensemble in onnxruntime. Raises BackendMissing and LoadError."""
     ort = import_runtime("onnxruntime", "InferenceSession")
     state = ort.capi.onnxruntime_pybind11_state
     own: list[type[Exception]] = [
@@ -237,7 +237,7 @@ def _on_onnxruntime(file: ModelFile, forest: Forest, threads: int) -> _Loaded:
         run_options.log_severity_level = _LOG_FATAL
         run = session.run
         runtime = f"onnxruntime {ort.__version__}"
-        return _Loaded(
+        return _LoadedForest(
             forest, lambda rows: scores_of(forest, run(["Y"], {"X": rows}, run_options)[0]), runtime, "onnxruntime",
             failures,
         )  # fmt: skip
@@ -245,45 +245,53 @@ def _on_onnxruntime(file: ModelFile, forest: Forest, threads: int) -> _Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What becomes of the scores: `dims` of a row of the output, and how it is made of a row's scores."""
+class _OutputForm:
+    """Form of the output: the `dims` of its rows, and the function that makes it from the scores."""
 
     title: str
     dims: tuple[int, ...]
     make: Callable[[Array], Array]
 
 
-def _answer(model: str, forest: Forest, parameters: Mapping[str, str], stated_columns: int | None = None) -> _Answer:
-    """Return the settings of the parameters. `stated_columns`: the configuration's columns, if it may choose.
+def _output_form(
+    model: str, forest: Forest, parameters: Mapping[str, str], configured_columns: int | None = None
+) -> _OutputForm:
+    """Return the form of the output. `configured_columns`: the configured number of columns.
 
-    A forest of two classes gives both probabilities or the second alone; its dims are (-1,) until that is stated.
+    A forest of two classes outputs both probabilities, or only the second. Its dims are (-1,) until it is configured.
     Raises LoadError.
     """
     wants_proba = yes_or_no(model, parameters, "predict_proba", False)
     says_class = [key for key in ("output_class", "is_classifier") if key in parameters]
     is_class = any(yes_or_no(model, parameters, key, False) for key in says_class)
     is_proba = wants_proba or (not says_class and forest.is_classifier)
-    threshold = _fraction(model, parameters, "threshold", 0.5)
+    text = parameters.get("threshold", "").strip()
+    try:
+        threshold = float(text) if text else 0.5
+    except ValueError:
+        threshold = math.nan
+    if math.isnan(threshold):
+        raise LoadError(f"model '{model}': parameter threshold must be a number, got '{text[:80]}'")
     if forest.targets > 1:
         if is_class or wants_proba:
             raise LoadError(f"model '{model}': a forest with {forest.targets} targets has no classes to choose from")
         dims = (forest.targets,) if forest.classes == 1 else (forest.targets, forest.classes)
-        return _Answer("targets", dims, lambda scores: scores.reshape(-1, *dims))
+        return _OutputForm("targets", dims, lambda scores: scores.reshape(-1, *dims))
     if is_proba and forest.classes == 1 and (forest.is_classifier or is_class):
-        if stated_columns not in (None, 1, 2):
-            raise LoadError(f"model '{model}': output '{OUTPUT}' dims: expected 1 or 2, given {stated_columns}")
-        if stated_columns == 1:
-            return _Answer("probability of class 1", (1,), lambda scores: scores)
-        return _Answer("probabilities", (stated_columns or -1,), lambda scores: np.hstack([1 - scores, scores]))
+        if configured_columns not in (None, 1, 2):
+            raise LoadError(f"model '{model}': output '{OUTPUT}' dims: expected 1 or 2, given {configured_columns}")
+        if configured_columns == 1:
+            return _OutputForm("probability of class 1", (1,), lambda scores: scores)
+        return _OutputForm("probabilities", (configured_columns or -1,), lambda scores: np.hstack([1 - scores, scores]))
     if is_class and not is_proba and forest.classes == 1:
-        return _Answer("class", (1,), lambda scores: np.greater(scores, threshold))
+        return _OutputForm("class", (1,), lambda scores: np.greater(scores, threshold))
     if is_class and not is_proba:
-        return _Answer("class", (1,), lambda scores: scores.argmax(axis=1)[:, None])
-    return _Answer("probabilities" if is_proba else "scores", (forest.classes,), lambda scores: scores)
+        return _OutputForm("class", (1,), lambda scores: scores.argmax(axis=1)[:, None])
+    return _OutputForm("probabilities" if is_proba else "scores", (forest.classes,), lambda scores: scores)
 
 
-def _stated_columns(job: OpenJob) -> int:
-    """Return how many numbers a row of the output has as configured; 2 where that is left open. Raises LoadError."""
+def _configured_columns(job: OpenJob) -> int:
+    """Return the configured number of columns of the output, 2 if it is not configured. Raises LoadError."""
     output = job.spec.outputs[0] if job.spec.outputs else None
     if output is None or output.name != OUTPUT or len(job.spec.outputs) != 1:
         raise LoadError(f"model '{job.spec.name}': expected one output '{OUTPUT}', as FIL names it")
@@ -295,17 +303,17 @@ def _stated_columns(job: OpenJob) -> int:
 
 
 class ForestSession(Session):
-    """One instance's use of a shared forest."""
+    """One instance, on a forest that all instances share."""
 
     def __init__(
-        self, model: str, info: SessionInfo, loaded: _Loaded, answer: _Answer, give_back: Callable[[], None]
+        self, model: str, info: SessionInfo, loaded: _LoadedForest, form: _OutputForm, give_back: Callable[[], None]
     ) -> None:
         self.info = info
         self._model = model
         self._failures = loaded.failures
         self._features = loaded.forest.features
         self._scores: Callable[[Array], Array] | None = loaded.scores
-        self._answer = answer
+        self._form = form
         self._give_back = give_back
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -316,13 +324,13 @@ class ForestSession(Session):
             )
         assert self._scores is not None
         try:
-            answers = self._answer.make(self._scores(readable(rows)))
+            answers = self._form.make(self._scores(readable(rows)))
         except self._failures as error:
-            said = words(error)
+            said = message_line(error)
         else:
             made: npt.NDArray[np.float32] = np.ascontiguousarray(answers, dtype=np.float32)
             return dict.fromkeys(outputs, made) if OUTPUT in outputs else {}
-        # Raised outside the handler: the runtime's exception would keep its frames, and the batch with them, alive.
+        # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise BackendError(f"model '{self._model}': {self.info.options['engine']} failed: {said}")
 
     def close(self) -> None:
@@ -336,14 +344,3 @@ def _one_of(model: str, parameters: Mapping[str, str], key: str, choices: Sequen
         known = ", ".join(choice for choice in choices if choice)
         raise LoadError(f"model '{model}': parameter {key} must be one of {known}, got '{chosen[:80]}'")
     return chosen
-
-
-def _fraction(model: str, parameters: Mapping[str, str], key: str, default: float) -> float:
-    text = parameters.get(key, "").strip()
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise LoadError(f"model '{model}': parameter {key} must be a number, got '{text[:80]}'")
-    return value

@@ -1,8 +1,8 @@
-"""Conversion of a decision tree forest to an ONNX tree ensemble, with checks of its arrays.
+"""Forest of decision trees as checked arrays, and its conversion to an ONNX tree ensemble.
 
-treelite holds a forest as columns for each tree; onnxruntime takes them from an ONNX file, whose bytes are made here
-(protocol buffers as onnx.proto lays them out, operators of ai.onnx.ml). Scores come out as sums over the trees; what
-follows the sum is `finish`.
+treelite stores a forest as columns for each tree. onnxruntime reads them from an ONNX file. Its bytes are written here
+(protocol buffers of onnx.proto, operators of ai.onnx.ml). The ensemble computes sums over the trees; `finish` names the
+function that follows. Needs only numpy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAF, _NUMERICAL, _CATEGORICAL = 0, 1, 2
 """treelite's node types."""
 
 _MODES = {0: b"LEAF", 1: b"BRANCH_EQ", 2: b"BRANCH_LT", 3: b"BRANCH_LEQ", 4: b"BRANCH_GT", 5: b"BRANCH_GTE"}
-"""treelite's number of a comparison -> ONNX's name; a leaf compares nothing."""
+"""treelite's number of a comparison -> ONNX's name. A leaf has no comparison."""
 
 _FLOAT, _DOUBLE = 1, 11
 """TensorProto.DataType."""
@@ -35,18 +35,18 @@ FINISHES: dict[str, Callable[[_Floats, float, float], _Floats]] = {
     "exponential_standard_ratio": lambda scores, alpha, ratio: np.exp2(-scores / np.float32(ratio)),
     "softmax": lambda scores, alpha, ratio: _softmax(scores),
 }
-"""treelite's name of what follows the sum -> the function of (scores [rows, classes], sigmoid_alpha, ratio_c)."""
+"""treelite's name of a postprocessor -> the function of (scores [rows, classes], sigmoid_alpha, ratio_c)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """All nodes of all trees, one column each, and what becomes of the leaves' sum.
+    """All nodes of all trees as columns, and the parameters of the function after the sum.
 
-    `tree`, `node`, `feature`, `low` (child where the comparison holds), `high`, `mode` (treelite's comparison),
-    `missing_low` and `threshold` have one element a node; children of leaves are 0. Leaves are listed apart, one
-    element for each score a leaf adds to: `leaf_tree`, `leaf_node`, `leaf_score`, `leaf_value`. A row has
-    `targets * classes` scores; `counts` is the divisor of each (1 unless the forest averages), `base` is added then.
-    `has_sets`: some node asks for membership in a set, which an ONNX ensemble cannot say.
+    `tree`, `node`, `feature`, `low` (child if the comparison is true), `high`, `mode` (treelite's comparison),
+    `missing_low` and `threshold` have one element per node; children of leaves are 0. `leaf_tree`, `leaf_node`,
+    `leaf_score` and `leaf_value` have one element for each score that a leaf adds to. A row has `targets * classes`
+    scores. Each is divided by `counts` (1 unless the forest averages), then `base` is added. `has_sets`: a node tests
+    membership in a set, which an ONNX ensemble does not support.
     """
 
     features: int
@@ -78,20 +78,20 @@ class Forest:
 
     @property
     def is_convertible(self) -> bool:
-        """Whether the ensemble of `onnx_bytes`, then `scores_of`, says the same as treelite."""
+        """Whether the ensemble of `onnx_bytes` and then `scores_of` compute the same as treelite."""
         has_finish = self.finish in FINISHES and (self.targets == 1 or self.finish == "identity")
         return has_finish and not self.has_sets
 
 
 def read_forest(model: Any) -> Forest:
-    """Read a treelite model's columns and check that they make trees: children below their parents, numbers in range.
+    """Return the columns of a treelite model. Check that they are trees, with numbers in range.
 
-    Raises ValueError where they do not: treelite follows a damaged checkpoint's numbers wherever they point.
+    Raises ValueError if they are not: treelite reads invalid memory for the numbers of a damaged checkpoint.
     """
     field = model.get_header_accessor().get_field
     targets, classes = int(field("num_target")[0]), int(np.max(field("num_class")))
     task = int(field("task_type")[0])
-    trees = [_Tree(model, number, targets, classes, field) for number in range(int(model.num_tree))]
+    trees = [_TreeColumns(model, number, targets, classes, field) for number in range(int(model.num_tree))]
     if not trees:
         raise ValueError("it has no trees")
     node_columns = {name: np.concatenate([tree.columns[name] for tree in trees]) for name in _NODE_COLUMNS}
@@ -113,8 +113,8 @@ _NODE_COLUMNS = ("tree", "node", "feature", "low", "high", "mode", "missing_low"
 _LEAF_COLUMNS = ("leaf_tree", "leaf_node", "leaf_score", "leaf_value")
 
 
-class _Tree:
-    """One tree's columns."""
+class _TreeColumns:
+    """The columns of one tree."""
 
     def __init__(self, model: Any, number: int, targets: int, classes: int, header: Callable[[str], Any]) -> None:
         field = model.get_tree_accessor(number).get_field
@@ -144,7 +144,7 @@ class _Tree:
 
     def _check(self, number: int, kind: _Ints, features: int) -> None:
         size, inner = len(kind), kind != _LEAF
-        # One parent each, and none for the root: no way down from the root can lead back.
+        # Each node has one parent, and the root none. So no path from the root contains a cycle.
         children = np.concatenate([self.columns["low"][inner], self.columns["high"][inner]])
         split = self.columns["feature"][inner]
         problem = ""
@@ -162,7 +162,7 @@ class _Tree:
             raise ValueError(f"tree {number} {problem}")
 
     def _scores(self, number: int, targets: int, classes: int, header: Callable[[str], Any]) -> _Ints:
-        """Return the positions among a row's scores that each leaf adds to. -1 stands for all of them."""
+        """Return the positions of the scores that each leaf adds to. -1 in the header stands for all."""
         target, category = int(header("target_id")[number]), int(header("class_id")[number])
         if not (-1 <= target < targets and -1 <= category < classes):
             raise ValueError(f"tree {number} adds to target {target}, class {category} of {targets}, {classes}")
@@ -187,13 +187,13 @@ def _inner(values: Any, inner: npt.NDArray[np.bool_]) -> _Ints:
 
 
 def scores_of(forest: Forest, sums: _Floats) -> _Floats:
-    """Return the outputs for each row, [rows, targets * classes], from the sums over the trees."""
+    """Return the model's scores, [rows, targets * classes], from the sums over its trees."""
     averaged = sums / forest.counts.astype(sums.dtype) + forest.base.astype(sums.dtype)
     return FINISHES[forest.finish](averaged, forest.sigmoid_alpha, forest.ratio_c)
 
 
 def _sigmoid(scores: _Floats, alpha: float) -> _Floats:
-    # Where exp overflows, the answer is 0, as it should be.
+    # If exp overflows, the result is 0, which is correct.
     with np.errstate(over="ignore"):
         result: _Floats = 1 / (1 + np.exp(-np.asarray(alpha, scores.dtype) * scores))
     return result
@@ -208,7 +208,7 @@ def _softmax(scores: _Floats) -> _Floats:
 def onnx_bytes(forest: Forest) -> bytes:
     """Return an ONNX model: `X` FP32 [rows, features] -> `Y` FP32 [rows, targets * classes], sums over the trees.
 
-    Thresholds and values that are double stay double: rows are widened before they are compared.
+    Thresholds and values of type double stay double: rows are converted to double before the comparison.
     """
     is_double = forest.threshold.dtype == np.float64 or forest.leaf_value.dtype == np.float64
     nodes = [_cast_node("X", "wide")] if is_double else []
@@ -276,7 +276,7 @@ def _values(name: str, values: _Floats, is_double: bool) -> bytes:
 
 
 def _varints(values: _Ints) -> bytes:
-    """Encode whole numbers from 0 one behind the other."""
+    """Return non-negative integers as consecutive varints."""
     rest = values.astype(np.uint64)
     groups = (rest[:, None] >> np.arange(0, 63, 7, dtype=np.uint64)[None, :]) & np.uint64(0x7F)
     place = np.arange(9)[None, :]

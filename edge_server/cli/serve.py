@@ -14,7 +14,7 @@ from edge_server.config import ServerConfig
 from edge_server.config.load import parse_serve
 from edge_server.config.sources import process_environment, set_library_defaults
 from edge_server.config.text import describe, help_text
-from edge_server.late import put_off
+from edge_server.lazy_import import defer_import
 from edge_server.telemetry.log import LogSettings, setup_logging
 from edge_server.telemetry.service_manager import ServiceManager
 
@@ -50,8 +50,8 @@ def _serve(
     config: ServerConfig, settings: LogSettings, manager: ServiceManager, read_again: Callable[[], ServerConfig]
 ) -> int:
     # numpy comes with the first model; of aiohttp the parts that serve are taken, not the client it would bring.
-    put_off("numpy")
-    put_off("aiohttp", has_free_parts=True)
+    defer_import("numpy")
+    defer_import("aiohttp", has_free_parts=True)
     from edge_server.process.server import serve
     from edge_server.process.supervision import ProcessEnvironment
 

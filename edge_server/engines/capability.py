@@ -32,7 +32,7 @@ def look(config: EngineConfig) -> BuildCapability | None:
     # Only now: most boxes never need what follows.
     from edge_server.backends.tensorrt import cuda_driver
 
-    missing = cuda_driver.missing()
+    missing = cuda_driver.unavailable_reason()
     if missing:
         log.debug("%s is installed, but %s", installed[0], missing)
         return None

@@ -1,4 +1,4 @@
-"""ONNX files made to order, jobs to open them, and a serving core for models in Python."""
+"""Fixtures for backends: ONNX files, jobs to open them, and a serving core for Python models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""identity, square, repeat and stub: the models that need no runtime."""
+"""Built-in models identity, square, repeat and stub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that are shared libraries, built here: the example, and libraries that break the interface's rules."""
+"""Backend c_abi: the example library, and libraries that break the rules of the header."""
 
 from __future__ import annotations
 

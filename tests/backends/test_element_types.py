@@ -1,4 +1,4 @@
-"""Every element type of the protocol passes through each runtime unchanged."""
+"""Element types: each type of the protocol passes through each runtime unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forests: the probabilities of the library that trained them, FIL's parameters, files that are damaged."""
+"""Backend forest: probabilities of the training library, FIL's parameters, and damaged files."""
 
 from __future__ import annotations
 

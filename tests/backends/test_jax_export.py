@@ -1,4 +1,4 @@
-"""Functions exported by jax.export, made here: names, types, batches of any size, and files that are none."""
+"""Backend jax with exported functions: names, types, variable batch sizes, and invalid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LiteRT on a file that is made here: one dense layer with its ReLU, whose answers numpy knows."""
+"""Backend litert on a generated file with one dense layer and ReLU, compared with numpy."""
 
 from __future__ import annotations
 

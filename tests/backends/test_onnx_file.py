@@ -1,4 +1,4 @@
-"""What is read of ONNX files by their bytes alone, of damaged ones too."""
+"""Reader of ONNX files: weight types, inputs and outputs, also of damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to onnxruntime: its options, its providers, the precision it reports."""
+"""Backend onnxruntime: options, providers, and the reported precision."""
 
 from __future__ import annotations
 

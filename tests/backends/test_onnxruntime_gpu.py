@@ -15,7 +15,7 @@ import pytest
 
 from edge_server.backends import onnxruntime_providers as providers
 from edge_server.backends.onnxruntime import OnnxRuntimeBackend
-from edge_server.backends.onnxruntime_io_binding import BoundRun
+from edge_server.backends.onnxruntime_session import BoundRun
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.core.device_tensor import DeviceArray
 from edge_server.core.model_spec import Accelerator, Optimization
@@ -157,7 +157,7 @@ class Double:
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> Double:
-    monkeypatch.setattr(cuda_driver, "missing", lambda library=None: "")
+    monkeypatch.setattr(cuda_driver, "unavailable_reason", lambda library=None: "")
     return Double()
 
 
@@ -298,7 +298,7 @@ def test_a_provider_that_is_listed_and_did_not_start_is_a_load_error(
 def test_a_gpu_instance_without_a_driver_says_so_before_anything_is_opened(
     backend: Any, double: Double, linear: Any, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_driver, "missing", lambda library=None: "there is no NVIDIA driver")
+    monkeypatch.setattr(cuda_driver, "unavailable_reason", lambda library=None: "there is no NVIDIA driver")
     with pytest.raises(LoadError, match="is to run on GPU 0, but there is no NVIDIA driver"):
         backend.open(job(linear, device_id=0))
     assert double.opened == []
@@ -436,4 +436,4 @@ def test_bound_results_belong_to_the_caller(linear: Any) -> None:
 def test_strings_are_never_bound(write_onnx: Callable[..., Any]) -> None:
     file = write_onnx([node("Identity", ["S"], ["R"])], [("S", T.STRING, ["N"])], [("R", T.STRING, ["N"])])
     true = ort.InferenceSession(str(file.path), providers=["CPUExecutionProvider"])
-    assert BoundRun.of(true, ort.RunOptions(), "cpu", 0) is None
+    assert BoundRun.create(true, ort.RunOptions(), "cpu", 0) is None

@@ -1,4 +1,4 @@
-"""What is particular to OpenVINO: file formats, properties, precision, shapes."""
+"""Backend openvino: file formats, properties, precision and shapes."""
 
 from __future__ import annotations
 

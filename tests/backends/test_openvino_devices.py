@@ -1,4 +1,4 @@
-"""OpenVINO's devices: each one that is named has to be there, and what is compiled for others than the CPU is kept."""
+"""Devices of OpenVINO: each named device must exist, and models for other devices than the CPU are cached."""
 
 from __future__ import annotations
 

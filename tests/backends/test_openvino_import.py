@@ -1,4 +1,4 @@
-"""OpenVINO comes into the process without its converters, and they come when a model asks for them."""
+"""Import of OpenVINO without its model converters, which are imported when they are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in Python that answer any number of times, and that call other models."""
+"""Decoupled Python models, and Python models that call other models."""
 
 from __future__ import annotations
 

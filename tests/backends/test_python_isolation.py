@@ -1,4 +1,4 @@
-"""Python models in processes of their own: the same behaviour, and crashes that cost one batch."""
+"""Python models in child processes: the same behaviour, and crashes that fail one batch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge_server.backends.python.child_process import start_process
-from edge_server.backends.python.shared_arena import Arena, ArenaReader
+from edge_server.backends.python import child_process
+from edge_server.backends.python.process_channel import Arena, ArenaReader
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import LoadError, Refusal, SessionLost
 
@@ -362,11 +364,11 @@ def test_an_initialize_that_hangs_fails_the_load_and_its_process_is_killed(
 ) -> None:
     started: list[Any] = []
 
-    def start(*arguments: Any) -> Any:
-        started.append(start_process(*arguments))
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(subprocess.Popen(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr("edge_server.backends.python.child_process.start_process", start)
+    monkeypatch.setattr(child_process, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "1" } }\n'
     python_house.write("m", HANGING, ISOLATED + limit)
     with pytest.raises(LoadError, match=r"model 'm'.*come through initialize within 1 s.*initialize_timeout_s"):

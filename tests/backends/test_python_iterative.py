@@ -1,4 +1,4 @@
-"""Python models that have their requests run again: what they are told, what they may send, and what they do wrong."""
+"""Iterative Python models, which reschedule requests: responses, flags and errors."""
 
 from __future__ import annotations
 

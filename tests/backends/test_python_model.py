@@ -1,4 +1,4 @@
-"""Models in Python within the server's process: what they are given, what they may answer, what they leave behind."""
+"""Python models in the server's process: inputs, responses, errors, and what remains after an unload."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.python import coroutine_loop
-from edge_server.backends.python.session import HealthCheck
+from edge_server.backends.python import model_threads
+from edge_server.backends.python.model_threads import HealthCheck
 from edge_server.core.request_response import SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import ErrorCode, LoadError, NotFound
@@ -396,7 +396,7 @@ def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.Mo
         """,
     )
     assert python_house.service.is_model_ready("m", None)
-    monkeypatch.setattr("edge_server.backends.python.session.HealthCheck.ask.__defaults__", (0.2,))
+    monkeypatch.setattr("edge_server.backends.python.model_threads.HealthCheck.is_healthy.__defaults__", (0.2,))
     for mood in (0, 2, 3):
         python_house.value("m", [mood])
         assert not python_house.service.is_model_ready("m", None)
@@ -405,7 +405,7 @@ def test_is_ready_speaks_for_the_model(python_house: Any, monkeypatch: pytest.Mo
 def test_two_who_ask_for_a_models_health_at_once_get_the_same_answer() -> None:
     check, may_answer = HealthCheck(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(check.ask, lambda: may_answer.wait(20), 20.0) for _ in range(2)]
+        answers = [pool.submit(check.is_healthy, lambda: may_answer.wait(20), 20.0) for _ in range(2)]
         assert not wait(answers, 0.2).done, "one of them was told before the model was"
         may_answer.set()
         assert [answer.result() for answer in answers] == [True, True]
@@ -413,10 +413,10 @@ def test_two_who_ask_for_a_models_health_at_once_get_the_same_answer() -> None:
 
 def test_while_a_model_hangs_in_its_health_check_the_answer_is_no_at_once(eventually: Any) -> None:
     check, may_answer = HealthCheck(), threading.Event()
-    assert not check.ask(lambda: may_answer.wait(60), 0.05)
-    assert not check.ask(lambda: True, 60.0)
+    assert not check.is_healthy(lambda: may_answer.wait(60), 0.05)
+    assert not check.is_healthy(lambda: True, 60.0)
     may_answer.set()
-    assert eventually(lambda: check.ask(lambda: True, 20.0))
+    assert eventually(lambda: check.is_healthy(lambda: True, 20.0))
 
 
 def test_metrics_of_a_model_are_on_the_page_until_it_is_unloaded(
@@ -582,7 +582,7 @@ def test_a_coroutine_for_which_there_is_no_thread_fails_its_batch_and_the_next_o
             raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(coroutine_loop, "threading", SimpleNamespace(Thread=Refused))
+        patched.setattr(model_threads, "threading", SimpleNamespace(Thread=Refused))
         assert "can't start new thread" in python_house.error("m")
     assert python_house.value("m", [2.0]) == [4.0]
 
@@ -596,8 +596,8 @@ def test_a_health_check_for_which_there_is_no_thread_says_no_and_the_next_one_is
     check = HealthCheck()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        assert not check.ask(lambda: True)
-    assert check.ask(lambda: True, 60)
+        assert not check.is_healthy(lambda: True)
+    assert check.is_healthy(lambda: True, 60)
 
 
 def test_ragged_inputs_keep_the_shape_of_their_request(python_house: Any) -> None:

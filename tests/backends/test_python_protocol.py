@@ -1,4 +1,4 @@
-"""What passes between the server and a model's process when the process, or the system, does not play along."""
+"""Isolated Python models: faults of the child process, of its connection and of the system."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ import pytest
 
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.python import isolated_session, model_process
+from edge_server.backends.python.child_process import RequestsInProcess
 from edge_server.backends.python.model_process import ModelProcess
-from edge_server.backends.python.process_channel import Channel, MalformedMessage
-from edge_server.backends.python.requests_in_process import RequestsInProcess
-from edge_server.backends.python.shared_arena import Arena
+from edge_server.backends.python.process_channel import Arena, Channel, MalformedMessage
 from edge_server.core.device_tensor import DeviceArray, DeviceTensor
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
@@ -142,7 +141,7 @@ def test_a_process_that_sends_nonsense_costs_its_batch_and_is_replaced(python_ho
 
 def test_nonsense_where_a_message_should_begin_is_told_from_a_message(pair: tuple[Channel, Channel]) -> None:
     one, other = pair
-    one._line.sendall(b"nonsense" * 4)
+    one._socket.sendall(b"nonsense" * 4)
     with pytest.raises(MalformedMessage, match="nons"):
         other.receive()
 
@@ -175,7 +174,7 @@ def test_an_input_that_cannot_be_read_fails_its_request_and_leaves_nothing_in_ha
     python_house.add("m", PLAIN, ISOLATED)
     lost = DeviceTensor("IN", DType.FP32, DeviceArray(DType.FP32.numpy, (1,), (LostPiece(),)))  # type: ignore[arg-type]
     assert "launch failure" in python_house.error("m", inputs={"IN": lost})
-    assert made[-1].now_open() == {}
+    assert made[-1].open_executions() == {}
     assert python_house.value("m", [4.0]) == [8.0]
 
 
@@ -202,7 +201,7 @@ def test_who_reads_is_not_held_up_by_who_cannot_send(pair: tuple[Channel, Channe
     _, place = other.receive()
     sender = threading.Thread(target=other.send, args=(("much", b"x" * (8 << 20)),), daemon=True)
     sender.start()
-    one._line.recv(1, socket.MSG_PEEK)  # it is at it
+    one._socket.recv(1, socket.MSG_PEEK)  # it is at it
     reader = threading.Thread(target=other.free, args=(place,), daemon=True)
     reader.start()
     reader.join(60)
@@ -247,7 +246,7 @@ def model_job(tmp_path: Path, job: Callable[..., OpenJob], python_house: Any) ->
 def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_process, "END_S", 0.2)
+    monkeypatch.setattr(model_process, "EXIT_TIMEOUT_S", 0.2)
     one = ModelProcess(model_job, lambda lost, why: None)
     one.open()
     os.kill(one.pid, signal.SIGSTOP)
@@ -256,7 +255,7 @@ def test_a_process_that_reads_nothing_any_more_is_ended_when_it_is_closed(
     execution: Any = SimpleNamespace(request=request, fail=failures.append, is_cancelled=lambda: False)
     sender = threading.Thread(target=one.execute, args=([execution],), daemon=True)
     sender.start()
-    while not one._child.channel._sending.locked():  # until it has begun to send what nobody reads
+    while not one._child.channel._send_lock.locked():  # until it has begun to send what nobody reads
         pass
     closer = threading.Thread(target=one.close, daemon=True)
     closer.start()
@@ -270,7 +269,7 @@ def test_a_process_without_threads_to_serve_it_is_ended_and_the_load_fails(
     model_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    child = model_process.Child
+    child = model_process.ModelChildProcess
 
     class Noted(child):  # type: ignore[misc, valid-type]
         def __init__(self, file: ModelFile) -> None:

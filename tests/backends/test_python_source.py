@@ -1,4 +1,4 @@
-"""A model's modules come and go while other models' do."""
+"""Loading and unloading of the modules of several Python models."""
 
 from __future__ import annotations
 

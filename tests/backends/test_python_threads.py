@@ -1,4 +1,4 @@
-"""On whose thread a model in Python executes: what decides it, and what holds for models that run on their callers'."""
+"""Execution thread of Python models: its choice, and the rules for models on request threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models find in triton_python_backend_utils: the log, DLPack, loading of others, parameters, health."""
+"""The module triton_python_backend_utils: log, DLPack, loading of models, parameters, health."""
 
 from __future__ import annotations
 

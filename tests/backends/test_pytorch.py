@@ -1,4 +1,4 @@
-"""PyTorch's two file formats and its rules for names. torch is not among the test requirements: it is large."""
+"""Backend pytorch: both file formats and the rules for names. torch is too large for the test requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all runtimes share: imports that fail, one loaded model for many holders, reading an ONNX file's outline."""
+"""Functions that all backends share: failing imports, shared models, and reading of ONNX files."""
 
 from __future__ import annotations
 

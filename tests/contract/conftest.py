@@ -1,4 +1,4 @@
-"""Small models that the runtimes read, each in the form its runtime takes, made once for the run."""
+"""Fixtures for the backend contract: small models, each in its runtime's format, created once."""
 
 from __future__ import annotations
 

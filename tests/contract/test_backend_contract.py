@@ -1,4 +1,4 @@
-"""What every backend promises (backends/base.py), shown on each whose runtime imports."""
+"""The contract of backends/base.py, tested on each backend whose runtime imports."""
 
 from __future__ import annotations
 

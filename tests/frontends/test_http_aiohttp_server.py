@@ -179,8 +179,8 @@ def test_clients_that_leave_are_forgotten(site: Any, connect: Callable[[], Clien
 def test_aiohttp_is_imported_by_the_first_request_that_needs_it() -> None:
     code = """
 import asyncio, sys
-from edge_server.late import put_off
-put_off("aiohttp", has_free_parts=True)
+from edge_server.lazy_import import defer_import
+defer_import("aiohttp", has_free_parts=True)
 import edge_server.process.server, edge_server.frontends.http.frontend
 from edge_server.frontends.http.metrics_endpoint import MetricsFrontend
 

@@ -1,6 +1,6 @@
-"""Python backend, compatible with Triton's: a `model.py` with a class TritonPythonModel.
+"""Backend for models written in Python with Triton's interface: a `model.py` with a class TritonPythonModel.
 
-`backend` opens them: `session` runs one in this process, `isolated` in a process of its own, where `worker` runs the
-same session. What models import as `triton_python_backend_utils` is the module of that name here; it is put into
-`sys.modules` when the first Python model comes. May import core, errors and `backends.base`, `backends.runtime`.
+`backend` opens the models. `session` runs a model in this process. `isolated_session` runs it in a child process, where
+`process_main` runs the same session. Models import the module `triton_python_backend_utils`; the backend puts it into
+`sys.modules` when it is created. May import core, errors, `backends.base` and `backends.runtime_library`.
 """

@@ -1,15 +1,15 @@
-"""Backend `python`: a version is a model.py with a class TritonPythonModel.
+"""The backend `python`: loads a `model.py` with a class TritonPythonModel.
 
-Parameters of a model's configuration, beside those that it reads itself:
+Parameters of the model configuration, beside those that the model reads itself:
 
-- `isolation`: "process" gives each instance a process of its own: for models that must not share the GIL, that may
-  crash, or that call os._exit. "none", the default, runs them in the server's process.
-- `execution_thread`: "own", "caller" or "auto", the default: see `threads`.
-- `initialize_timeout_s`: whole seconds that `initialize` may take in a process of its own, 300 by default; the process
-  is killed then, and the load fails.
-- `read_only_inputs`: true hands inputs over as read-only views of the received request instead of copies that the
-  model may write to.
-- `EXECUTION_ENV_PATH`: named in the log and otherwise ignored; models run on the server's own Python and packages.
+- `isolation`: "process" runs each instance in a child process. Use it for models that must not share the GIL, that may
+  crash, or that call os._exit. The default "none" runs them in the server's process.
+- `execution_thread`: "own", "caller" or "auto" (default); see `thread_safety`.
+- `initialize_timeout_s`: time limit of `initialize` in a child process, in whole seconds, 300 by default. After it the
+  process is killed and the load fails.
+- `read_only_inputs`: true passes inputs as read-only views of the received request; false (default) passes copies that
+  the model may write to.
+- `EXECUTION_ENV_PATH`: logged and otherwise ignored. Models run on the server's Python and packages.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from collections.abc import Mapping
 
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession
 from edge_server.backends.python import triton_python_backend_utils
-from edge_server.backends.python.auto_complete import completed
-from edge_server.backends.python.isolated_auto_complete import completed_in_process
+from edge_server.backends.python.auto_complete import auto_complete, auto_complete_in_process
 from edge_server.backends.python.isolated_session import IsolatedSession
 from edge_server.backends.python.session import PythonSession
 from edge_server.backends.python.thread_safety import PARAMETER, ExecutionThread, execution_thread
@@ -32,7 +31,7 @@ from edge_server.errors import BadModelConfig
 log = logging.getLogger(__name__)
 
 _MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
-"""What models import. The second is the part of the first that is written in C++ in Triton; some name it themselves."""
+"""Names under which models import pb_utils. The second is the C++ part of Triton's module; some models import it."""
 
 _ISOLATION = "isolation"
 
@@ -42,7 +41,7 @@ def make(name: str) -> Backend:
 
 
 class PythonBackend(Backend):
-    """Needs nothing but Python."""
+    """Opens Python models in this process or in child processes. Needs no other packages."""
 
     default_filename = "model.py"
 
@@ -57,10 +56,10 @@ class PythonBackend(Backend):
 
     def auto_complete(self, file: ModelFile, config_json: str) -> str | None:
         parameters = json.loads(config_json).get("parameters", {})
-        words = {name: value.get("string_value", "") for name, value in parameters.items()}
-        if is_isolated(file.model_dir.name, words):
-            return completed_in_process(file, config_json)
-        return completed(file, config_json)
+        texts = {name: value.get("string_value", "") for name, value in parameters.items()}
+        if is_isolated(file.model_dir.name, texts):
+            return auto_complete_in_process(file, config_json)
+        return auto_complete(file, config_json)
 
     def open(self, job: OpenJob) -> RequestSession:
         existing_file(job.file, self.default_filename)
@@ -78,7 +77,7 @@ class PythonBackend(Backend):
 
 
 def is_isolated(model: str, parameters: Mapping[str, str]) -> bool:
-    """Return whether the model wants processes of its own. Raises BadModelConfig for an unknown word."""
+    """Return whether the model runs in child processes. Raises BadModelConfig for an unknown value."""
     word = parameters.get(_ISOLATION, "none").strip().lower()
     if word not in ("none", "process"):
         raise BadModelConfig(f"model '{model}': parameter {_ISOLATION} must be none or process, got '{word[:80]}'")

@@ -1,8 +1,10 @@
-"""BLS calls: a Python model calls other models through the server, with queues, batches and limits.
+"""Calls from Python models to other models and to the model control API (Triton's business logic scripting).
 
-What a model asks within `execute` belongs to the requests that it works on: it is taken back when all of these are
-cancelled, and has the latest of their deadlines, if all have one. Threads that a model starts have no such context;
-what they ask is nobody's but theirs.
+Calls go through the server's InferenceService, so queues, batching, statistics and limits apply to them.
+
+A call made within `execute` belongs to the batch that runs: it is cancelled when all requests of the batch are
+cancelled, and it has the latest of their deadlines if all of them have one. A call from a thread that the model started
+itself belongs to no batch.
 """
 
 from __future__ import annotations
@@ -14,106 +16,112 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from edge_server.backends.base import BlsCall, ServerCalls
-from edge_server.backends.python.call_graph import models_behind
-from edge_server.backends.python.calling_model import Batch, Host, current_batch, find_host
-from edge_server.backends.python.error_translation import TritonError, TritonModelException, answer_of
-from edge_server.backends.python.request import InferenceRequest
+from edge_server.backends.python.calling_model import CallingModel, RunningBatch, current_batch, find_calling_model
+from edge_server.backends.python.deadlock_check import models_to_wait_for
+from edge_server.backends.python.error_translation import TritonError, TritonModelException, to_triton_error
 from edge_server.backends.python.response import InferenceResponse
 from edge_server.backends.python.tensor import PbTensor
 from edge_server.core.request_response import NO_PARAMETERS, Request, Response
 from edge_server.errors import EdgeServerError, NotFound
 
-_LOOK_S = 0.05
-"""How often a waiting call looks whether anybody still wants its answer, or whether it waits for itself."""
+_CHECK_S = 0.05
+"""Interval of the checks of a waiting call: is its batch cancelled, is it part of a deadlock?"""
 
 
-class Outgoing:
-    """One request to another model, from its making to its last response."""
+class OutgoingCall:
+    """One request to another model, from its creation to its last response."""
 
-    def __init__(self, request: InferenceRequest) -> None:
-        host = request.host or find_host()
-        if host is None or host.server is None:
+    def __init__(
+        self,
+        caller: CallingModel | None,
+        model: str,
+        version: int | None,
+        outputs: Sequence[str],
+        make_request: Callable[[int], Request],
+    ) -> None:
+        """`make_request` builds the server's request from a deadline in nanoseconds, 0 for none.
+
+        Raises TritonModelException outside of a served model, and in a model that runs on request threads.
+        """
+        caller = caller or find_calling_model()
+        if caller is None or caller.server is None:
             raise TritonModelException("other models can be called from a model that a server runs, nowhere else")
-        self.host: Host = host
-        self.server: ServerCalls = host.server
-        self.batch: Batch | None = current_batch.get()
-        _check_may_wait(host, self.batch)
-        self.model = request.model_name()
+        self.caller: CallingModel = caller
+        self.server: ServerCalls = caller.server
+        self.batch: RunningBatch | None = current_batch.get()
+        _check_may_call_models(caller, self.batch)
+        self.model = model
         self.call: BlsCall | None = None
-        self._holds = self.batch is not None and self.batch.holds_instance and host.waits is not None
-        self._request = request
+        self._holds_instance = self.batch is not None and self.batch.holds_instance and caller.wait_graph is not None
+        self._version = version
+        self._outputs = outputs
+        self._make_request = make_request
         self._is_over = False
-        self._behind: tuple[str, ...] = (self.model,)
-        """The models that this call waits for: an ensemble waits for its members."""
+        self._waits_for: tuple[str, ...] = (self.model,)
+        """The models that this call waits for. A call to an ensemble waits for the ensemble's members."""
 
     def start(self, sink: Callable[[Response], None], *, decoupled: bool, hold_us: float) -> TritonError | None:
-        """Submit; or return what is wrong with that, and `sink` is never called."""
+        """Submit the request. Return an error if that is impossible; `sink` is not called then."""
         try:
-            core = self._core(decoupled)
+            spec = self.server.model_spec(self.model, self._version)
+            if spec.ensemble is not None and self._holds_instance:
+                self._waits_for = models_to_wait_for(self.server, spec, self._outputs)
+            if spec.is_decoupled and not decoupled:
+                raise EdgeServerError(
+                    f"model '{self.model}' answers any number of times: call it with exec(decoupled=True) or "
+                    "async_exec(decoupled=True)"
+                )
+            request = self._make_request(0 if self.batch is None else self.batch.deadline_ns)
         except EdgeServerError as error:
-            return answer_of(error)
+            return to_triton_error(error)
         except ValueError as error:
             return TritonError(f"a request to model '{self.model}' cannot be sent: {error}", TritonError.INVALID_ARG)
-        self._begin()
-        if self.is_stuck():
+        if self._holds_instance and self.caller.wait_graph is not None:
+            for model in self._waits_for:
+                self.caller.wait_graph.add_wait(self.caller, model)
+        if self.is_deadlocked():
             self.end()
-            return self.deadlock()
+            return self.deadlock_error()
 
-        def take(response: Response) -> None:
+        def receive(response: Response) -> None:
             if response.is_final:
                 self.end()
             sink(response)
 
         try:
-            self.call = self.server.submit(core, take, hold_us=hold_us)
+            self.call = self.server.submit(request, receive, hold_us=hold_us)
         except EdgeServerError as error:
             self.end()
-            return answer_of(error.detached())
+            return to_triton_error(error.detached())
         return None
 
-    def _core(self, decoupled: bool) -> Request:
-        spec = self.server.model_spec(self.model, self._request.version)
-        if spec.ensemble is not None and self._holds:
-            self._behind = models_behind(self.server, spec, self._request.requested_output_names())
-        if spec.is_decoupled and not decoupled:
-            raise EdgeServerError(
-                f"model '{self.model}' answers any number of times: call it with exec(decoupled=True) or "
-                "async_exec(decoupled=True)"
-            )
-        return self._request.core(0 if self.batch is None else self.batch.deadline_ns)
-
-    def is_unwanted(self) -> bool:
-        """Return whether nobody waits any more for what this call is part of."""
+    def is_cancelled(self) -> bool:
+        """Return whether all requests of the batch that this call belongs to are cancelled."""
         return self.batch is not None and self.batch.is_cancelled()
 
-    def is_stuck(self) -> bool:
-        """Return whether the called model waits, by whatever way, for the very instance that waits here."""
-        waits = self.host.waits
-        return self._holds and waits is not None and any(waits.is_stuck(model) for model in self._behind)
+    def is_deadlocked(self) -> bool:
+        """Return whether the called model waits, directly or through others, for the instance that waits here."""
+        graph = self.caller.wait_graph
+        return self._holds_instance and graph is not None and any(graph.is_deadlocked(name) for name in self._waits_for)
 
-    def deadlock(self) -> TritonError:
-        return deadlock(self.host.model, self.model, self._behind)
+    def deadlock_error(self) -> TritonError:
+        return deadlock_error(self.caller.model, self.model, self._waits_for)
 
     def cancel(self) -> None:
         if self.call is not None:
             self.call.cancel()
 
-    def _begin(self) -> None:
-        if self._holds and self.host.waits is not None:
-            for model in self._behind:
-                self.host.waits.begin(self.host, model)
-
     def end(self) -> None:
-        if self._holds and not self._is_over and self.host.waits is not None:
+        if self._holds_instance and not self._is_over and self.caller.wait_graph is not None:
             self._is_over = True
-            for model in self._behind:
-                self.host.waits.end(self.host, model)
+            for model in self._waits_for:
+                self.caller.wait_graph.remove_wait(self.caller, model)
 
 
-def deadlock(model: str, called: str, behind: Sequence[str] = ()) -> TritonError:
-    """Return the error for a call that nobody could ever answer. `behind` are the models that it waits for."""
-    if called not in (behind or (called,)):
-        names = ", ".join(f"'{name}'" for name in behind)
+def deadlock_error(model: str, called: str, waits_for: Sequence[str] = ()) -> TritonError:
+    """Return the error for a call that can never be answered. `waits_for` lists the models that it waits for."""
+    if called not in (waits_for or (called,)):
+        names = ", ".join(f"'{name}'" for name in waits_for)
         return TritonError(
             f"model '{model}' called ensemble '{called}', which is made of {names}, but every instance of one of these "
             f"is waiting, by way of such calls, for itself; nobody is left to answer. More instances of it "
@@ -125,74 +133,73 @@ def deadlock(model: str, called: str, behind: Sequence[str] = ()) -> TritonError
     )
 
 
-def call(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """Do what `InferenceRequest.exec` promises."""
-    outgoing = Outgoing(request)
+def call_model(outgoing: OutgoingCall, decoupled: bool) -> InferenceResponse | ResponseIterator:
+    """Send the call and wait. Return the response, or with `decoupled` an iterator of responses at once."""
     responses = ResponseIterator(outgoing)
-    # With one response to come, this thread would only wait: it may as well compute.
+    # With one response to come this thread would only wait, so the server may run the called model on it.
     problem = outgoing.start(responses.receive, decoupled=decoupled, hold_us=0.0 if decoupled else math.inf)
     if problem is not None:
         responses.fail(problem)
-    return responses if decoupled else responses.only()
+    return responses if decoupled else next(responses)
 
 
-def call_later(request: InferenceRequest, decoupled: bool) -> Awaitable[InferenceResponse | ResponseIterator]:
-    """Do what `InferenceRequest.async_exec` promises."""
-    loop = asyncio.get_running_loop()
+def call_model_async(
+    loop: asyncio.AbstractEventLoop, outgoing: OutgoingCall, decoupled: bool
+) -> Awaitable[InferenceResponse | ResponseIterator]:
+    """Send the call and return a future of `loop` for the response, or with `decoupled` for the iterator."""
     future: asyncio.Future[InferenceResponse | ResponseIterator] = loop.create_future()
     if decoupled:
-        future.set_result(call(request, True))
+        future.set_result(call_model(outgoing, True))
         return future
-    outgoing = Outgoing(request)
 
-    def settle(response: InferenceResponse) -> None:
+    def set_response(response: InferenceResponse) -> None:
         if not future.done():
             future.set_result(response)
 
     def receive(response: Response) -> None:
         if response.is_final:
             try:
-                loop.call_soon_threadsafe(settle, response_of(response))
+                loop.call_soon_threadsafe(set_response, to_pb_response(response))
             except RuntimeError:
-                # The loop is closed: nobody awaits any more.
+                # The loop is closed: the future has no reader any more.
                 return
 
-    def look() -> None:
+    def check() -> None:
         if future.done():
             if future.cancelled():
                 outgoing.cancel()
             return
-        if outgoing.is_stuck():
-            settle(InferenceResponse(error=outgoing.deadlock()))
+        if outgoing.is_deadlocked():
+            set_response(InferenceResponse(error=outgoing.deadlock_error()))
             outgoing.cancel()
             return
-        if outgoing.is_unwanted():
+        if outgoing.is_cancelled():
             outgoing.cancel()
-        loop.call_later(_LOOK_S, look)
+        loop.call_later(_CHECK_S, check)
 
     problem = outgoing.start(receive, decoupled=False, hold_us=0.0)
     if problem is not None:
-        settle(InferenceResponse(error=problem))
+        set_response(InferenceResponse(error=problem))
     else:
-        loop.call_later(_LOOK_S, look)
+        loop.call_later(_CHECK_S, check)
     return future
 
 
 class ResponseIterator:
-    """The responses of a model that answers any number of times, each as it comes.
+    """The responses of a decoupled model, each as soon as it arrives.
 
-    A model that ends its stream by the final flag alone makes one more, the last: it has neither tensors nor an error,
-    as in Triton (python_backend f9088ff, request_executor.cc, InferResponseComplete).
+    A model that ends its stream by the final flag alone adds a last response with neither tensors nor an error, as in
+    Triton (python_backend f9088ff, request_executor.cc, InferResponseComplete).
 
-    `cancel` takes the request back, and so does dropping the iterator before its end.
+    `cancel` cancels the request. Dropping the iterator before its end does the same.
     """
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: OutgoingCall) -> None:
         self._outgoing = outgoing
         self._arrived: queue.SimpleQueue[Response | TritonError] = queue.SimpleQueue()
         self.receive = self._arrived.put
         self._is_over = False
-        self._look_at = time.monotonic() + _LOOK_S
+        self._next_check_s = time.monotonic() + _CHECK_S
 
     def __iter__(self) -> ResponseIterator:
         return self
@@ -200,36 +207,32 @@ class ResponseIterator:
     def __next__(self) -> InferenceResponse:
         if self._is_over:
             raise StopIteration
-        item = self._next()
+        item = self._wait_for_next()
         if isinstance(item, TritonError):
             self._is_over = True
             return InferenceResponse(error=item)
         self._is_over = item.is_final
-        return response_of(item)
+        return to_pb_response(item)
 
     def cancel(self) -> None:
-        """Take the request back; what was answered before is still there to be iterated."""
+        """Cancel the request. Responses that arrived before can still be iterated."""
         self._outgoing.cancel()
 
     def fail(self, error: TritonError) -> None:
         self._arrived.put(error)
 
-    def only(self) -> InferenceResponse:
-        """Return the one response of a model that gives one; one without tensors where it gave none."""
-        return next(self)
-
-    def _next(self) -> Response | TritonError:
+    def _wait_for_next(self) -> Response | TritonError:
         while True:
             now = time.monotonic()
-            if now >= self._look_at:
-                self._look_at = now + _LOOK_S
-                if self._outgoing.is_stuck():
+            if now >= self._next_check_s:
+                self._next_check_s = now + _CHECK_S
+                if self._outgoing.is_deadlocked():
                     self._outgoing.cancel()
-                    return self._outgoing.deadlock()
-                if self._outgoing.is_unwanted():
+                    return self._outgoing.deadlock_error()
+                if self._outgoing.is_cancelled():
                     self._outgoing.cancel()
             try:
-                return self._arrived.get(timeout=_LOOK_S)
+                return self._arrived.get(timeout=_CHECK_S)
             except queue.Empty:
                 continue
 
@@ -238,10 +241,10 @@ class ResponseIterator:
             self._outgoing.cancel()
 
 
-def response_of(response: Response) -> InferenceResponse:
-    """Return a response of the server as a model sees it."""
+def to_pb_response(response: Response) -> InferenceResponse:
+    """Convert a response of the server into the class that models see."""
     if response.error is not None:
-        return InferenceResponse.received((), answer_of(response.error), response.parameters)
+        return InferenceResponse.received((), to_triton_error(response.error), response.parameters)
     tensors = [
         PbTensor.received(item.name, item.dtype, item.array, is_lent=not item.array.flags.writeable)
         for item in response.outputs
@@ -252,45 +255,45 @@ def response_of(response: Response) -> InferenceResponse:
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
     """Load or reload a model, and wait for it. `files` maps "file:1/model.onnx" to contents.
 
-    Raises TritonModelException when it does not load, and where models are not loaded by order.
+    Raises TritonModelException when the load fails, or when the model control mode is not explicit.
     """
     named = {name.removeprefix("file:"): contents for name, contents in (files or {}).items()}
     try:
-        _server().load_model(model_name, config or None, named)
+        _model_control().load_model(model_name, config or None, named)
     except EdgeServerError as error:
         raise TritonModelException(error.message) from None
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model. Raises TritonModelException where models are not unloaded by order."""
+    """Unload a model. Raises TritonModelException when the model control mode is not explicit."""
     try:
-        _server().unload_model(model_name, unload_dependents=unload_dependents)
+        _model_control().unload_model(model_name, unload_dependents=unload_dependents)
     except EdgeServerError as error:
         raise TritonModelException(error.message) from None
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether the model, or a version of it, can answer now."""
+    """Return whether the model, or the given version of it, can answer requests now."""
     if model_version and not str(model_version).isdecimal():
         raise TritonModelException(f"is_model_ready: expected a version number as text, got '{model_version}'")
     try:
-        return _server().is_model_ready(model_name, int(model_version) if model_version else None)
+        return _model_control().is_model_ready(model_name, int(model_version) if model_version else None)
     except NotFound:
         return False
 
 
-def _check_may_wait(host: Host, batch: Batch | None) -> None:
-    """Raise TritonModelException in the `execute` of a model that runs on the threads of front ends."""
-    if batch is not None and not host.may_wait:
+def _check_may_call_models(caller: CallingModel, batch: RunningBatch | None) -> None:
+    """Raise TritonModelException in the `execute` of a model that runs on request threads."""
+    if batch is not None and not caller.may_call_models:
         raise TritonModelException(
-            f"model '{host.model}' executes on the threads that bring its requests, where it must not wait for other "
+            f"model '{caller.model}' executes on the threads that bring its requests, where it must not wait for other "
             'models; the parameter execution_thread: "own" gives it a thread of its own'
         )
 
 
-def _server() -> ServerCalls:
-    host = find_host()
-    if host is None or host.server is None:
+def _model_control() -> ServerCalls:
+    caller = find_calling_model()
+    if caller is None or caller.server is None:
         raise TritonModelException("models can be loaded from a model that a server runs, nowhere else")
-    _check_may_wait(host, current_batch.get())
-    return host.server
+    _check_may_call_models(caller, current_batch.get())
+    return caller.server

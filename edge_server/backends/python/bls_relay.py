@@ -1,4 +1,4 @@
-"""BLS relay: calls, loads and unloads of a model in its own process, carried to the server."""
+"""Relay of calls from a model's child process to the server: inference, load, unload, and readiness."""
 
 from __future__ import annotations
 
@@ -10,85 +10,99 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import BlsCall, ServerCalls
-from edge_server.backends.python.bls_calls import deadlock
-from edge_server.backends.python.call_graph import models_behind
-from edge_server.backends.python.calling_model import Host
-from edge_server.backends.python.child_process import ModelChildProcess
-from edge_server.backends.python.error_translation import error_of
-from edge_server.backends.python.requests_in_process import RequestsInProcess
-from edge_server.backends.python.session import WAITS
+from edge_server.backends.python.bls_calls import deadlock_error
+from edge_server.backends.python.calling_model import CallingModel
+from edge_server.backends.python.child_process import ModelChildProcess, RequestsInProcess
+from edge_server.backends.python.deadlock_check import models_to_wait_for
+from edge_server.backends.python.error_translation import to_server_error
+from edge_server.backends.python.session import WAIT_GRAPH
 from edge_server.core.request_response import Request, Response
-from edge_server.core.trace_settings import RequestTrace
 from edge_server.errors import BackendError, EdgeServerError
 
 
 class CallRelay:
-    """Hands calls on to the server and answers back, by the process's numbers. Messages of the process are taken by one
-    thread, by the methods `on_...`, and `end` comes after the last; answers come from any."""
+    """Sends the process's calls to the server, and the responses back, by the process's call numbers.
+
+    One thread handles the messages of the process with the methods `on_...`, and calls `end` after the last one.
+    Responses come from any thread.
+    """
 
     MESSAGES = frozenset(("ask", "cancel_call", "submit"))
 
     def __init__(
-        self, model: str, server: ServerCalls | None, child: ModelChildProcess, handed: RequestsInProcess
+        self, model: str, server: ServerCalls | None, child: ModelChildProcess, requests: RequestsInProcess
     ) -> None:
         self._model = model
         self._server = server
         self._child = child
-        self._handed = handed
-        self._host = Host(model, "", server, WAITS)
+        self._requests = requests
+        self._caller = CallingModel(model, "", server, WAIT_GRAPH)
         self._lock = threading.Lock()
         self._calls: dict[int, BlsCall | None] = {}
-        """Number -> the call, None until the server has it."""
-        self._waited_for: dict[int, tuple[str, tuple[str, ...]]] = {}
-        """Number -> the model that is called and those behind it, of calls that the instance waits for."""
+        """Call number -> call, None until it is submitted."""
+        self._waiting: dict[int, tuple[str, tuple[str, ...]]] = {}
+        """Call number -> called model and the models that answer for it, of calls that block the instance."""
 
     def begin(self) -> None:
-        """Count the process among the model's instances, which others may wait for."""
-        WAITS.enter(self._model, self._host)
+        """Register the process as an instance of the model for the deadlock check."""
+        WAIT_GRAPH.add_instance(self._model, self._caller)
 
     def end(self) -> None:
-        """Cancel what the process, which is gone, waited for."""
+        """Cancel the open calls of the process, which has ended."""
         with self._lock:
             calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             if call is not None:
                 call.cancel()
-        WAITS.leave(self._model, self._host)
+        WAIT_GRAPH.remove_instance(self._model, self._caller)
 
-    def refuse_stuck(self) -> None:
-        """Answer the calls that have come to wait for themselves."""
+    def refuse_deadlocked_calls(self) -> None:
+        """Answer each call that has become part of a deadlock with an error."""
         with self._lock:
-            waiting = dict(self._waited_for)
-        for number, (model, behind) in waiting.items():
-            if any(WAITS.is_stuck(name) for name in behind):
-                self._refuse(number, model, behind)
+            waiting = dict(self._waiting)
+        for number, (model, waits_for) in waiting.items():
+            if any(WAIT_GRAPH.is_deadlocked(name) for name in waits_for):
+                self._refuse(number, model, waits_for)
 
-    def on_ask(self, number: int, what: str, arguments: tuple[Any, ...]) -> None:
-        # A load takes as long as it takes; messages must not wait for it.
-        threading.Thread(target=self._answer, args=(number, what, arguments), daemon=True).start()
+    def on_ask(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        # A load may take minutes. The next messages must not wait for it.
+        threading.Thread(target=self._answer, args=(number, method, arguments), daemon=True).start()
 
-    def on_submit(self, number: int, request: Request, holds: bool) -> None:
+    def on_submit(self, number: int, request: Request, holds_instance: bool) -> None:
         server, model = self._server, request.model
         if server is None:
             return
-        # The process reads on while others compute with them.
+        # The inputs lie in memory that is freed after this message, while the called model still reads them.
         for tensor in request.inputs.values():
             tensor.array = np.array(tensor.array)
-        request.trace = self._child_of(request.trace)
-        behind = self._models_behind(server, request) if holds else ()
+        if request.trace is not None:
+            # The trace came as a copy. Continue the trace of the request that the process computes.
+            traces = [execution.request.trace for execution in self._requests.open_executions().values()]
+            trace_id = request.trace.id
+            request.trace = next(
+                (trace.child() for trace in traces if trace is not None and trace.id == trace_id), None
+            )
+        waits_for: tuple[str, ...] = ()
+        if holds_instance:
+            try:
+                spec = server.model_spec(model, request.version)
+                waits_for = models_to_wait_for(server, spec, request.outputs)
+            except EdgeServerError:
+                # The call itself reports this error.
+                waits_for = (model,)
         with self._lock:
             self._calls[number] = None
-            if holds:
-                self._waited_for[number] = (model, behind)
-        for name in behind:
-            WAITS.begin(self._host, name)
-        if any(WAITS.is_stuck(name) for name in behind):
-            self._refuse(number, model, behind)
+            if holds_instance:
+                self._waiting[number] = (model, waits_for)
+        for name in waits_for:
+            WAIT_GRAPH.add_wait(self._caller, name)
+        if any(WAIT_GRAPH.is_deadlocked(name) for name in waits_for):
+            self._refuse(number, model, waits_for)
             return
         try:
-            call = server.submit(request, lambda response: self._hand_on(number, response))
+            call = server.submit(request, lambda response: self._send_response(number, response))
         except EdgeServerError as error:
-            self._hand_on(number, Response(model, 0, request.id, error=error.detached()))
+            self._send_response(number, Response(model, 0, request.id, error=error.detached()))
             return
         with self._lock:
             if number in self._calls:
@@ -100,47 +114,33 @@ class CallRelay:
         if call is not None:
             call.cancel()
 
-    def _answer(self, number: int, what: str, arguments: tuple[Any, ...]) -> None:
+    def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         server = self._server
         answer: Any = None
         try:
             if server is None:
                 raise BackendError("there is no server")
-            if what == "unload_model":
+            if method == "unload_model":
                 server.unload_model(arguments[0], unload_dependents=arguments[1])
             else:
-                answer = getattr(server, what)(*arguments)
+                answer = getattr(server, method)(*arguments)
         except EdgeServerError as error:
             answer = error.detached()
-        self._child.send(("told", number, answer))
+        self._child.send(("answer", number, answer))
 
-    def _child_of(self, carried: RequestTrace | None) -> RequestTrace | None:
-        """Return a trace for a request that the process makes on behalf of one that it works on."""
-        if carried is None:
-            return None
-        traces = [execution.request.trace for execution in self._handed.now_open().values()]
-        return next((trace.child() for trace in traces if trace is not None and trace.id == carried.id), None)
-
-    def _models_behind(self, server: ServerCalls, request: Request) -> tuple[str, ...]:
-        try:
-            return models_behind(server, server.model_spec(request.model, request.version), request.outputs)
-        except EdgeServerError:
-            # The call itself will tell.
-            return (request.model,)
-
-    def _hand_on(self, number: int, response: Response) -> None:
+    def _send_response(self, number: int, response: Response) -> None:
         with self._lock:
             is_known = number in self._calls
-            behind: Sequence[str] = ()
+            waits_for: Sequence[str] = ()
             if response.is_final:
                 self._calls.pop(number, None)
-                _, behind = self._waited_for.pop(number, ("", ()))
-        for name in behind:
-            WAITS.end(self._host, name)
+                _, waits_for = self._waiting.pop(number, ("", ()))
+        for name in waits_for:
+            WAIT_GRAPH.remove_wait(self._caller, name)
         if is_known:
             self._child.send(("response", number, dataclasses.replace(response, spec=None)))
 
-    def _refuse(self, number: int, model: str, behind: Sequence[str]) -> None:
+    def _refuse(self, number: int, model: str, waits_for: Sequence[str]) -> None:
         self.on_cancel_call(number)
-        error = error_of(deadlock(self._model, model, behind))
-        self._hand_on(number, Response(model, 0, "", error=error))
+        error = to_server_error(deadlock_error(self._model, model, waits_for))
+        self._send_response(number, Response(model, 0, "", error=error))

@@ -1,8 +1,13 @@
-"""Calling model of a pb_utils function: found by context variable, or by the calling code."""
+"""The model that calls a function of pb_utils: its context, its batch in execution, and its log (`pb_utils.Logger`).
+
+The caller is known by context variables on its instance's thread and in its coroutines, else by the code on the stack.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import enum
+import logging
 import sys
 import weakref
 from collections.abc import Sequence
@@ -13,32 +18,39 @@ from edge_server.backends.python.deadlock_check import WaitGraph
 from edge_server.backends.python.error_translation import TritonModelException
 from edge_server.backends.python.module_loader import package_of
 
+log = logging.getLogger("edge_server.model")
+
 
 @dataclass(eq=False)
-class Host:
-    """One opened model, as the functions of the module see it. `package` is that of its modules. `waits` None: who
-    waits for whom is found out elsewhere. `may_wait`: whether it may call other models while it executes; not on the
-    thread of a front end, see `threads`. `folder` is where the model's file is."""
+class CallingModel:
+    """One opened model, as the functions of pb_utils see it.
+
+    `package` is the package of its modules. `wait_graph` is None in the process of an isolated model, where the server
+    detects deadlocks. `may_call_models` is False for a model that runs on request threads (see `thread_safety`).
+    `folder` holds the model's file.
+    """
 
     model: str
     package: str
     server: ServerCalls | None
-    waits: WaitGraph[Host] | None = None
-    may_wait: bool = True
+    wait_graph: WaitGraph[CallingModel] | None = None
+    may_call_models: bool = True
     folder: str = ""
 
 
 @dataclass(eq=False)
-class Batch:
-    """What runs now. `holds_instance`: the instance is taken until the batch is done, so that whoever waits within it
-    for the same instance waits forever."""
+class RunningBatch:
+    """The batch that `execute` computes now.
 
-    host: Host
+    `holds_instance`: the instance is busy until the batch ends, so a wait for the same instance would never end.
+    """
+
+    caller: CallingModel
     executions: Sequence[Execution]
     holds_instance: bool = True
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits any more."""
+        """Return whether all requests of the batch are cancelled."""
         return bool(self.executions) and all(execution.is_cancelled() for execution in self.executions)
 
     @property
@@ -48,26 +60,77 @@ class Batch:
         return max(deadlines) if deadlines and all(deadlines) else 0
 
 
-current_batch: contextvars.ContextVar[Batch | None] = contextvars.ContextVar("edge_python_batch", default=None)
-current_host: contextvars.ContextVar[Host | None] = contextvars.ContextVar("edge_python_host", default=None)
+current_batch: contextvars.ContextVar[RunningBatch | None] = contextvars.ContextVar("edge_python_batch", default=None)
+current_model: contextvars.ContextVar[CallingModel | None] = contextvars.ContextVar("edge_python_model", default=None)
 
-_hosts: weakref.WeakValueDictionary[str, Host] = weakref.WeakValueDictionary()
-
-
-def enter(host: Host) -> None:
-    """Make the host known to the code of its package. Forgotten with its last reference."""
-    _hosts[host.package] = host
+_models: weakref.WeakValueDictionary[str, CallingModel] = weakref.WeakValueDictionary()
 
 
-def find_host() -> Host | None:
-    """Return the model that calls: by context on its instance's thread and in its coroutines, else by its code."""
-    host = current_host.get()
-    return host if host is not None else _hosts.get(package_of(sys._getframe(1)))
+def register_model(model: CallingModel) -> None:
+    """Make the model known to the code of its package. The entry ends with the last reference to `model`."""
+    _models[model.package] = model
+
+
+def find_calling_model() -> CallingModel | None:
+    """Return the model whose code calls, by context or else by the stack; None outside of models."""
+    model = current_model.get()
+    return model if model is not None else _models.get(package_of(sys._getframe(1)))
 
 
 def get_model_dir() -> str:
-    """Return the folder of the model's file: that of its version. Raises TritonModelException outside of models."""
-    host = find_host()
-    if host is None or not host.folder:
+    """Return the folder of the model's version. Raises TritonModelException outside of models."""
+    model = find_calling_model()
+    if model is None or not model.folder:
         raise TritonModelException("get_model_dir: called by no model that a server runs")
-    return host.folder
+    return model.folder
+
+
+class LogLevel(enum.IntEnum):
+    """Triton's levels. VERBOSE is logged from --log-verbose=1 on."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+_PYTHON_LEVELS = {
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+    LogLevel.VERBOSE: logging.DEBUG,
+}
+
+_Levels = LogLevel
+
+
+class Logger:
+    """pb_utils.Logger: writes lines with the model's name to the server's log. All methods are static, as in Triton."""
+
+    LogLevel = _Levels
+    INFO = _Levels.INFO
+    WARNING = _Levels.WARNING
+    ERROR = _Levels.ERROR
+    VERBOSE = _Levels.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: int = _Levels.INFO) -> None:
+        model = find_calling_model()
+        name = "a model" if model is None else f"model '{model.model}'"
+        log.log(_PYTHON_LEVELS[_Levels(level)], "%s: %s", name, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        Logger.log(message, _Levels.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        Logger.log(message, _Levels.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        Logger.log(message, _Levels.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        Logger.log(message, _Levels.VERBOSE)

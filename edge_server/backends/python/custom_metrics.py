@@ -1,7 +1,7 @@
-"""pb_utils.MetricFamily and Metric: metrics that models add to the metrics page.
+"""Custom metrics of Python models: pb_utils.MetricFamily and Metric.
 
-A name is one family, whoever makes it; the same labels are one series. Both live as long as somebody holds them: what
-only an unloaded model held leaves the page.
+All families of one name in a process are one family, and all metrics with the same labels are one series. A family or
+series disappears from the metrics page with the last reference to it, at the latest when its model is unloaded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,22 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.backends.python.error_translation import TritonModelException
-from edge_server.backends.python.plain_values import plain
+from edge_server.backends.python.tensor import plain
 from edge_server.core.custom_metric import MetricFamilyView, MetricKind, MetricSample
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_TAKEN = ("nv_inference_", "nv_model_", "nv_cache_", "nv_gpu_", "nv_cpu_", "nv_energy_", "edge_", "process_")
-"""Beginnings of the names of the server's own families: a page with two families of a name is no page."""
+_RESERVED_PREFIXES = (
+    "nv_inference_",
+    "nv_model_",
+    "nv_cache_",
+    "nv_gpu_",
+    "nv_cpu_",
+    "nv_energy_",
+    "edge_",
+    "process_",
+)
+"""Prefixes of the server's own families. A metrics page with two families of one name is invalid."""
 
 
 class PbMetricKind(enum.IntEnum):
@@ -41,7 +50,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class _Series:
-    """One series. For a histogram, `counts` has one more than `buckets`, not yet summed up."""
+    """Values of one series. For a histogram, `counts` has one more entry than `buckets` and is not cumulative."""
 
     __slots__ = ("__weakref__", "buckets", "counts", "labels", "total", "value")
 
@@ -65,8 +74,8 @@ class _Series:
         return [*found, MetricSample(dict(self.labels), self.total, "_count")]
 
 
-class _Shared:
-    """One family, whoever made it."""
+class _FamilyData:
+    """Name, kind and series of one family, shared by all MetricFamily objects of that name."""
 
     def __init__(self, name: str, help: str, kind: PbMetricKind) -> None:
         self.name = name
@@ -76,18 +85,18 @@ class _Shared:
 
 
 class MetricRegistry:
-    """The families of one process. `foreign` are those that models in processes of their own reported last."""
+    """The families of this process, and the ones that isolated models reported last."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._families: weakref.WeakValueDictionary[str, _Shared] = weakref.WeakValueDictionary()
-        self._foreign: dict[object, tuple[MetricFamilyView, ...]] = {}
+        self._families: weakref.WeakValueDictionary[str, _FamilyData] = weakref.WeakValueDictionary()
+        self._reported: dict[object, tuple[MetricFamilyView, ...]] = {}
 
-    def family(self, name: str, help: str, kind: PbMetricKind) -> _Shared:
+    def family(self, name: str, help: str, kind: PbMetricKind) -> _FamilyData:
         with self.lock:
             shared = self._families.get(name)
             if shared is None:
-                shared = self._families[name] = _Shared(name, help, kind)
+                shared = self._families[name] = _FamilyData(name, help, kind)
         if shared.kind is not kind:
             raise TritonModelException(
                 f"metric family '{name}' is a {_KIND_NAMES[shared.kind]} already, not a {_KIND_NAMES[kind]}"
@@ -95,14 +104,14 @@ class MetricRegistry:
         return shared
 
     def report(self, owner: object, views: Iterable[MetricFamilyView]) -> None:
-        """Replace what `owner` reported; nothing takes it off."""
+        """Replace the metrics that `owner` reported. No views remove them."""
         with self.lock:
-            self._foreign.pop(owner, None)
+            self._reported.pop(owner, None)
             if found := tuple(views):
-                self._foreign[owner] = found
+                self._reported[owner] = found
 
     def views(self) -> list[MetricFamilyView]:
-        """Return all families that have series, each name once."""
+        """Return all families that have series, each name once. Of two kinds under one name the first is kept."""
         with self.lock:
             own = [
                 MetricFamilyView(
@@ -113,20 +122,16 @@ class MetricRegistry:
                 )
                 for shared in list(self._families.values())
             ]
-            found = [*own, *(view for views in self._foreign.values() for view in views)]
-        return [view for view in _merged(found) if view.samples]
-
-
-def _merged(views: Sequence[MetricFamilyView]) -> list[MetricFamilyView]:
-    """Return families of one name as one; a process that disagrees about the kind is left out."""
-    by_name: dict[str, MetricFamilyView] = {}
-    for view in views:
-        known = by_name.get(view.name)
-        if known is None:
-            by_name[view.name] = view
-        elif known.kind == view.kind:
-            by_name[view.name] = MetricFamilyView(view.name, view.kind, known.help, (*known.samples, *view.samples))
-    return list(by_name.values())
+            found = [*own, *(view for views in self._reported.values() for view in views)]
+        by_name: dict[str, MetricFamilyView] = {}
+        for view in found:
+            known = by_name.get(view.name)
+            if known is None:
+                by_name[view.name] = view
+            elif known.kind == view.kind:
+                samples = (*known.samples, *view.samples)
+                by_name[view.name] = MetricFamilyView(view.name, view.kind, known.help, samples)
+        return [view for view in by_name.values() if view.samples]
 
 
 REGISTRY = MetricRegistry()
@@ -135,13 +140,13 @@ REGISTRY = MetricRegistry()
 class Metric:
     """One series of a family. Thread-safe."""
 
-    def __init__(self, shared: _Shared, series: _Series) -> None:
+    def __init__(self, shared: _FamilyData, series: _Series) -> None:
         self._shared = shared
         self._series = series
 
     def increment(self, value: float) -> None:
-        """Add to a counter, which only grows, or to a gauge."""
-        self._check("increment", PbMetricKind.COUNTER, PbMetricKind.GAUGE)
+        """Add to a counter or a gauge. Raises TritonModelException for a negative value at a counter."""
+        self._check_kind("increment", PbMetricKind.COUNTER, PbMetricKind.GAUGE)
         if self._shared.kind is PbMetricKind.COUNTER and value < 0:
             raise TritonModelException(f"counter '{self._shared.name}' cannot be incremented by {value}")
         with REGISTRY.lock:
@@ -149,13 +154,13 @@ class Metric:
 
     def set(self, value: float) -> None:
         """Set a gauge."""
-        self._check("set", PbMetricKind.GAUGE)
+        self._check_kind("set", PbMetricKind.GAUGE)
         with REGISTRY.lock:
             self._series.value = float(value)
 
     def observe(self, value: float) -> None:
-        """Enter a value into a histogram."""
-        self._check("observe", PbMetricKind.HISTOGRAM)
+        """Add a value to a histogram."""
+        self._check_kind("observe", PbMetricKind.HISTOGRAM)
         series = self._series
         with REGISTRY.lock:
             series.counts[bisect.bisect_left(series.buckets or (), value)] += 1
@@ -164,35 +169,43 @@ class Metric:
 
     def value(self) -> float:
         """Return the value of a counter or a gauge."""
-        self._check("value", PbMetricKind.COUNTER, PbMetricKind.GAUGE)
+        self._check_kind("value", PbMetricKind.COUNTER, PbMetricKind.GAUGE)
         return self._series.value
 
-    def _check(self, what: str, *kinds: PbMetricKind) -> None:
+    def _check_kind(self, method: str, *kinds: PbMetricKind) -> None:
         if self._shared.kind not in kinds:
             kind = _KIND_NAMES[self._shared.kind]
-            raise TritonModelException(f"metric '{self._shared.name}' is a {kind}, which has no {what}()")
+            raise TritonModelException(f"metric '{self._shared.name}' is a {kind}, which has no {method}()")
 
 
 class MetricFamily:
-    """A name with its series."""
+    """pb_utils.MetricFamily: the metrics of one name."""
 
     COUNTER = PbMetricKind.COUNTER
     GAUGE = PbMetricKind.GAUGE
     HISTOGRAM = PbMetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: int) -> None:
-        if not _NAME.fullmatch(name) or name.startswith(_TAKEN):
+        if not _NAME.fullmatch(name) or name.startswith(_RESERVED_PREFIXES):
             raise TritonModelException(
                 f"metric family '{name}': expected letters, digits and _ and none of the server's own beginnings "
-                f"{', '.join(_TAKEN)}"
+                f"{', '.join(_RESERVED_PREFIXES)}"
             )
         self._shared = REGISTRY.family(plain(name), plain(description), PbMetricKind(kind))
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
-        """Return the series of these labels; a histogram's needs the upper edges of its `buckets`."""
+        """Return the series with these labels. A histogram needs `buckets`, the rising upper edges of its buckets."""
         shared = self._shared
         key = _label_key(shared.name, labels)
-        edges = _edges(shared, buckets)
+        edges: tuple[float, ...] | None = None
+        if shared.kind is PbMetricKind.HISTOGRAM:
+            edges = tuple(float(edge) for edge in buckets or ())
+            if not edges or list(edges) != sorted(set(edges)):
+                raise TritonModelException(
+                    f"histogram '{shared.name}': expected rising edges as buckets, got {buckets}"
+                )
+        elif buckets is not None:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
         with REGISTRY.lock:
             series = shared.series.get(key)
             if series is None:
@@ -213,14 +226,3 @@ def _label_key(name: str, labels: Mapping[str, str] | None) -> _Labels:
                 f"metric '{name}': expected names with a text each as labels, got {dict(labels)}"
             )
     return tuple(sorted((plain(label), plain(text)) for label, text in labels.items()))
-
-
-def _edges(shared: _Shared, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
-    if shared.kind is not PbMetricKind.HISTOGRAM:
-        if buckets is not None:
-            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
-        return None
-    edges = tuple(float(edge) for edge in buckets or ())
-    if not edges or list(edges) != sorted(set(edges)):
-        raise TritonModelException(f"histogram '{shared.name}': expected rising edges as buckets, got {buckets}")
-    return edges

@@ -1,33 +1,37 @@
-"""Deadlock check: finds models that would wait for each other for ever.
+"""Detection of deadlocks between Python models that call each other.
 
-A model calls another and waits: its instance is taken meanwhile. When every instance of the model that is called
-waits, directly or through others, for a model of which the same is true, nobody is left who could answer. Only models
-in Python wait so; an instance that is known here and does not wait will answer some day.
+A model that calls another model waits for the answer, and its instance is busy meanwhile. If every instance of the
+called model waits, directly or through other models, for a model in the same state, the call can never be answered.
+Only Python models wait for other models. An instance that is registered here and does not wait will answer some day.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
+
+from edge_server.backends.base import ServerCalls
+from edge_server.core.model_spec import ModelSpec
+from edge_server.errors import EdgeServerError
 
 Instance = TypeVar("Instance", bound=Hashable)
 
 
 class WaitGraph(Generic[Instance]):
-    """Thread-safe."""
+    """The instances of all models in this process, and the models that each one waits for. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._instances: dict[str, set[Instance]] = {}
         self._waits: dict[Instance, list[str]] = {}
 
-    def enter(self, model: str, instance: Instance) -> None:
+    def add_instance(self, model: str, instance: Instance) -> None:
         with self._lock:
             self._instances.setdefault(model, set()).add(instance)
 
-    def leave(self, model: str, instance: Instance) -> None:
+    def remove_instance(self, model: str, instance: Instance) -> None:
         with self._lock:
             left = self._instances.get(model, set())
             left.discard(instance)
@@ -35,13 +39,13 @@ class WaitGraph(Generic[Instance]):
                 self._instances.pop(model, None)
             self._waits.pop(instance, None)
 
-    def begin(self, instance: Instance, model: str) -> None:
-        """Say that the instance waits for an answer of the model."""
+    def add_wait(self, instance: Instance, model: str) -> None:
+        """Record that the instance waits for a response of the model."""
         with self._lock:
             self._waits.setdefault(instance, []).append(model)
 
-    def end(self, instance: Instance, model: str) -> None:
-        """Say that the answer is there. Must come before the answering instance is free again."""
+    def remove_wait(self, instance: Instance, model: str) -> None:
+        """Record that the response arrived. Call it before the answering instance is free again."""
         with self._lock:
             waits = self._waits.get(instance, [])
             if model in waits:
@@ -51,21 +55,58 @@ class WaitGraph(Generic[Instance]):
 
     @contextmanager
     def waiting(self, instance: Instance, model: str) -> Iterator[None]:
-        self.begin(instance, model)
+        self.add_wait(instance, model)
         try:
             yield
         finally:
-            self.end(instance, model)
+            self.remove_wait(instance, model)
 
-    def is_stuck(self, model: str) -> bool:
+    def is_deadlocked(self, model: str) -> bool:
         """Return whether no instance of the model can ever answer."""
         with self._lock:
             stuck = set(self._instances)
             while True:
-                free = {name for name in stuck if not all(self._is_held(one, stuck) for one in self._instances[name])}
+                free = {
+                    name
+                    for name in stuck
+                    if not all(
+                        any(model in stuck for model in self._waits.get(instance, ()))
+                        for instance in self._instances[name]
+                    )
+                }
                 if not free:
                     return model in stuck
                 stuck -= free
 
-    def _is_held(self, instance: Instance, stuck: set[str]) -> bool:
-        return any(model in stuck for model in self._waits.get(instance, ()))
+
+def models_to_wait_for(server: ServerCalls, spec: ModelSpec, outputs: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the models that run for a request for `outputs`: the model itself, or an ensemble's members.
+
+    Ensembles are replaced by their members. No outputs means all outputs.
+    """
+    if spec.ensemble is None:
+        return (spec.name,)
+    # The steps that produce a wanted tensor or an input of such a step. Steps whose output nothing uses run always
+    # (see core.ensemble).
+    steps = spec.ensemble.steps
+    known = {item.name for item in spec.outputs}
+    consumed = {tensor for step in steps for tensor in step.input_map.values()}
+    produced = {tensor for step in steps for tensor in step.output_map.values()}
+    wanted = [*(outputs or known), *(produced - consumed - known)]
+    running = []
+    while wanted:
+        tensor = wanted.pop()
+        for step in steps:
+            if tensor in step.output_map.values() and step not in running:
+                running.append(step)
+                wanted += step.input_map.values()
+    found: dict[str, None] = {}
+    for step in running:
+        try:
+            member = server.model_spec(step.model, step.version)
+        except EdgeServerError:
+            # The call itself reports this error.
+            continue
+        member_outputs = step.output_map if member.ensemble is not None else ()
+        found.update(dict.fromkeys(models_to_wait_for(server, member, member_outputs)))
+    return tuple(found)

@@ -1,8 +1,8 @@
-"""DLPack import and export of arrays in host memory.
+"""DLPack import and export of arrays in CPU memory.
 
-numpy's own exporter refuses read-only arrays and knows no bfloat16, so the few structures of dlpack.h (version 0.8,
-unversioned) are written here: DLTensor {data, device {type, id}, ndim, dtype {code, bits, lanes}, shape, strides,
-byte_offset} and DLManagedTensor {DLTensor, manager_ctx, deleter}.
+numpy's exporter refuses read-only arrays and has no bfloat16, so the structures of dlpack.h (version 0.8, unversioned)
+are defined here: DLTensor {data, device {type, id}, ndim, dtype {code, bits, lanes}, shape, strides, byte_offset} and
+DLManagedTensor {DLTensor, manager_ctx, deleter}.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CPU_DEVICE = (1, 0)
 """kDLCPU, device 0."""
 
 _HOST_DEVICES = (1, 3)
-"""kDLCPU, kDLCUDAHost: memory that the CPU reads."""
+"""kDLCPU, kDLCUDAHost: memory that the CPU can read."""
 
 _NAME = b"dltensor"
 _USED_NAME = b"used_dltensor"
@@ -62,7 +62,7 @@ _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
-# The destructor sees a capsule whose last reference is gone: it must be handled as a bare address.
+# The destructor sees a capsule whose last reference is gone, so it may use only the bare address.
 _is_valid_address = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
@@ -78,11 +78,11 @@ _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("P
 # Reentrant: the garbage collector may destroy a capsule while one is entered.
 _lock = threading.RLock()
 _exported: dict[int, tuple[Any, ...]] = {}
-"""Address of an exported structure -> everything that it points to, until its consumer deletes it."""
+"""Address of an exported structure -> all objects that it points to, until the consumer deletes it."""
 
 
-def export(array: Array, dtype: DType) -> object:
-    """Return a capsule over the array's memory, which is kept until the consumer lets go."""
+def export_tensor(array: Array, dtype: DType) -> object:
+    """Return a capsule over the array's memory. The memory is kept until the consumer deletes the tensor."""
     if dtype is DType.BYTES:
         raise TritonModelException("a tensor of strings has no DLPack form")
     managed = _DLManagedTensor()
@@ -101,23 +101,23 @@ def export(array: Array, dtype: DType) -> object:
     return _new_capsule(address, _NAME, _destroy_capsule)
 
 
-def _forget(address: int) -> None:
+def _release_exported(address: int) -> None:
     with _lock:
         _exported.pop(address, None)
 
 
-def _on_destroyed(capsule: int) -> None:
+def _on_capsule_destroyed(capsule: int) -> None:
+    # A consumer renames the capsule, and deletes the tensor itself.
     if _is_valid_address(capsule, _NAME):
-        # Nobody consumed it.
-        _forget(_pointer_of_address(capsule, _NAME))
+        _release_exported(_pointer_of_address(capsule, _NAME))
 
 
-_delete_exported = _Deleter(_forget)
-_destroy_capsule = _Destructor(_on_destroyed)
+_delete_exported = _Deleter(_release_exported)
+_destroy_capsule = _Destructor(_on_capsule_destroyed)
 
 
-class _Foreign:
-    """Memory of another library, presented to numpy; given back when the last array over it is gone."""
+class _ForeignMemory:
+    """Memory of another library as numpy's array interface. It is released with the last array over it."""
 
     __slots__ = ("__array_interface__", "__weakref__")
 
@@ -136,8 +136,8 @@ class _Foreign:
         }
 
 
-def read(source: Any) -> tuple[Array, DType]:
-    """Return an array over the memory of a capsule, or of an object with `__dlpack__`, and its type.
+def import_tensor(source: Any) -> tuple[Array, DType]:
+    """Return an array over the memory of a capsule or of an object with `__dlpack__`, and its element type.
 
     Raises TritonModelException for memory that the CPU cannot read and for types that have no tensor type.
     """
@@ -156,7 +156,7 @@ def read(source: Any) -> tuple[Array, DType]:
     managed = _DLManagedTensor.from_address(address)
     _check_device(managed.tensor.device.type)
     kind, dtype = _kind(managed.tensor.dtype)
-    foreign = _Foreign(managed, kind)
+    foreign = _ForeignMemory(managed, kind)
     _rename(capsule, _USED_NAME)
     if managed.deleter:
         weakref.finalize(foreign, managed.deleter, address).atexit = False
@@ -169,7 +169,7 @@ def _check_device(device: int) -> None:
 
 
 def _kind(given: _DLDataType) -> tuple[np.dtype[np.generic], DType]:
-    """Return the numpy type that carries a DLPack type, and the type of the tensor."""
+    """Return the numpy type and the tensor type of a DLPack type."""
     if given.lanes == 1:
         if given.code == _BFLOAT and given.bits == 16:
             return DType.BF16.numpy, DType.BF16

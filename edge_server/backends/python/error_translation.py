@@ -1,4 +1,4 @@
-"""Translation of a model's exceptions and error responses to the server's errors."""
+"""Translation of errors between Triton's Python API (`pb_utils.TritonError`, exceptions) and the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import traceback
 from pathlib import Path
 
-from edge_server.backends.runtime_library import words
+from edge_server.backends.runtime_library import message_line
 from edge_server.errors import (
     AlreadyExists,
     BackendError,
@@ -20,13 +20,13 @@ from edge_server.errors import (
     Unsupported,
 )
 
-RAISED: tuple[type[BaseException], ...] = (BaseException,)
-"""What a model may raise without taking a thread down: `sys.exit()` ends its batch, not the server, and so does
-asyncio.CancelledError, which is no Exception."""
+MODEL_EXCEPTIONS: tuple[type[BaseException], ...] = (BaseException,)
+"""Exceptions of a model's code that the server catches. `sys.exit()` in a model ends its batch, not the server, and so
+does asyncio.CancelledError, which is no Exception."""
 
 
 class TritonModelException(Exception):
-    """Raised by models, and to models that use the module wrongly."""
+    """pb_utils.TritonModelException: raised by models, and raised to models that use pb_utils wrongly."""
 
 
 class TritonErrorCode(enum.IntEnum):
@@ -43,7 +43,7 @@ class TritonErrorCode(enum.IntEnum):
 
 
 class TritonError:
-    """An error as an answer: to one request of a batch, or from a model that was called."""
+    """An error response: of a model to one request of its batch, or of a called model."""
 
     UNKNOWN = TritonErrorCode.UNKNOWN
     INTERNAL = TritonErrorCode.INTERNAL
@@ -70,8 +70,8 @@ class TritonError:
         return self._message
 
 
-def error_of(error: TritonError) -> EdgeServerError:
-    """Return the answer of a model as an error of ours, the model's words unchanged."""
+def to_server_error(error: TritonError) -> EdgeServerError:
+    """Convert an error response of a model into the server's exception, with the same message."""
     code, message = error.code(), error.message()
     if code is TritonErrorCode.UNAVAILABLE:
         return Refusal(message, retry_after_s=None)
@@ -92,8 +92,8 @@ _KINDS: dict[TritonErrorCode, type[EdgeServerError]] = {
 }
 
 
-def answer_of(error: EdgeServerError) -> TritonError:
-    """Return an error of ours as a model sees it; codes that Triton lacks become the nearest it has."""
+def to_triton_error(error: EdgeServerError) -> TritonError:
+    """Convert an exception of the server for a model. A code that Triton lacks becomes the nearest one."""
     name = error.code.value
     if name == ErrorCode.RESOURCE_EXHAUSTED.value:
         name = TritonErrorCode.UNAVAILABLE.name
@@ -101,33 +101,28 @@ def answer_of(error: EdgeServerError) -> TritonError:
     return TritonError(error.message, TritonErrorCode[name] if known else TritonErrorCode.INTERNAL)
 
 
-def told(error: BaseException, folder: Path) -> str:
-    """Return the message of a model's exception and its place in the model's folder, as one line."""
-    said = words(error)
+def error_line(error: BaseException, folder: Path) -> str:
+    """Return an exception of a model as one line, with the place in the model's own `folder` that raised it."""
+    said = message_line(error)
     if isinstance(error, TritonModelException) and said:
         text = said
     else:
         text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, ValueError) and "read-only" in said:
         text += " (inputs are views of the received request; without the parameter read_only_inputs they are copies)"
-    place = _place(error, folder)
-    return f"{text} ({place})" if place else text
+    if isinstance(error, SyntaxError):
+        # Its message already contains the place.
+        return text
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)]
+    return f"{text} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else text
 
 
-def full_text(error: BaseException) -> str:
-    """Return the traceback as text: the record of a log must not pin the frames, and with them the tensors."""
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback as text. A log record with the exception itself would keep its frames and their tensors."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
-def let_go(error: BaseException) -> None:
-    """Clear what the exception's frames hold."""
+def release_frames(error: BaseException) -> None:
+    """Clear the local variables of the exception's frames, so that their tensors are freed."""
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
-
-
-def _place(error: BaseException, folder: Path) -> str:
-    if isinstance(error, SyntaxError):
-        # It says so itself.
-        return ""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)]
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""

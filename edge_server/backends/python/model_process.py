@@ -1,4 +1,4 @@
-"""Running process of one isolated model: open, run batches, check health and close, by messages."""
+"""An isolated model's process, seen from the server: opens the model, runs batches, checks health and closes it."""
 
 from __future__ import annotations
 
@@ -13,53 +13,55 @@ import numpy as np
 
 from edge_server.backends.base import Execution, OpenJob, SessionInfo
 from edge_server.backends.python.bls_relay import CallRelay
-from edge_server.backends.python.child_process import END_S, ModelChildProcess, log_level
+from edge_server.backends.python.child_process import EXIT_TIMEOUT_S, ModelChildProcess, RequestsInProcess, log_level
 from edge_server.backends.python.custom_metrics import REGISTRY
-from edge_server.backends.python.requests_in_process import RequestsInProcess
-from edge_server.backends.python.session import HEALTH_LIMIT_S
-from edge_server.backends.runtime_library import file_title, whole_number, words
+from edge_server.backends.python.model_threads import HEALTH_LIMIT_S
+from edge_server.backends.runtime_library import file_title, message_line, whole_number
 from edge_server.errors import EdgeServerError, LoadError, SessionLost
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
-"""How often the process is told which of its requests nobody waits for any more."""
+_CHECK_S = 0.05
+"""Interval of the checks for cancelled requests, for deadlocks and for a new log level."""
 
 INITIALIZE_TIMEOUT = "initialize_timeout_s"
 _INITIALIZE_S = 300
 
 
 class ModelProcess:
-    """Starts the process; `open` has it open the model. `on_lost` is called once if it ends unasked after that."""
+    """One process. The constructor starts it; `open` opens the model in it.
+
+    `on_lost` is called once with this object and a text if the process ends after `open` without `close`.
+    """
 
     def __init__(self, job: OpenJob, on_lost: Callable[[ModelProcess, str], None]) -> None:
         """Raises LoadError."""
         self._job = job
-        # Before there is a process that somebody would have to end.
+        # First, as it may raise: there is no process yet that would have to be ended.
         self._initialize_s = whole_number(job.spec.name, job.spec.parameters, INITIALIZE_TIMEOUT, _INITIALIZE_S, 1)
         self._on_lost = on_lost
-        self._questions = itertools.count(1)
+        self._health_numbers = itertools.count(1)
         self._health: dict[int, tuple[threading.Event, list[bool]]] = {}
-        self._first: tuple[Any, ...] = ()
-        """How opening ended: ("opened",), ("failed", error) or ("ended", how). There once `_answered` is set."""
-        self._answered = threading.Event()
-        self._ended = threading.Event()
-        self._is_asked_to_end = False
+        self._opening: tuple[Any, ...] = ()
+        """Result of opening: ("opened",), ("failed", error) or ("ended", how). Valid once `_is_opening_done` is set."""
+        self._is_opening_done = threading.Event()
+        self._has_ended = threading.Event()
+        self._is_closing = False
         self._is_open = False
         self.info = SessionInfo("", "", "")
         self.has_health_check = False
         self._child = ModelChildProcess(job.file)
-        self._handed = RequestsInProcess(self._child.channel.arena)
-        self._relay = CallRelay(job.spec.name, job.server, self._child, self._handed)
+        self._requests = RequestsInProcess(self._child.channel.arena)
+        self._relay = CallRelay(job.spec.name, job.server, self._child, self._requests)
         self._threads = [
             threading.Thread(target=target, name=f"{job.instance_name}-{name}"[:60], daemon=True)
-            for target, name in ((self._receive_all, "receive"), (self._look_all, "look"))
+            for target, name in ((self._receive_all, "receive"), (self._check_all, "check"))
         ]
         try:
             for thread in self._threads:
                 thread.start()
         except RuntimeError as error:
-            failure = LoadError(f"{file_title(job.file)}: a process for it cannot be served: {words(error)}")
+            failure = LoadError(f"{file_title(job.file)}: a process for it cannot be served: {message_line(error)}")
         else:
             return
         self._threads = [thread for thread in self._threads if thread.ident is not None]
@@ -73,64 +75,66 @@ class ModelProcess:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended; set before `on_lost` is called."""
-        return self._handed.is_over
+        """Whether the process has ended. It is set before `on_lost` is called."""
+        return self._requests.is_over
 
     def open(self) -> None:
-        """Have it open the model, and wait. Raises LoadError; the process is gone then.
+        """Open the model in the process, and wait. Raises LoadError; the process is ended then.
 
-        A model that takes longer than its parameter `initialize_timeout_s` is not waited for: its process is killed.
+        A process that needs longer than the model's parameter `initialize_timeout_s` is killed.
         """
         job = dataclasses.replace(self._job, server=None)
         self._child.send(("open", job, self._job.server is not None))
-        if not self._answered.wait(self._initialize_s):
-            self._is_asked_to_end = True
+        if not self._is_opening_done.wait(self._initialize_s):
+            self._is_closing = True
             self._child.kill()
             self.close()
             raise LoadError(
                 f"{file_title(self._job.file)}: its process did not come through initialize within "
                 f"{self._initialize_s} s and was killed; the parameter {INITIALIZE_TIMEOUT} allows more"
             )
-        kind, *rest = self._first
+        kind, *rest = self._opening
         if kind == "opened":
             return
         self.close()
         raise rest[0] if kind == "failed" else LoadError(f"{file_title(self._job.file)}: its process {rest[0]}")
 
     def execute(self, executions: Sequence[Execution]) -> None:
-        """Hand over a batch and wait until the model has taken it. What is open when the process ends is failed.
+        """Send a batch and wait until the model's `execute` returns. Fails open requests if the process ends.
 
-        Raises ProcessGone when it had ended before.
+        Raises ProcessEnded if the process had ended before.
         """
-        batch, requests = self._handed.add(executions)
+        batch, requests = self._requests.add(executions)
         try:
             offset = self._child.send(("execute", batch.number, requests))
         except BaseException:
-            # An input that cannot be read, no memory for the message: whoever called answers for all of them.
-            self._handed.take_back(batch)
+            # An input cannot be read, or the message has no memory. The caller fails the whole batch.
+            self._requests.remove(batch)
             raise
         if offset is not None:
-            self._handed.settle(batch, offset)
+            self._requests.set_offset(batch, offset)
         batch.taken.wait()
 
     def is_healthy(self) -> bool:
-        """Ask the model; a process that does not answer in time is not."""
-        number, answered, found = next(self._questions), threading.Event(), [False]
-        self._health[number] = (answered, found)
-        # One that had ended before the question was noted down answers nothing any more.
+        """Return the result of the model's `is_ready`; False if the process does not answer in time."""
+        number, answered, result = next(self._health_numbers), threading.Event(), [False]
+        self._health[number] = (answered, result)
+        # A process that ended before the entry was made answers nothing.
         if not self.is_over and self._child.send_within(("healthy", number), HEALTH_LIMIT_S):
             answered.wait(HEALTH_LIMIT_S + 1)
         self._health.pop(number, None)
-        return found[0]
+        return result[0]
 
     def close(self) -> None:
-        """Have it finalize and end; kill it if it does not."""
-        self._is_asked_to_end = True
-        if not self._child.send_within(("close",), END_S):
-            # Whoever is sending to it waits no longer then.
+        """Finalize the model and end the process; kill it if it does not end in time."""
+        self._is_closing = True
+        if not self._child.send_within(("close",), EXIT_TIMEOUT_S):
+            # Threads that block in a send return with an error then.
             self._child.kill()
-        if not self._child.wait():
-            log.warning("the process of model '%s' did not end in %d s and was killed", self._job.spec.name, END_S)
+        if not self._child.wait_or_kill():
+            log.warning(
+                "the process of model '%s' did not end in %d s and was killed", self._job.spec.name, EXIT_TIMEOUT_S
+            )
         self._child.channel.cut()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -145,31 +149,34 @@ class ModelProcess:
             while True:
                 message, place = channel.receive()
                 if message is not None:
-                    self._take(message, is_lent=place is not None)
+                    self._handle_message(message, is_lent=place is not None)
                 channel.free(place)
                 channel.flush()
         except (OSError, EOFError):
             self._end()
-        except Exception as error:  # noqa: BLE001 - a process that has gone wrong may send what fails in any way
+        except Exception as error:  # noqa: BLE001 - a corrupt message may raise any exception
             name = self._job.spec.name
             log.error(
-                "model '%s': what its process sent cannot be taken: %s: %s", name, type(error).__name__, words(error)
+                "model '%s': what its process sent cannot be taken: %s: %s",
+                name,
+                type(error).__name__,
+                message_line(error),
             )
             self._child.kill()
             self._end()
 
     def _end(self) -> None:
-        how = self._child.end()
-        self._ended.set()
-        left, batches = self._handed.end()
+        how = self._child.wait_for_exit()
+        self._has_ended.set()
+        left, batches = self._requests.end()
         self._relay.end()
         REGISTRY.report(self, ())
         for answered, _ in list(self._health.values()):
             answered.set()
-        if not self._answered.is_set():
-            self._first = ("ended", how)
-            self._answered.set()
-        elif self._is_open and not self._is_asked_to_end:
+        if not self._is_opening_done.is_set():
+            self._opening = ("ended", how)
+            self._is_opening_done.set()
+        elif self._is_open and not self._is_closing:
             self._on_lost(self, how)
         text = f"model '{self._job.spec.name}': its process {how} with this request in its hands"
         for execution in left:
@@ -177,72 +184,70 @@ class ModelProcess:
         for batch in batches:
             batch.taken.set()
 
-    def _look_all(self) -> None:
-        told: set[int] = set()
+    def _check_all(self) -> None:
+        reported: set[int] = set()
         level = -1
-        while not self._ended.wait(_LOOK_S):
+        while not self._has_ended.wait(_CHECK_S):
             if log_level() != level:
                 level = log_level()
                 self._child.send(("log_level", level))
-            open_now = self._handed.now_open()
-            told &= open_now.keys()
-            news = [number for number, item in open_now.items() if number not in told and item.is_cancelled()]
-            if news:
-                told.update(news)
-                self._child.send(("cancelled", news))
-            self._relay.refuse_stuck()
+            executions = self._requests.open_executions()
+            reported &= executions.keys()
+            cancelled = [
+                number for number, item in executions.items() if number not in reported and item.is_cancelled()
+            ]
+            if cancelled:
+                reported.update(cancelled)
+                self._child.send(("cancelled", cancelled))
+            self._relay.refuse_deadlocked_calls()
 
     # -- messages
 
-    def _take(self, message: tuple[Any, ...], *, is_lent: bool) -> None:
-        """Do as a message says. `is_lent`: its arrays lie in memory that is given back afterwards."""
+    def _handle_message(self, message: tuple[Any, ...], *, is_lent: bool) -> None:
+        """Handle one message of the process. `is_lent`: its arrays lie in memory that is freed afterwards."""
         kind, *rest = message
         if kind == "send":
-            self._on_send(*rest, is_lent=is_lent)
+            number, outputs, is_final, parameters = rest
+            if is_lent:
+                # Before `find`: if there is no memory for the copy, the request must still be open, to be failed.
+                outputs = {name: np.array(array) for name, array in outputs.items()}
+            if (execution := self._requests.find(number, is_final)) is not None:
+                execution.send(outputs, is_final=is_final, parameters=parameters)
         elif kind in CallRelay.MESSAGES:
             getattr(self._relay, f"on_{kind}")(*rest)
         else:
             getattr(self, f"_on_{kind}")(*rest)
 
-    def _on_send(self, number: int, outputs: Any, is_final: bool, parameters: Any, *, is_lent: bool) -> None:
-        if is_lent:
-            # First: where there is no memory for it, the request must not have been let go of.
-            outputs = {name: np.array(array) for name, array in outputs.items()}
-        execution = self._handed.find(number, is_final)
-        if execution is None:
-            return
-        execution.send(outputs, is_final=is_final, parameters=parameters)
-
     def _on_fail(self, number: int, error: EdgeServerError, is_final: bool) -> None:
-        if (execution := self._handed.find(number, is_final)) is not None:
+        if (execution := self._requests.find(number, is_final)) is not None:
             execution.fail(error, is_final=is_final)
 
     def _on_finish(self, number: int) -> None:
-        if (execution := self._handed.find(number, True)) is not None:
+        if (execution := self._requests.find(number, True)) is not None:
             execution.finish()
 
     def _on_reschedule(self, number: int) -> None:
-        if (execution := self._handed.find(number, True)) is not None:
+        if (execution := self._requests.find(number, True)) is not None:
             execution.reschedule()
 
     def _on_taken(self, batch: int) -> None:
-        self._handed.take(batch)
+        self._requests.set_taken(batch)
 
     def _on_opened(self, info: SessionInfo, has_health_check: bool) -> None:
-        """Note it here, not in `open`: the process may end before whoever waits there goes on."""
+        # Stored here and not in `open`: the process may end before the thread in `open` runs again.
         self.info = dataclasses.replace(info, options={"isolation": "process"}, keeps_thread=False)
         self.has_health_check = has_health_check
         self._is_open = True
         self._relay.begin()
-        self._first = ("opened",)
-        self._answered.set()
+        self._opening = ("opened",)
+        self._is_opening_done.set()
 
     def _on_failed(self, error: LoadError) -> None:
-        self._first = ("failed", error)
-        self._answered.set()
+        self._opening = ("failed", error)
+        self._is_opening_done.set()
 
     def _on_closed(self) -> None:
-        """The process ends next, and its connection with it."""
+        """Do nothing: the process ends next, and its connection with it."""
 
     def _on_log(self, name: str, level: int, text: str) -> None:
         logging.getLogger(name).log(level, "%s", text)
@@ -251,6 +256,6 @@ class ModelProcess:
         REGISTRY.report(self, views)
 
     def _on_health(self, number: int, is_healthy: bool) -> None:
-        answered, found = self._health.get(number, (threading.Event(), [False]))
-        found[0] = is_healthy
+        answered, result = self._health.get(number, (threading.Event(), [False]))
+        result[0] = is_healthy
         answered.set()

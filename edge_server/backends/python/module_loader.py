@@ -1,16 +1,16 @@
-"""Module loader: imports a model's modules under private names, separate for each model, version and instance.
+"""Loader of a model's modules under private names, so that models, versions and instances do not share modules.
 
-Triton gives each instance a process and appends the version's and the model's folder to `sys.path`. Here each opened
-model gets a package of its own, `_edge_model_<number>`, which holds `model` and whatever that imports from these two
-folders. `import helper` in one of them means the file beside it: the modules of the package carry an `__import__` of
-their own, which looks into the two folders first, and so does the `import_module` of the `importlib` that they see. The
-standard library and `triton_python_backend_utils` always mean themselves.
+Triton runs each instance in a process, and appends the version's and the model's folder to `sys.path`. Here each opened
+model gets a package `_edge_model_<number>`, which contains `model` and the modules that it imports from these two
+folders. `import helper` in them imports the file beside them: the modules of the package have their own `__import__`,
+which searches the two folders first. Their `importlib.import_module` does the same. The standard library and
+`triton_python_backend_utils` are never replaced.
 
-A library that imports by name for a model (hydra, say), and unpickling, look there only in a process of the model's own
-(`isolation: process`). Both take a module from `sys.modules` by its plain name, where it would be everybody's: another
-model's file of that name, and a library that tries whether something of that name is installed, would meet it.
+Libraries that import by name for a model (hydra, for example) and unpickling find these modules only in a child process
+(`isolation: process`). Both use the plain name in `sys.modules`, which all code of a process shares: another model with
+a file of the same name, or a library that checks for an installed package of that name, would get the wrong module.
 
-Nothing is written beside the models: their byte code is not cached, so that a change is always seen.
+No byte code is cached beside the models, so that a change is always seen.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from typing import Any
 
 PREFIX = "_edge_model_"
 
-_NEVER_THERE = frozenset(("triton_python_backend_utils", "c_python_backend_utils"))
+_NEVER_OF_A_MODEL = frozenset(("triton_python_backend_utils", "c_python_backend_utils"))
 _SUFFIXES = importlib.machinery.EXTENSION_SUFFIXES
 _numbers = itertools.count(1)
 
 
 class ModelModules:
-    """One package of modules, from `load` to `unload`. Not thread-safe, apart from the imports of the model itself."""
+    """The package of one opened model, from `load` to `unload`. Not thread-safe, except for imports in the model."""
 
     def __init__(self, path: Path, model_dir: Path, *, is_alone: bool = False) -> None:
-        """`is_alone`: this process runs no other model, so the modules go by their plain names as well."""
+        """`is_alone`: this process runs no other model, so the modules have their plain names too."""
         self.folders = tuple(dict.fromkeys((path.parent, model_dir)))
         self.package = f"{PREFIX}{next(_numbers)}"
         self._path = path
@@ -52,40 +52,48 @@ class ModelModules:
         self._importlib = importlib if is_alone else _Importlib(self)
 
     def load(self) -> ModuleType:
-        """Run the model's file and return its module. Whatever the file raises passes through."""
-        _finder.enter(self)
+        """Execute the model's file and return its module. Exceptions of the file pass through."""
+        _finder.add(self)
         if self._plain_names is not None:
             sys.meta_path.append(self._plain_names)
         package = ModuleType(self.package)
         package.__path__ = [str(folder) for folder in self.folders]
         sys.modules[self.package] = package
         try:
-            return self._run(self._path.stem)
+            # Not by `import`: the file's name need not be an identifier.
+            name = f"{self.package}.{re.sub(r'[^0-9A-Za-z_]', '_', self._path.stem)}"
+            spec = self._spec(name, self._path, None)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"cannot load {self._path}")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            spec.loader.exec_module(module)
+            return module
         except BaseException:
             self.unload()
             raise
 
     def unload(self) -> None:
-        """Forget the modules. May be called more than once."""
-        _finder.leave(self)
+        """Remove the modules from `sys.modules`. May be called more than once."""
+        _finder.remove(self)
         if self._plain_names is not None:
-            self._plain_names.leave()
+            self._plain_names.remove()
         for name in [name for name in list(sys.modules) if name == self.package or name.startswith(f"{self.package}.")]:
             module = sys.modules.pop(name)
-            # Threads that a model left behind may run on: its names are not taken from under them.
+            # Its names are not cleared: threads that the model left running may use them.
             del module
 
     def has(self, name: str) -> bool:
-        """Return whether `import name` means a file of the model's own."""
+        """Return whether `import name` imports a file of the model."""
         known = self._known.get(name)
         if known is None:
-            is_foreign = name in _NEVER_THERE or name in sys.stdlib_module_names
-            known = not is_foreign and self.find(name, [str(folder) for folder in self.folders]) is not None
+            is_foreign = name in _NEVER_OF_A_MODEL or name in sys.stdlib_module_names
+            known = not is_foreign and self.find_module(name, [str(folder) for folder in self.folders]) is not None
             self._known[name] = known
         return known
 
-    def find(self, name: str, folders: Sequence[str]) -> ModuleSpec | None:
-        """Return where the module's last name lies in one of the folders."""
+    def find_module(self, name: str, folders: Sequence[str]) -> ModuleSpec | None:
+        """Return the spec of the module from the first folder that has its last name, None if no folder has it."""
         tail = name.rpartition(".")[2]
         namespace: list[str] = []
         for folder in map(Path, folders):
@@ -112,17 +120,6 @@ class ModelModules:
             name, file, loader=loader, submodule_search_locations=package_path
         )
 
-    def _run(self, stem: str) -> ModuleType:
-        """Import the model's file as the package's module, also where its name is none that `import` would take."""
-        name = f"{self.package}.{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
-        spec = self._spec(name, self._path, None)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"cannot load {self._path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
-
     def _import(
         self,
         name: str,
@@ -131,7 +128,7 @@ class ModelModules:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """What `import` does in the model's modules."""
+        """Import a module: `__import__` of the model's modules."""
         first = name.partition(".")[0]
         if level == 0 and self.has(first):
             found = builtins.__import__(f"{self.package}.{name}", globals, locals, fromlist or (), 0)
@@ -140,25 +137,25 @@ class ModelModules:
         return self._importlib if found is importlib else found
 
     def import_module(self, name: str, package: str | None = None) -> ModuleType:
-        """What `importlib.import_module` does in the model's modules."""
+        """Import a module by name: `importlib.import_module` of the model's modules."""
         first = name.partition(".")[0]
         return importlib.import_module(f"{self.package}.{name}" if first and self.has(first) else name, package)
 
 
 class _Importlib(ModuleType):
-    """The standard library's, as a model's modules see it: by plain names it imports what their `import` would."""
+    """`importlib` as a model's modules see it: its `import_module` finds the same modules as their `import`."""
 
     def __init__(self, source: ModelModules) -> None:
         super().__init__(importlib.__name__, importlib.__doc__)
         self.__dict__.update(vars(importlib), import_module=source.import_module)
 
     def __getattr__(self, name: str) -> Any:
-        # Submodules come later, when somebody imports them.
+        # For submodules, which are imported later.
         return getattr(importlib, name)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles the source each time, and runs it with the package's own `__import__`."""
+    """Compiles the source at each import, and executes it with the package's own `__import__`."""
 
     def __init__(self, fullname: str, path: str, names: Mapping[str, Any]) -> None:
         super().__init__(fullname, path)
@@ -175,23 +172,23 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of all packages that are loaded.
+    """Finds the modules of all loaded packages.
 
-    Stands in `sys.meta_path` from the first of them on, and stays: a thread that imports walks that very list, and
-    would miss the entry that finds its file if one before it were taken out meanwhile.
+    It stays in `sys.meta_path` from the first package on. If it were removed, a thread that iterates over that list in
+    an import could skip the next entry.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sources: dict[str, ModelModules] = {}
 
-    def enter(self, source: ModelModules) -> None:
+    def add(self, source: ModelModules) -> None:
         with self._lock:
             self._sources[source.package] = source
             if self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
 
-    def leave(self, source: ModelModules) -> None:
+    def remove(self, source: ModelModules) -> None:
         with self._lock:
             self._sources.pop(source.package, None)
 
@@ -201,21 +198,23 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not fullname.startswith(PREFIX):
             return None
         source = self._sources.get(fullname.partition(".")[0])
-        return None if source is None or path is None else source.find(fullname, path)
+        return None if source is None or path is None else source.find_module(fullname, path)
 
 
 _finder = _Finder()
 
 
 class _PlainNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers `import_module("helper")` with the very module that `import helper` in the model's code means. Stands
-    last in `sys.meta_path`: what is installed goes before."""
+    """Finds for `import_module("helper")` the module that `import helper` in the model's code finds.
+
+    It is the last entry of `sys.meta_path`, so installed packages have priority.
+    """
 
     def __init__(self, source: ModelModules) -> None:
         self._source = source
         self._own: dict[str, ModuleSpec | None] = {}
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name in self._own:
@@ -234,12 +233,12 @@ class _PlainNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # It ran under its own name already; the machinery has just put the other name's spec into it.
+        # It was executed under its own name already. importlib has just stored the other name's spec in it.
         module.__spec__ = self._own[module.__name__.partition(".")[2]]
 
 
 def package_of(frame: FrameType | None) -> str:
-    """Return the package of the innermost frame that runs a model's own code; "" when there is none."""
+    """Return the package of the innermost frame that runs a model's code; "" if there is none."""
     while frame is not None:
         name = frame.f_globals.get("__name__")
         if isinstance(name, str) and name.startswith(PREFIX):
@@ -249,24 +248,20 @@ def package_of(frame: FrameType | None) -> str:
 
 
 def threads_of(package: str) -> list[threading.Thread]:
-    """Return the other living threads whose class, or whose function, is the package's own.
+    """Return the other living threads whose class or target function belongs to the package.
 
-    A thread is known by what it was started with. Its frames would show more (a pool's worker in the middle of the
-    model's code), but frames of a thread that runs on are not safe to walk in CPython 3.11: `f_back` has been seen to
-    answer an object that is no frame.
+    The frames of a thread would show more (a pool's worker in the middle of the model's code), but frames of a running
+    thread are not safe to walk in CPython 3.11: `f_back` sometimes returns an object that is no frame.
     """
-    me = threading.current_thread()
-    return [thread for thread in threading.enumerate() if thread is not me and _is_started_by(thread, package)]
-
-
-def _is_started_by(thread: threading.Thread, package: str) -> bool:
-    entry = getattr(thread, "_target", None)  # nothing public tells it; forgotten when the thread ends
-    while isinstance(entry, functools.partial):
-        entry = entry.func
-    owner = getattr(entry, "__self__", None)  # of a bound method, also one inherited from another module
-    homes = (type(thread), entry, type(owner))
-    return any(_is_in(getattr(home, "__module__", None), package) for home in homes)
-
-
-def _is_in(module: object, package: str) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] == package
+    found = []
+    for thread in threading.enumerate():
+        if thread is threading.current_thread():
+            continue
+        target = getattr(thread, "_target", None)  # has no public accessor; deleted when the thread ends
+        while isinstance(target, functools.partial):
+            target = target.func
+        owner = getattr(target, "__self__", None)  # of a bound method, also one inherited from another module
+        modules = (getattr(item, "__module__", None) for item in (type(thread), target, type(owner)))
+        if any(isinstance(module, str) and module.partition(".")[0] == package for module in modules):
+            found.append(thread)
+    return found

@@ -1,23 +1,20 @@
-"""pb_utils.InferenceRequest: a request to a model, or from a model to another one."""
+"""pb_utils.InferenceRequest: a request that a model receives, or that it sends to another model."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_server.backends.base import NOT_ITERATIVE
-from edge_server.backends.python.calling_model import find_host
+from edge_server.backends.python.bls_calls import OutgoingCall, ResponseIterator, call_model, call_model_async
+from edge_server.backends.python.calling_model import CallingModel, find_calling_model
 from edge_server.backends.python.error_translation import TritonModelException
-from edge_server.backends.python.plain_values import plain
 from edge_server.backends.python.response import InferenceResponse, ResponseSender, ResponseTarget, checked_parameters
-from edge_server.backends.python.tensor import PbTensor
+from edge_server.backends.python.tensor import PbTensor, plain
 from edge_server.core.request_response import Parameter, Request, SequenceStep
 from edge_server.core.trace_settings import RequestTrace
-
-if TYPE_CHECKING:
-    from edge_server.backends.python.bls_calls import ResponseIterator
-    from edge_server.backends.python.calling_model import Host
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -29,7 +26,8 @@ _UINT64_MAX = 2**64 - 1
 
 
 class PreferredMemory:
-    """Where a model would like the outputs of another; all memory here is the CPU's."""
+    """pb_utils.PreferredMemory: the memory that a caller prefers for outputs. Accepted and ignored: outputs are in CPU
+    memory."""
 
     TRITONSERVER_MEMORY_CPU = 0
     TRITONSERVER_MEMORY_GPU = 2
@@ -40,22 +38,36 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request; of most there is none. Handed to the requests that a model makes, it becomes theirs."""
+    """pb_utils.InferenceTrace: the trace of a request, if it is traced. A model passes it to the requests that it
+    sends."""
 
     def __init__(self, core: RequestTrace | None = None) -> None:
         self.core = core
 
     def get_context(self) -> str | None:
-        """Return the W3C trace context as JSON, {"traceparent": ...}; None unless spans are made of the trace."""
+        """Return the W3C trace context as JSON, {"traceparent": ...}; None if the trace makes no spans."""
         return None if self.core is None else self.core.context()
 
 
 class InferenceRequest:
-    """Given to `execute`, or made by a model to ask another one with `exec` or `async_exec`."""
+    """A request that `execute` receives, or that a model creates and sends with `exec` or `async_exec`."""
 
     __slots__ = (
-        "_correlation_id", "_flags", "_host", "_inputs", "_model_name", "_model_version", "_outputs", "_parameters",
-        "_preferred_memory", "_reply", "_request_id", "_sender", "_timeout", "_trace", "comes_again",
+        "_caller",
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_model_name",
+        "_model_version",
+        "_outputs",
+        "_parameters",
+        "_preferred_memory",
+        "_request_id",
+        "_sender",
+        "_target",
+        "_timeout",
+        "_trace",
+        "is_rescheduled",
     )  # fmt: skip
 
     def __init__(
@@ -74,20 +86,20 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("an InferenceRequest needs inputs, requested_output_names and model_name")
-        self._request_id: str = _of(str, request_id, "request_id")
-        self._correlation_id = _correlation_id(correlation_id)
-        self._inputs = [_of(PbTensor, item, "inputs") for item in inputs]
-        self._outputs = tuple(_of(str, name, "requested_output_names") for name in requested_output_names)
-        self._model_name: str = _of(str, model_name, "model_name")
-        self._model_version: int = _of(int, model_version, "model_version")
+        self._request_id: str = _checked(str, request_id, "request_id")
+        self._correlation_id = _checked_correlation_id(correlation_id)
+        self._inputs = [_checked(PbTensor, item, "inputs") for item in inputs]
+        self._outputs = tuple(_checked(str, name, "requested_output_names") for name in requested_output_names)
+        self._model_name: str = _checked(str, model_name, "model_name")
+        self._model_version: int = _checked(int, model_version, "model_version")
         self._timeout = _in_range(timeout, "timeout", _INT64_MAX)
         self._preferred_memory = preferred_memory or PreferredMemory()
         self._trace = trace or InferenceTrace()
         self._parameters = checked_parameters(parameters, f"a request to model '{model_name}'")
-        self._host = find_host()
-        self._reply: ResponseTarget | None = None
+        self._caller = find_calling_model()
+        self._target: ResponseTarget | None = None
         self._sender: ResponseSender | None = None
-        self.comes_again = False
+        self.is_rescheduled = False
         self.set_flags(flags)
 
     @classmethod
@@ -97,20 +109,20 @@ class InferenceRequest:
         inputs: list[PbTensor],
         outputs: tuple[str, ...],
         version: int,
-        host: Host,
-        reply: ResponseTarget,
+        caller: CallingModel,
+        target: ResponseTarget,
     ) -> InferenceRequest:
-        """Return the pb_utils request for `request`."""
+        """Return the object that `execute` receives for a request of the server."""
         mine = cls.__new__(cls)
         mine._request_id, mine._inputs, mine._outputs = request.id, inputs, outputs
-        mine._model_name, mine._model_version = host.model, version
+        mine._model_name, mine._model_version = caller.model, version
         step = request.sequence
         mine._correlation_id = 0 if step is None else step.id
         mine._flags = 0 if step is None else SEQUENCE_START * step.is_start + SEQUENCE_END * step.is_end
         mine._timeout, mine._parameters = request.timeout_us, request.parameters
-        mine._preferred_memory = _ANYWHERE
+        mine._preferred_memory = _ANY_MEMORY
         mine._trace = _UNTRACED if request.trace is None else InferenceTrace(request.trace)
-        mine._host, mine._reply, mine._sender, mine.comes_again = host, reply, None, False
+        mine._caller, mine._target, mine._sender, mine.is_rescheduled = caller, target, None, False
         return mine
 
     def inputs(self) -> list[PbTensor]:
@@ -129,11 +141,11 @@ class InferenceRequest:
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """Return the id of the request's sequence, 0 when it is in none."""
+        """Return the id of the request's sequence, 0 if it belongs to none."""
         return self._correlation_id
 
     def flags(self) -> int:
-        """Return TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END, or-ed."""
+        """Return the bitwise or of TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
@@ -154,75 +166,69 @@ class InferenceRequest:
         return json.dumps(dict(self._parameters))
 
     def is_cancelled(self) -> bool:
-        return self._received().is_cancelled()
+        return self.target.is_cancelled()
 
     def get_response_sender(self) -> ResponseSender:
         if self._sender is None:
-            self._sender = ResponseSender(self._received())
+            self._sender = ResponseSender(self.target)
         return self._sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what becomes of the request when `execute` returns: TRITONSERVER_REQUEST_RELEASE_ALL, which is what
-        happens anyway, or _RESCHEDULE to be given it once more, with its next batch.
+        """Set the server's action after `execute`: TRITONSERVER_REQUEST_RELEASE_ALL, the default, or _RESCHEDULE.
 
-        `execute` then returns None for it, and what it sends before that is not final. The response sender is good for
-        this time alone; the request that comes again has its own.
+        A rescheduled request runs again with the model's next batch. `execute` returns None for it and sends no final
+        response before. The request has a new response sender in the next batch.
         """
-        reply = self._received()
+        target = self.target
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "request release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or "
                 f"TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags!r}"
             )
-        if flags == RELEASE_RESCHEDULE and not reply.may_run_again:
+        if flags == RELEASE_RESCHEDULE and not target.may_run_again:
             raise TritonModelException(
                 f"request release flags: model '{self._model_name}' cannot reschedule, {NOT_ITERATIVE}"
             )
-        self.comes_again = flags == RELEASE_RESCHEDULE
+        self.is_rescheduled = flags == RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Have the model answer, and wait: for the response, or with `decoupled` for each as it is iterated.
+        """Send the request and wait for the response; with `decoupled`, return an iterator that waits for each one.
 
-        What goes wrong is the response's error; nothing is raised.
+        Errors of the called model are in the response.
         """
-        from edge_server.backends.python.bls_calls import call
-
-        return call(self, decoupled)
+        return call_model(self._outgoing_call(), decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
-        """Begin at once, and return what to await. Call it in a coroutine."""
-        from edge_server.backends.python.bls_calls import call_later
+        """Send the request at once, and return an awaitable for the result of `exec`. Call it in a coroutine."""
+        return call_model_async(asyncio.get_running_loop(), self._outgoing_call(), decoupled)
 
-        return call_later(self, decoupled)
+    def _outgoing_call(self) -> OutgoingCall:
+        version = None if self._model_version < 0 else self._model_version
+        return OutgoingCall(self._caller, self._model_name, version, self._outputs, self.to_server_request)
 
-    # What follows is the server's, not of Triton's API.
-
-    @property
-    def host(self) -> Host | None:
-        return self._host
+    # The rest is of the server, not of Triton's API.
 
     @property
-    def version(self) -> int | None:
-        return None if self._model_version < 0 else self._model_version
-
-    @property
-    def reply(self) -> ResponseTarget:
-        return self._received()
+    def target(self) -> ResponseTarget:
+        """The receiver of the responses. Raises TritonModelException for a request that the model created."""
+        if self._target is None:
+            raise TritonModelException("this request was made by the model, not received; it has nobody to answer")
+        return self._target
 
     @property
     def parameter_map(self) -> Mapping[str, Parameter]:
         return self._parameters
 
-    def core(self, deadline_ns: int) -> Request:
-        """Return the request as the server takes it. Raises ValueError for a tensor of strange elements."""
+    def to_server_request(self, deadline_ns: int) -> Request:
+        """Convert it to a request of the server. Raises ValueError for an object array of other types than text."""
         sequence = None
         if self._correlation_id:
             is_start, is_end = bool(self._flags & SEQUENCE_START), bool(self._flags & SEQUENCE_END)
             sequence = SequenceStep(self._correlation_id, is_start, is_end)
         return Request(
             self._model_name,
-            {tensor.name(): tensor.core() for tensor in self._inputs},
-            self.version,
+            {tensor.name(): tensor.to_server_tensor() for tensor in self._inputs},
+            None if self._model_version < 0 else self._model_version,
             self._request_id,
             self._outputs,
             self._parameters,
@@ -232,17 +238,12 @@ class InferenceRequest:
             trace=None if self._trace.core is None else self._trace.core.child(),
         )
 
-    def _received(self) -> ResponseTarget:
-        if self._reply is None:
-            raise TritonModelException("this request was made by the model, not received; it has nobody to answer")
-        return self._reply
 
-
-_ANYWHERE = PreferredMemory()
+_ANY_MEMORY = PreferredMemory()
 _UNTRACED = InferenceTrace()
 
 
-def _of(kind: Any, value: Any, name: str) -> Any:
+def _checked(kind: Any, value: Any, name: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
     if isinstance(value, str):
@@ -251,13 +252,13 @@ def _of(kind: Any, value: Any, name: str) -> Any:
 
 
 def _in_range(value: Any, name: str, most: int) -> int:
-    number: int = _of(int, value, name)
+    number: int = _checked(int, value, name)
     if not 0 <= number <= most:
         raise TypeError(f"{name}: expected 0 to {most}, got {number}")
     return number
 
 
-def _correlation_id(value: Any) -> int | str:
+def _checked_correlation_id(value: Any) -> int | str:
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -266,12 +267,12 @@ def _correlation_id(value: Any) -> int | str:
 
 
 def get_input_tensor_by_name(request: InferenceRequest, name: str) -> PbTensor | None:
-    """Return the input of that name, None when the request has none."""
+    """Return the input of that name, None if the request has none."""
     return _named(request.inputs(), name)
 
 
 def get_output_tensor_by_name(response: InferenceResponse, name: str) -> PbTensor | None:
-    """Return the output of that name, None when the response has none."""
+    """Return the output of that name, None if the response has none."""
     return _named(response.output_tensors(), name)
 
 

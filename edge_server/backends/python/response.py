@@ -1,4 +1,4 @@
-"""pb_utils.InferenceResponse and ResponseSender."""
+"""pb_utils.InferenceResponse and ResponseSender, and the target that they send to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edge_server.backends.python.error_translation import TritonError, TritonModelException
-from edge_server.backends.python.plain_values import plain
-from edge_server.backends.python.tensor import PbTensor
+from edge_server.backends.python.tensor import PbTensor, plain
 from edge_server.core.request_response import NO_PARAMETERS, Parameter
 
 COMPLETE_FINAL = 1
@@ -16,7 +15,7 @@ COMPLETE_FINAL = 1
 
 
 def checked_parameters(given: Any, owner: str) -> Mapping[str, Parameter]:
-    """Return parameters given as a dict or as JSON text. Raises TritonModelException for what no wire can carry."""
+    """Return parameters, given as a dict or as JSON text. Raises TritonModelException for values of a wrong type."""
     if not given:
         return NO_PARAMETERS
     found = json.loads(given) if isinstance(given, str) else given
@@ -36,7 +35,7 @@ def checked_parameters(given: Any, owner: str) -> Mapping[str, Parameter]:
 
 
 class InferenceResponse:
-    """One answer: tensors, or an error."""
+    """One response: tensors, or an error."""
 
     __slots__ = ("_error", "_parameters", "_tensors")
 
@@ -75,12 +74,12 @@ class InferenceResponse:
 
     @property
     def parameter_map(self) -> Mapping[str, Parameter]:
-        """The parameters as they are; of the server, not of Triton's API."""
+        """The parameters. Of the server, not of Triton's API."""
         return self._parameters
 
 
 class ResponseTarget:
-    """Where the answers to one request go, until it is closed."""
+    """Receiver of the responses to one request. It is closed by the final response."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class ResponseTarget:
         self.has_sender = False
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
-        """Send one answer, or close with none. Raises TritonModelException for what the rules forbid."""
+        """Send one response, or only the final flag. Raises TritonModelException for a call that the rules forbid."""
         if self.is_closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         if flags not in (0, COMPLETE_FINAL):
@@ -121,36 +120,38 @@ class ResponseTarget:
                 raise TritonModelException(
                     "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
                 )
-            # A model with one response a request is done with it, whatever its flags say.
+            # The only response of a model that is not decoupled is final, whatever its flags are.
             is_final = True
         self.is_closed = is_final
         self._send(response, is_final)
 
     def fail(self, text: str) -> None:
-        """Answer with an error in words of ours, and close."""
+        """Send an error of the server's own, and close."""
         if not self.is_closed:
             self.is_closed = True
             self._fail(text)
 
     @property
     def may_run_again(self) -> bool:
-        """Whether the model is iterative."""
+        """Whether the model is iterative, so that the request may be rescheduled."""
         return self._run_again is not None
 
     def run_again(self) -> None:
-        """Close for now: the request comes again, with a sender of its own."""
+        """Reschedule the request. This target is closed; the rescheduled request gets a new one."""
         if not self.is_closed and self._run_again is not None:
             self.is_closed = True
             self._run_again()
 
     def abandon(self) -> None:
-        """Answer for a model that will never answer."""
+        """Fail the request of a model that will never answer it."""
         self.fail("the model let go of the request without a final response")
 
 
 class ResponseSender:
-    """Sends any number of responses to one request, from any thread. One that is dropped unfinished fails the
-    request, so that no client waits for a model that forgot it."""
+    """Sends any number of responses to one request, from any thread.
+
+    A sender that is dropped before its final response fails the request, so that the client does not wait forever.
+    """
 
     __slots__ = ("_reply",)
 
@@ -161,7 +162,7 @@ class ResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         reply = self._reply
         if not reply.is_decoupled and reply.is_closed and response is None and flags == COMPLETE_FINAL:
-            # The customary second call, which only says that the first one was the last.
+            # Many models send the final flag in a second call. The first response was final already.
             return
         reply.send(response, flags)
 

@@ -1,4 +1,4 @@
-"""Session of a Python model in the server's process: converts requests, checks responses."""
+"""One instance of a Python model in this process: converts requests for `execute`, and checks its responses."""
 
 from __future__ import annotations
 
@@ -7,17 +7,28 @@ import gc
 import inspect
 import logging
 import platform
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from edge_server.backends.base import Array, Execution, OpenJob, RequestSession, SessionInfo
-from edge_server.backends.python.calling_model import Batch, Host, current_batch, current_host, enter
-from edge_server.backends.python.coroutine_loop import ModelLoop
+from edge_server.backends.python.calling_model import (
+    CallingModel,
+    RunningBatch,
+    current_batch,
+    current_model,
+    register_model,
+)
 from edge_server.backends.python.custom_metrics import REGISTRY
 from edge_server.backends.python.deadlock_check import WaitGraph
-from edge_server.backends.python.error_translation import RAISED, error_of, full_text, let_go, told
+from edge_server.backends.python.error_translation import (
+    MODEL_EXCEPTIONS,
+    error_line,
+    release_frames,
+    to_server_error,
+    traceback_text,
+)
+from edge_server.backends.python.model_threads import HealthCheck, ModelLoop
 from edge_server.backends.python.module_loader import ModelModules, threads_of
 from edge_server.backends.python.request import InferenceRequest
 from edge_server.backends.python.response import COMPLETE_FINAL, InferenceResponse, ResponseTarget
@@ -30,68 +41,92 @@ from edge_server.errors import BackendError, EdgeServerError, LoadError
 
 log = logging.getLogger(__name__)
 
-WAITS: WaitGraph[Host] = WaitGraph()
-"""Who waits for whom in this process."""
-
-HEALTH_LIMIT_S = 5.0
-"""How long a model's `is_ready` may take; Triton's number."""
+WAIT_GRAPH: WaitGraph[CallingModel] = WaitGraph()
+"""The waits of all Python models in this process."""
 
 
 class PythonSession(RequestSession):
-    """Opened and closed on one thread, executed there too unless `threads` finds that it need not be. `waits` None: it
-    is the one of a process, where calls that wait for themselves are found elsewhere."""
+    """One model, opened and closed on one thread. `execute` runs on that thread, or on any (see `thread_safety`).
 
-    def __init__(self, job: OpenJob, waits: WaitGraph[Host] | None = WAITS) -> None:
+    `wait_graph` is None in a process of the model's own, where the server detects deadlocks.
+    """
+
+    def __init__(self, job: OpenJob, wait_graph: WaitGraph[CallingModel] | None = WAIT_GRAPH) -> None:
         spec = job.spec
         self._spec = spec
         self._version = job.file.version
         self._folder = job.file.model_dir
         self._plan = BatchPlan(spec)
         self._outputs = {item.name: item.dtype for item in spec.outputs}
-        self._dropped: set[str] = set()
-        self._source = ModelModules(job.file.path, job.file.model_dir, is_alone=waits is None)
-        self._host = Host(spec.name, self._source.package, job.server, waits, folder=str(job.file.path.parent))
+        self._undeclared: set[str] = set()
+        """Names of outputs that were left out and logged, because the configuration does not declare them."""
+        self._modules = ModelModules(job.file.path, job.file.model_dir, is_alone=wait_graph is None)
+        folder = str(job.file.path.parent)
+        self._caller = CallingModel(spec.name, self._modules.package, job.server, wait_graph, folder=folder)
         self._is_iterative = spec.sequence is not None and spec.sequence.is_iterative
         self._is_read_only = yes_or_no(spec.name, spec.parameters, "read_only_inputs", False)
         self._loop = ModelLoop(f"{job.instance_name}-loop")
         self._health = HealthCheck()
-        enter(self._host)
+        register_model(self._caller)
         if job.server is not None:
             job.server.add_metrics(REGISTRY.views)
         self._context = contextvars.copy_context()
-        self._context.run(current_host.set, self._host)
+        self._context.run(current_model.set, self._caller)
+        own_thread = "it has a process of its own"
         try:
             self._model = self._context.run(self._initialize, job)
-            self._own_thread = self._needs_own_thread(job)
-        except RAISED as error:
+            if wait_graph is not None:
+                own_thread = needs_own_thread(spec, self._model.execute, job.file.path, self._modules.has)
+                self._caller.may_call_models = bool(own_thread)
+                if own_thread:
+                    log.debug("model '%s' executes on a thread of its own: %s", spec.name, own_thread)
+        except MODEL_EXCEPTIONS as error:
             self._unload()
-            raise self._load_error(job, error) from None
-        self.info = self._describe()
+            if isinstance(error, LoadError):
+                raise error.detached() from None
+            # The traceback goes to the log as text. Its frames, which hold the model, are released.
+            log.error("%s failed to open: %s", file_title(job.file), traceback_text(error))
+            failure = LoadError(f"{file_title(job.file)}: {error_line(error, self._folder)}")
+            release_frames(error)
+            raise failure from None
+        self.info = SessionInfo(
+            f"python {platform.python_version()}",
+            "CPU",
+            "as the model says",
+            {"isolation": "none", "execution_thread": "own" if own_thread else "caller"},
+            keeps_thread=bool(own_thread),
+            only_computes=not own_thread,
+        )
         self.has_health_check = hasattr(self._model, "is_ready")
-        if waits is not None:
-            waits.enter(spec.name, self._host)
+        if wait_graph is not None:
+            wait_graph.add_instance(spec.name, self._caller)
 
     def execute(self, executions: Sequence[Execution]) -> None:
         self._context.run(self._execute, executions)
 
     def is_healthy(self) -> bool:
-        """Ask the model's `is_ready`; one that raises, or takes longer than HEALTH_LIMIT_S, is not."""
+        """Return the result of the model's `is_ready`; False if it raises, or needs longer than HEALTH_LIMIT_S."""
         if not self.has_health_check:
             return True
-        return self._health.ask(lambda: contextvars.copy_context().run(self._ask_ready))
+
+        def check() -> bool:
+            current_model.set(self._caller)
+            return bool(self._model.is_ready())
+
+        return self._health.is_healthy(lambda: contextvars.copy_context().run(check))
 
     def close(self) -> None:
-        """Let the model finish. What it leaves running is named in the log."""
+        """Finalize the model and unload its modules. Threads that it leaves running are named in the log."""
         if not self._loop.close():
             log.warning("model '%s': a coroutine did not end when it was cancelled", self._spec.name)
         if hasattr(self._model, "finalize"):
             try:
                 self._context.run(self._model.finalize)
-            except RAISED as error:
-                log.error("model '%s' failed to finalize: %s", self._spec.name, full_text(error))
-                let_go(error)
+            except MODEL_EXCEPTIONS as error:
+                log.error("model '%s' failed to finalize: %s", self._spec.name, traceback_text(error))
+                release_frames(error)
         del self._model
-        left = threads_of(self._source.package)
+        left = threads_of(self._modules.package)
         if left:
             names = ", ".join(thread.name for thread in left)
             log.warning(
@@ -103,7 +138,7 @@ class PythonSession(RequestSession):
     # -- opening and closing
 
     def _initialize(self, job: OpenJob) -> Any:
-        module = self._source.load()
+        module = self._modules.load()
         kind = getattr(module, "TritonPythonModel", None)
         if kind is None:
             raise LoadError(f"{file_title(job.file)}: it has no class TritonPythonModel")
@@ -114,70 +149,46 @@ class PythonSession(RequestSession):
             model.initialize(initialize_arguments(job))
         return model
 
-    def _needs_own_thread(self, job: OpenJob) -> str:
-        """Return why the model executes on its instance's own thread, "" where it does not."""
-        if self._host.waits is None:
-            return "it has a process of its own"
-        reason = needs_own_thread(self._spec, self._model.execute, job.file.path, self._source.has)
-        self._host.may_wait = bool(reason)
-        if reason:
-            log.debug("model '%s' executes on a thread of its own: %s", self._spec.name, reason)
-        return reason
-
-    def _describe(self) -> SessionInfo:
-        options = {"isolation": "none", "execution_thread": "own" if self._own_thread else "caller"}
-        return SessionInfo(
-            f"python {platform.python_version()}",
-            "CPU",
-            "as the model says",
-            options,
-            keeps_thread=bool(self._own_thread),
-            only_computes=not self._own_thread,
-        )
-
-    def _load_error(self, job: OpenJob, error: BaseException) -> LoadError:
-        """Return the error message. The traceback is logged and not kept, because its frames hold the model."""
-        if isinstance(error, LoadError):
-            return error.detached()
-        log.error("%s failed to open: %s", file_title(job.file), full_text(error))
-        found = LoadError(f"{file_title(job.file)}: {told(error, self._folder)}")
-        let_go(error)
-        return found
-
     def _unload(self) -> None:
-        if self._host.waits is not None:
-            self._host.waits.leave(self._spec.name, self._host)
-        self._source.unload()
+        if self._caller.wait_graph is not None:
+            self._caller.wait_graph.remove_instance(self._spec.name, self._caller)
+        self._modules.unload()
         self._context = contextvars.Context()
-        # A module and its functions refer to each other; what they hold may be gigabytes, or a GPU's.
+        # A module and its functions refer to each other, and may hold gigabytes of host or GPU memory.
         gc.collect()
-
-    def _ask_ready(self) -> bool:
-        current_host.set(self._host)
-        return bool(self._model.is_ready())
 
     # -- one batch
 
     def _execute(self, executions: Sequence[Execution]) -> None:
-        requests = [self._receive(execution) for execution in executions]
-        replies = [request.reply for request in requests]
-        batch = Batch(self._host, executions)
+        requests = [self._to_pb_request(execution) for execution in executions]
+        targets = [request.target for request in requests]
+        batch = RunningBatch(self._caller, executions)
         token = current_batch.set(batch)
         try:
             answers = self._model.execute(requests)
             if inspect.iscoroutine(answers):
                 if self._spec.is_decoupled:
+                    # The coroutine runs on while the instance takes the next batch.
                     batch.holds_instance = False
-                    self._finish_later(answers, requests, executions)
+                    future = self._loop.start(answers)
+                    future.add_done_callback(lambda done: self._finish_coroutine(done, requests, executions))
                     return
                 answers = self._loop.start(answers).result()
             self._answer(answers, requests)
-        except RAISED as error:
-            self._fail_all(error, replies, executions)
+        except MODEL_EXCEPTIONS as error:
+            self._fail_all(error, targets, executions)
         finally:
             current_batch.reset(token)
 
-    def _receive(self, execution: Execution) -> InferenceRequest:
+    def _finish_coroutine(
+        self, future: Future[Any], requests: Sequence[InferenceRequest], executions: Sequence[Execution]
+    ) -> None:
+        try:
+            self._answer(future.result(), requests)
+        except MODEL_EXCEPTIONS as error:
+            self._fail_all(error, [request.target for request in requests], executions)
+
+    def _to_pb_request(self, execution: Execution) -> InferenceRequest:
         request = execution.request
         inputs = []
         for name, array in self._plan.inputs_of(request).items():
@@ -185,7 +196,7 @@ class PythonSession(RequestSession):
                 array = array.view()
                 array.flags.writeable = False
             inputs.append(PbTensor.received(name, request.inputs[name].dtype, array, is_lent=not self._is_read_only))
-        reply = ResponseTarget(
+        target = ResponseTarget(
             lambda response, is_final: self._send(execution, response, is_final),
             lambda text: execution.fail(self._error(execution, text)),
             execution.is_cancelled,
@@ -193,18 +204,18 @@ class PythonSession(RequestSession):
             run_again=execution.reschedule if self._is_iterative else None,
         )
         outputs = request.outputs or tuple(self._outputs)
-        return InferenceRequest.received(request, inputs, outputs, self._version, self._host, reply)
+        return InferenceRequest.received(request, inputs, outputs, self._version, self._caller, target)
 
     def _answer(self, answers: Any, requests: Sequence[InferenceRequest]) -> None:
-        """Send what `execute` returned. Raises BackendError for what fails the whole batch."""
+        """Send the return value of `execute`. Raises BackendError for a value that fails the whole batch."""
         if self._spec.is_decoupled:
             if answers is not None:
-                raise self._wrong("is decoupled, so execute must return None", answers)
+                raise self._wrong_type("is decoupled, so execute must return None", answers)
             answers = [None] * len(requests)
         elif answers is None:
             answers = [None] * len(requests)
         elif not isinstance(answers, list | tuple):
-            raise self._wrong("execute must return a list", answers)
+            raise self._wrong_type("execute must return a list", answers)
         elif len(answers) != len(requests):
             raise BackendError(
                 f"model '{self._spec.name}': execute returned {len(answers)} responses to {len(requests)} requests; "
@@ -214,21 +225,21 @@ class PythonSession(RequestSession):
             self._answer_one(request, answer)
 
     def _answer_one(self, request: InferenceRequest, answer: Any) -> None:
-        reply = request.reply
-        if request.comes_again:
+        target = request.target
+        if request.is_rescheduled:
             if answer is not None:
-                reply.fail("execute must return None for a request that it reschedules")
-            elif reply.is_closed:
+                target.fail("execute must return None for a request that it reschedules")
+            elif target.is_closed:
                 log.warning("model '%s' reschedules a request that it has answered: it does not come again",
                             self._spec.name)  # fmt: skip
-            reply.run_again()
+            target.run_again()
         elif answer is None:
-            if not reply.has_sender:
-                reply.abandon()
-        elif isinstance(answer, InferenceResponse) and not reply.is_closed:
-            reply.send(answer, COMPLETE_FINAL)
-        elif not reply.is_closed:
-            reply.fail(f"execute must return an InferenceResponse for each request, got {type(answer).__name__}")
+            if not target.has_sender:
+                target.abandon()
+        elif isinstance(answer, InferenceResponse) and not target.is_closed:
+            target.send(answer, COMPLETE_FINAL)
+        elif not target.is_closed:
+            target.fail(f"execute must return an InferenceResponse for each request, got {type(answer).__name__}")
 
     def _send(self, execution: Execution, response: InferenceResponse | None, is_final: bool) -> None:
         if response is None:
@@ -236,10 +247,10 @@ class PythonSession(RequestSession):
             return
         error = response.error()
         if error is not None:
-            execution.fail(error_of(error), is_final=is_final)
+            execution.fail(to_server_error(error), is_final=is_final)
             return
         try:
-            outputs = self._checked(execution, response)
+            outputs = self._requested_outputs(execution, response)
         except EdgeServerError as problem:
             execution.fail(problem)
             return
@@ -248,15 +259,18 @@ class PythonSession(RequestSession):
         else:
             execution.send(outputs, is_final=is_final)
 
-    def _checked(self, execution: Execution, response: InferenceResponse) -> Mapping[str, Array]:
-        """Return the tensors that were asked for. Raises BackendError for one of another type than promised."""
+    def _requested_outputs(self, execution: Execution, response: InferenceResponse) -> Mapping[str, Array]:
+        """Return the requested tensors. Raises BackendError for a tensor of another type than configured."""
         wanted = execution.request.outputs
         found: dict[str, Array] = {}
         for tensor in response.output_tensors():
             name = tensor.name()
             promised = self._outputs.get(name)
             if promised is None:
-                self._tell_dropped(name)
+                if name not in self._undeclared:
+                    self._undeclared.add(name)
+                    log.warning("model '%s' answers '%s', which its configuration does not declare: left out",
+                                self._spec.name, name)  # fmt: skip
                 continue
             if wanted and name not in wanted:
                 continue
@@ -274,43 +288,23 @@ class PythonSession(RequestSession):
                 raise self._error(execution, f"output '{name}': {error}") from None
         return found
 
-    def _tell_dropped(self, name: str) -> None:
-        if name not in self._dropped:
-            self._dropped.add(name)
-            log.warning("model '%s' answers '%s', which its configuration does not declare: left out",
-                        self._spec.name, name)  # fmt: skip
-
-    def _finish_later(
-        self, work: Coroutine[Any, Any, Any], requests: Sequence[InferenceRequest], executions: Sequence[Execution]
-    ) -> None:
-        """Let a coroutine of a decoupled model run on, and take the next batch meanwhile."""
-
-        def end(future: Future[Any]) -> None:
-            try:
-                self._answer(future.result(), requests)
-            except RAISED as error:
-                self._fail_all(error, [request.reply for request in requests], executions)
-
-        future = self._loop.start(work)
-        future.add_done_callback(end)
-
     def _fail_all(
-        self, error: BaseException, replies: Sequence[ResponseTarget], executions: Sequence[Execution]
+        self, error: BaseException, targets: Sequence[ResponseTarget], executions: Sequence[Execution]
     ) -> None:
         small: EdgeServerError
         if isinstance(error, EdgeServerError):
             small = error.detached()
         else:
-            log.error("model '%s' failed: %s", self._spec.name, full_text(error))
-            small = BackendError(f"model '{self._spec.name}': {told(error, self._folder)}")
-        for reply, execution in zip(replies, executions, strict=True):
-            if not reply.is_closed:
-                reply.is_closed = True
+            log.error("model '%s' failed: %s", self._spec.name, traceback_text(error))
+            small = BackendError(f"model '{self._spec.name}': {error_line(error, self._folder)}")
+        for target, execution in zip(targets, executions, strict=True):
+            if not target.is_closed:
+                target.is_closed = True
                 execution.fail(small)
-        # Only now: what the frames held may be the senders, which answer for themselves when they are dropped.
-        let_go(error)
+        # Last: the frames may hold response senders, which fail their requests when they are dropped.
+        release_frames(error)
 
-    def _wrong(self, expected: str, given: object) -> BackendError:
+    def _wrong_type(self, expected: str, given: object) -> BackendError:
         return BackendError(f"model '{self._spec.name}': {expected}, got {type(given).__name__}")
 
     def _error(self, execution: Execution, text: str) -> BackendError:
@@ -319,48 +313,8 @@ class PythonSession(RequestSession):
         return BackendError(f"model '{self._spec.name}'{which}: {text}")
 
 
-class HealthCheck:
-    """Asks a question that may hang, on threads of its own. Who comes while it is being asked gets the same answer;
-    once one has waited in vain the answer is no for as long as the question hangs."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asked: _Asked | None = None
-
-    def ask(self, question: Any, limit_s: float = HEALTH_LIMIT_S) -> bool:
-        with self._lock:
-            asked = self._asked
-            if asked is None or not asked.is_alive():
-                asked = self._asked = _Asked(question)
-                try:
-                    asked.start()
-                except RuntimeError:  # the system grants no further thread
-                    return False
-            elif asked.is_late:
-                return False
-        asked.join(limit_s)
-        asked.is_late = asked.is_alive()
-        return asked.answer and not asked.is_late
-
-
-class _Asked(threading.Thread):
-    def __init__(self, question: Any) -> None:
-        super().__init__(name="is-ready", daemon=True)
-        self._question = question
-        self.answer = False
-        self.is_late = False
-
-    def run(self) -> None:
-        try:
-            self.answer = self._question()
-        except RAISED as error:
-            log.error("is_ready failed: %s", full_text(error))
-        finally:
-            del self._question
-
-
 def initialize_arguments(job: OpenJob) -> dict[str, str]:
-    """Return the arguments of `initialize` as in Triton: all of them strings."""
+    """Return the dict that Triton passes to `initialize`. All values are text."""
     return {
         "model_config": job.spec.config_json,
         "model_instance_kind": "CPU" if job.device_id is None else "GPU",

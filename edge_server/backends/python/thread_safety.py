@@ -1,15 +1,15 @@
-"""Thread safety of a Python model: whether it may run on the request thread or needs its own.
+"""Decision whether a Python model may execute on request threads, by its configuration and its source code.
 
-A thread of its own costs each request two switches of threads, which is most of what a small model costs. But code may
-count on it: a connection of sqlite3, torch's grad mode, the current CUDA device or an event loop belong to the thread
-that made them, and Triton, too, executes a model on the thread that initialized it. And who waits within `execute`, for
-another model or for a program that asks this very server, must not do so on the thread of a front end.
+A thread of the instance's own costs each request two thread switches, which is most of the cost of a small model. But
+some code depends on it: an sqlite3 connection, torch's grad mode, the current CUDA device and an event loop belong to
+the thread that created them, and Triton also executes a model on the thread that initialized it. A model that waits
+within `execute`, for another model or for a client of this server, must not block a request thread.
 
-The parameter `execution_thread` says which: "own"; "caller", the model's author having seen to it that it keeps nothing
-for a thread and waits for nobody; or "auto", the default: the caller's where nothing in the model's file could be
-otherwise, going by all that it imports and by the few names below. What is not known is not trusted.
+The parameter `execution_thread` decides: "own"; "caller", if the model's author knows that the model keeps no state per
+thread and does not wait; or "auto", the default. With "auto" the model executes on request threads only if its file
+imports and uses nothing but the modules and names listed below as safe.
 
-`initialize` and `finalize` always run on the instance's own thread, and `execute` on one thread at a time.
+`initialize` and `finalize` always run on the instance's own thread, and `execute` runs on one thread at a time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from edge_server.errors import BadModelConfig
 
 PARAMETER = "execution_thread"
 
-_PATHS = frozenset({"path", "sep", "linesep", "environ", "getenv", "getcwd", "getpid", "listdir", "makedirs", "fspath"})
-_SYSTEM = frozenset(
+_OS_NAMES = frozenset(
+    {"path", "sep", "linesep", "environ", "getenv", "getcwd", "getpid", "listdir", "makedirs", "fspath"}
+)
+_SYS_NAMES = frozenset(
     {"version", "version_info", "byteorder", "maxsize", "float_info", "platform", "stderr", "stdout", "getsizeof"}
 )
 
-_KNOWN: Mapping[str, frozenset[str] | None] = {
+_SAFE_MODULES: Mapping[str, frozenset[str] | None] = {
     **dict.fromkeys(
         (
             "__future__", "abc", "array", "base64", "binascii", "bisect", "calendar", "cmath", "collections", "copy",
@@ -41,28 +43,28 @@ _KNOWN: Mapping[str, frozenset[str] | None] = {
             "unicodedata", "uuid", "zlib",
         )
     ),
-    "os": _PATHS,
-    "sys": _SYSTEM,
+    "os": _OS_NAMES,
+    "sys": _SYS_NAMES,
 }  # fmt: skip
-"""Modules that keep nothing for a thread and wait for nobody; of some, only what is named."""
+"""Modules that keep no state per thread and do not wait. Of some modules only the listed names are safe."""
 
-_DOUBTFUL = frozenset(
+_UNSAFE_NAMES = frozenset(
     {
-        # What runs code that is not there to be read.
+        # They run code that is not in the file.
         "__import__", "import_module",
-        # What waits: for other models (`exec` is a request's method, and a builtin like those below), or for a time.
+        # They wait: for other models (`exec` is a method of requests, and also a builtin), or for a time.
         "InferenceRequest", "async_exec", "exec", "is_model_ready", "load_model", "sleep", "unload_model",
-        # What numpy keeps: for a thread, before its version 2. What loads libraries that may keep anything.
+        # numpy keeps their state per thread (before version 2), or they load other libraries.
         "ctypeslib", "f2py", "seterr", "seterrcall", "seterrobj", "setbufsize",
     }
 )  # fmt: skip
 
-_BUILTINS = frozenset({"breakpoint", "compile", "eval", "globals", "input"})
-"""The same of builtins, whose names are harmless as those of methods, as in `re.compile`."""
+_UNSAFE_BUILTINS = frozenset({"breakpoint", "compile", "eval", "globals", "input"})
+"""Unsafe as builtins, but safe as names of methods, as in `re.compile`."""
 
 
 class ExecutionThread(enum.Enum):
-    """Values of the parameter."""
+    """Values of the parameter `execution_thread`."""
 
     OWN = "own"
     CALLER = "caller"
@@ -70,7 +72,7 @@ class ExecutionThread(enum.Enum):
 
 
 def execution_thread(model: str, parameters: Mapping[str, str]) -> ExecutionThread:
-    """Return the `execution_thread` of the model's configuration. Raises BadModelConfig for an unknown value."""
+    """Return the configured value. Raises BadModelConfig for an unknown one."""
     word = parameters.get(PARAMETER, ExecutionThread.AUTO.value).strip().lower()
     try:
         return ExecutionThread(word)
@@ -80,21 +82,21 @@ def execution_thread(model: str, parameters: Mapping[str, str]) -> ExecutionThre
 
 
 def needs_own_thread(spec: ModelSpec, execute: Callable[..., Any], path: Path, is_own: Callable[[str], bool]) -> str:
-    """Return why the model executes on a thread of its own, "" where it does not.
+    """Return the reason why the model executes on a thread of its own, "" if it executes on request threads.
 
-    `execute` is the model's, `path` its file; `is_own` tells whether `import name` would mean another file of the
-    model's. Raises BadModelConfig for a model that cannot do as its configuration says.
+    `path` is the model's file, `execute` its method. `is_own` returns whether `import name` imports another file of the
+    model. Raises BadModelConfig for a model that cannot execute as configured.
     """
-    wish = execution_thread(spec.name, spec.parameters)
-    if wish is ExecutionThread.OWN:
+    configured = execution_thread(spec.name, spec.parameters)
+    if configured is ExecutionThread.OWN:
         return "its configuration says so"
     reason = ""
     if spec.is_decoupled:
         reason = "it is decoupled"
     elif inspect.iscoroutinefunction(execute):
         reason = "its execute is a coroutine"
-    if wish is ExecutionThread.AUTO:
-        return reason or _doubt(path, is_own)
+    if configured is ExecutionThread.AUTO:
+        return reason or _unsafe_code(path, is_own)
     if reason:
         raise BadModelConfig(
             f"model '{spec.name}': parameter {PARAMETER} is caller, but {reason}, and such models have a thread of "
@@ -103,29 +105,29 @@ def needs_own_thread(spec: ModelSpec, execute: Callable[..., Any], path: Path, i
     return ""
 
 
-def _doubt(path: Path, is_own: Callable[[str], bool]) -> str:
-    """Return the code in the model's file that may need its own thread; "" if there is none."""
+def _unsafe_code(path: Path, is_own: Callable[[str], bool]) -> str:
+    """Return the first reason in the model's file against request threads; "" if there is none."""
     try:
         tree = ast.parse(path.read_bytes(), path.name)
     except (SyntaxError, ValueError, RecursionError):
-        # It was loaded all the same: what its loader made of it cannot be told from the file.
+        # The model was loaded all the same, by a loader of its own.
         return "its file cannot be read as a program"
     restricted: dict[str, frozenset[str]] = {}
     allowed: set[int] = set()
     for node in ast.walk(tree):
         for name, names in _imports(node):
-            known = name in _KNOWN and not is_own(name)
-            allowed_names = _KNOWN.get(name)
+            known = name in _SAFE_MODULES and not is_own(name)
+            allowed_names = _SAFE_MODULES.get(name)
             if not known or (allowed_names is not None and not names <= allowed_names):
                 return f"it imports {name or 'files of its own'}"
         if isinstance(node, ast.Import):
             for alias in node.names:
-                names_of_module = _KNOWN[alias.name.partition(".")[0]]
+                names_of_module = _SAFE_MODULES[alias.name.partition(".")[0]]
                 if names_of_module is not None:
                     restricted[(alias.asname or alias.name).partition(".")[0]] = names_of_module
     for node in ast.walk(tree):
         used = _name(node)
-        if used in _DOUBTFUL or (used in _BUILTINS and isinstance(node, ast.Name)):
+        if used in _UNSAFE_NAMES or (used in _UNSAFE_BUILTINS and isinstance(node, ast.Name)):
             return f"it uses {used}"
         if isinstance(node, ast.AsyncFunctionDef | ast.Await):
             return "it has coroutines"
@@ -140,8 +142,7 @@ def _doubt(path: Path, is_own: Callable[[str], bool]) -> str:
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the top names of the modules that a statement imports, "" for one relative to the file, each with what it
-    takes from there by name."""
+    """Yield for each import of a statement the top-level module, "" for a relative one, and the imported names."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             first, _, rest = alias.name.partition(".")

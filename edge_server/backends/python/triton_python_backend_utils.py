@@ -1,4 +1,4 @@
-"""Module `triton_python_backend_utils` (`pb_utils`) for models; names and meanings are Triton's."""
+"""The module `triton_python_backend_utils` (pb_utils) that Python models import, with Triton's names and meanings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
+from edge_server.backends.python.auto_complete import ModelConfig
 from edge_server.backends.python.bls_calls import ResponseIterator, is_model_ready, load_model, unload_model
-from edge_server.backends.python.calling_model import get_model_dir
+from edge_server.backends.python.calling_model import Logger, LogLevel, get_model_dir
 from edge_server.backends.python.custom_metrics import Metric, MetricFamily
 from edge_server.backends.python.custom_metrics import PbMetricKind as MetricKind
 from edge_server.backends.python.error_translation import TritonError, TritonErrorCode, TritonModelException
-from edge_server.backends.python.logger import Logger, LogLevel
-from edge_server.backends.python.model_config import ModelConfig
 from edge_server.backends.python.request import (
     RELEASE_ALL,
     RELEASE_RESCHEDULE,
@@ -80,23 +79,23 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = RELEASE_RESCHEDULE
 TRITONSERVER_MEMORY_CPU = PreferredMemory.TRITONSERVER_MEMORY_CPU
 TRITONSERVER_MEMORY_GPU = PreferredMemory.TRITONSERVER_MEMORY_GPU
 
-_SPECIAL: dict[DType, type] = {DType.BOOL: bool, DType.BYTES: np.object_}
+_NUMPY_TYPES: dict[DType, type] = {DType.BOOL: bool, DType.BYTES: np.object_}
 
 TRITON_STRING_TO_NUMPY: dict[str, type] = {
-    name: _SPECIAL.get(dtype, dtype.numpy.type) for name, dtype in BY_CONFIG_NAME.items() if dtype is not DType.BF16
+    name: _NUMPY_TYPES.get(dtype, dtype.numpy.type) for name, dtype in BY_CONFIG_NAME.items() if dtype is not DType.BF16
 }
-"""Name of a type in config.pbtxt -> numpy's; BF16, which numpy lacks, is not among them."""
+"""Type name in config.pbtxt -> numpy type. Without BF16, which numpy lacks."""
 
 _LENGTH = struct.Struct("<I")
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type:
-    """Return the numpy type of "TYPE_FP32" and its like. Raises KeyError for one without."""
+    """Return the numpy type of a name such as "TYPE_FP32". Raises KeyError for a name without one."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> type | None:
-    """Return the numpy type of a number of TRITONSERVER_DataType, None when it has none."""
+    """Return the numpy type of a TRITONSERVER_DataType number, None if it has none."""
     for dtype in DType:
         if dtype.number == data_type and dtype is not DType.BF16:
             return np.bool_ if dtype is DType.BOOL else dtype.numpy.type
@@ -104,7 +103,7 @@ def triton_to_numpy_type(data_type: int) -> type | None:
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """Return the number of TRITONSERVER_DataType for a numpy type, None when it has none."""
+    """Return the TRITONSERVER_DataType number of a numpy type, None if it has none."""
     try:
         return DType.from_numpy(data_type).number
     except KeyError:
@@ -112,7 +111,7 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes:
-    """Return the strings of an array, each behind its length as 4 little-endian bytes.
+    """Return the strings of an array as bytes: each with its length in front as 4 little-endian bytes.
 
     Raises TritonModelException for an array of numbers.
     """
@@ -126,9 +125,9 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """Return the strings that `serialize_byte_tensor` wrote, as an object array of bytes in one dimension.
+    """Return the strings that `serialize_byte_tensor` wrote, as a one-dimensional object array of bytes.
 
-    Raises TritonModelException when the last one is cut off.
+    Raises TritonModelException when the last string is cut off.
     """
     data = bytes(encoded_tensor)
     found: list[bytes] = []
@@ -146,17 +145,17 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """Return the entry of that name among the configuration's inputs, None when there is none."""
+    """Return the configuration of the input with that name, None if there is none."""
     return _named(model_config.get("input", ()), name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
-    """Return the entry of that name among the configuration's outputs, None when there is none."""
+    """Return the configuration of the output with that name, None if there is none."""
     return _named(model_config.get("output", ()), name)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Return whether the model answers any number of times."""
+    """Return whether the model is decoupled: it sends any number of responses per request."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 

@@ -1,5 +1,5 @@
-"""TensorRT and TensorRT for RTX: `backend` and `session` run engines, `engine_build` builds them in a child process.
+"""Backend for TensorRT and TensorRT for RTX: runs engines (`backend`, `session`) and builds them in a child process.
 
-`adapter` is the only file that knows how the two libraries and their versions differ, `cuda` the only one that decides
-how the CUDA driver is reached. What this folder needs to know of a model before an engine exists is in `order`.
+`library_adapter` is the only file that knows the differences of the two libraries and their versions. `cuda_driver`
+decides how the CUDA driver is called. `engine_options` reads the options of a build from a model's configuration.
 """

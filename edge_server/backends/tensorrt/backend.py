@@ -1,12 +1,12 @@
-"""Backends `tensorrt` and `tensorrt_rtx`: engine files (model.plan), and ONNX files with a built engine.
+"""Backends `tensorrt` and `tensorrt_rtx`: TensorRT engines (`model.plan`), and ONNX files through an engine.
 
-A plan is made for one version of the library and one kind of GPU; `cc_model_filenames` names one for each compute
-capability. An ONNX file is served through an engine that was built for it on this box, see `order` for the parameters.
-Until there is one, opening it fails, and the next runtime that reads ONNX serves the model: `engines` builds it
-meanwhile, in a process apart, and has the model loaded anew.
+A plan is valid for one version of the library and one kind of GPU. `cc_model_filenames` names a plan for each compute
+capability. An ONNX file is served through an engine that this machine built for it; see `engine_options` for the
+parameters. Without such an engine opening fails, and the next runtime that reads ONNX serves the model. Meanwhile the
+package `engines` builds the engine in a child process, and then reloads the model.
 
-Instances of a version on one GPU share the engine, each has a stream and an execution context of its own; `profile` of
-an instance group restricts it to some of the engine's profiles. CUDA graphs: see `graphs`.
+The instances of a version on one GPU share the engine. Each has its own stream and execution context. `profile` of an
+instance group restricts it to some of the engine's profiles. CUDA graphs: see `cuda_graphs`.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ from edge_server.backends.runtime_library import (
     fingerprint,
     is_batchable,
     load_error,
-    words,
+    message_line,
 )
 from edge_server.backends.tensorrt import cuda_driver
-from edge_server.backends.tensorrt.cuda_graph_sizes import captured_sizes
-from edge_server.backends.tensorrt.engine_options import order_of, plugin_path
+from edge_server.backends.tensorrt.cuda_graphs import configured_graph_sizes
+from edge_server.backends.tensorrt.engine_options import engine_order, plugin_path
 from edge_server.backends.tensorrt.library_adapter import EngineFault, load_library
 from edge_server.backends.tensorrt.session import EngineUse, TensorRTSession
-from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.core.tensorrt_engine import EngineFile, Profile
 from edge_server.errors import LoadError, OutOfMemory
 
 _TYPES = {
     1: DType.FP32, 2: DType.UINT8, 3: DType.INT8, 4: DType.UINT16, 5: DType.INT16, 6: DType.INT32, 7: DType.INT64,
     8: DType.BYTES, 9: DType.BOOL, 10: DType.FP16, 11: DType.FP64, 12: DType.UINT32, 13: DType.UINT64, 16: DType.BF16,
 }  # fmt: skip
-"""TensorProto.DataType -> ours."""
+"""TensorProto.DataType -> DType."""
 
-_OF_ENGINE = {"fp32": "f32", "fp16": "f16", "int8": "int8", "best": "mixed"}
-"""Precision of an order -> what the session says of itself."""
+_ARITHMETIC = {"fp32": "f32", "fp16": "f16", "int8": "int8", "best": "mixed"}
+"""Precision of an engine order -> precision in SessionInfo."""
 
 
 _NUMBER_AND_GPU = re.compile(r"[0-9]+_[0-9]+")
-"""What follows the group's name in an instance's: groups "cam" and "cam_wide" both begin "cam_wide_0_0"."""
+"""End of an instance's name, after the group's name: the instances of groups "cam" and "cam_wide" both begin "cam_"."""
 
 
 def make(name: str) -> TensorRTBackend:
@@ -58,7 +57,7 @@ def make(name: str) -> TensorRTBackend:
 
 
 class TensorRTBackend(Backend):
-    """The library, and the engines that instances share. Nothing of TensorRT is made until a driver was found."""
+    """Opens engines, which instances share. Creates no object of TensorRT before a driver was found."""
 
     default_filename = "model.plan"
     runs_on_gpu = True
@@ -71,12 +70,12 @@ class TensorRTBackend(Backend):
     def inspect(self, file: ModelFile, parameters: Mapping[str, str]) -> ModelSignature:
         path = existing_file(file, self.default_filename)
         if path.suffix.lower() == ".onnx":
-            return _of_onnx(file, path)
+            return _onnx_signature(file, path)
         _require_gpu(file)
-        context = cuda_driver.driver().retain(0)
+        context = cuda_driver.driver().retain_context(0)
         try:
             with context.current():
-                return self._of_plan(file, path)
+                return self._plan_signature(file, path)
         finally:
             context.close()
 
@@ -90,7 +89,16 @@ class TensorRTBackend(Backend):
         _require_gpu(job.file, job.device_id)
         if path.suffix.lower() != ".onnx":
             return self._open_plan(job, path, "as the model says", "")
-        engine, precision = self._engine(job, job.device_id)
+        # An ONNX file needs an engine that was built for it.
+        order = engine_order(job.spec, job.file, job.device_id, self.name, self._library.version, job.settings)
+        engine = job.server.find_engine(order) if job.server is not None else None
+        if engine is None:
+            raise LoadError(
+                f"model '{job.spec.name}' version {job.file.version}: there is no {self.name} engine yet that matches "
+                "its file, this box and the installed version"
+            )
+        types_of_file = onnx_file_info.arithmetic(job.file.path) if order.precision == "fp32" else None
+        precision = types_of_file or _ARITHMETIC[order.precision]
         try:
             return self._open_plan(job, engine.path, precision, engine.digest)
         except OutOfMemory:
@@ -103,46 +111,44 @@ class TensorRTBackend(Backend):
         devices = cuda_driver.devices() if cc_filenames else ()
         return cc_filenames.get(devices[0].capability_text, "") if devices else ""
 
-    def _engine(self, job: OpenJob, device_id: int) -> tuple[EngineFile, str]:
-        """Return the engine for an ONNX model, and its arithmetic. Raises LoadError when there is none yet."""
-        order = order_of(job.spec, job.file, device_id, self.name, self._library.version, job.settings)
-        found = job.server.find_engine(order) if job.server is not None else None
-        if found is None:
-            raise LoadError(
-                f"model '{job.spec.name}' version {job.file.version}: there is no {self.name} engine yet that matches "
-                "its file, this box and the installed version"
-            )
-        written = onnx_file_info.arithmetic(job.file.path) if order.precision == "fp32" else None
-        return found, written or _OF_ENGINE[order.precision]
-
     def _open_plan(self, job: OpenJob, path: Path, precision: str, digest: str) -> TensorRTSession:
         assert job.device_id is not None
         key: Hashable = (fingerprint(path), job.device_id)
-        plugins = _plugins(job)
+        text = job.spec.parameters.get("trt_extra_plugin_lib_paths", "")
+        plugins = tuple(
+            str(plugin_path(job.spec.name, job.file, part.strip())) for part in text.split(";") if part.strip()
+        )
         failure: LoadError
-        context: cuda_driver.Context | None = None
+        context: cuda_driver.CudaContext | None = None
         try:
-            sizes = captured_sizes(job.spec)
+            # Everything that checks the configuration comes before anything that must be released.
+            sizes = configured_graph_sizes(job.spec)
             device = cuda_driver.devices()[job.device_id]
-            # What the configuration may have wrong comes before what would have to be given back then.
-            terms = _terms(job, sizes, is_mapped=device.is_integrated, is_plan=not digest)
-            context = cuda_driver.driver().retain(job.device_id)
+            use = _engine_use(job, sizes, is_mapped=device.is_integrated, is_plan=not digest)
+            context = cuda_driver.driver().retain_context(job.device_id)
             with context.current():
                 self._library.load_plugins(plugins)
                 engine = self._shared.take(key, partial(self._deserialise, path))
+                options = {
+                    "cuda": cuda_driver.driver().access_library,
+                    "gpu": f"{device.name} ({device.capability_text})",
+                    "memory": "mapped" if use.is_mapped else "page-locked",
+                }
+                if use.graph_sizes:
+                    options["cuda_graphs"] = ",".join(map(str, use.graph_sizes))
+                if digest:
+                    options["engine"] = digest
                 info = SessionInfo(
                     f"{self.name} {self._library.version}",
                     f"GPU:{job.device_id}",
                     precision,
-                    _as_text(terms, device, digest),
+                    options,
                     only_computes=True,
                 )
-                return TensorRTSession(
-                    self._library, engine, context, terms, info, partial(self._shared.give_back, key)
-                )
+                return TensorRTSession(self._library, engine, context, use, info, partial(self._shared.give_back, key))
         except cuda_driver.CudaFault as error:
             kind = OutOfMemory if error.is_out_of_memory else LoadError
-            failure = kind(f"{file_title(job.file)}: CUDA: {words(error)}")
+            failure = kind(f"{file_title(job.file)}: CUDA: {message_line(error)}")
         except (EngineFault, RuntimeError, TypeError, ValueError, OSError) as error:
             failure = load_error(job.file, self.name, error)
         if context is not None:
@@ -153,14 +159,13 @@ class TensorRTBackend(Backend):
     def _deserialise(self, path: Path) -> Any:
         return self._library.deserialise(path.read_bytes())
 
-    def _of_plan(self, file: ModelFile, path: Path) -> ModelSignature:
-        """Return the signature of a plan. Call within the CUDA context."""
+    def _plan_signature(self, file: ModelFile, path: Path) -> ModelSignature:
+        """Return the inputs and outputs of a plan. Called within the context."""
         failure: LoadError
         try:
             engine = self._deserialise(path)
             tensors = self._library.tensors(engine)
             given = tuple(item for item in tensors if item.is_input)
-            profiles = self._library.profiles(engine, given)
             inputs = tuple(
                 InputSpec(item.name, item.dtype, item.shape, is_shape_tensor=item.is_on_host) for item in given
             )
@@ -173,32 +178,40 @@ class TensorRTBackend(Backend):
                 [item for item in inputs if not item.is_shape_tensor],
                 [item for item in outputs if not item.is_shape_tensor],
             ) and all(len(item.shape) == 1 and item.shape[0] > 1 for item in tensors if item.is_on_host)
-            values = self._library.value_profiles(engine, given)
-            return ModelSignature(inputs, outputs, can_batch, _most_rows(profiles, values) if can_batch else None)
+            if not can_batch:
+                return ModelSignature(inputs, outputs, False)
+            # In every profile the first size of each shape, and the first value of each shape tensor, is the rows.
+            profiles = zip(
+                self._library.profiles(engine, given), self._library.value_profiles(engine, given), strict=True
+            )
+            ranges = [(*shapes.values(), *values.values()) for shapes, values in profiles]
+            most_rows = max((min(item.most[0] for item in one) for one in ranges if one), default=None)
+            return ModelSignature(inputs, outputs, True, most_rows)
         except (EngineFault, cuda_driver.CudaFault, RuntimeError, TypeError, ValueError, OSError) as error:
             failure = load_error(file, self.name, error)
         raise failure
 
 
 def _require_gpu(file: ModelFile, device_id: int = 0) -> None:
-    reason = cuda_driver.missing()
+    reason = cuda_driver.unavailable_reason()
     if reason:
         raise LoadError(f"{file_title(file)}: it needs a GPU: {reason}")
     count = len(cuda_driver.devices())
     if device_id >= count:
-        # CUDA_VISIBLE_DEVICES hides some of the box's from CUDA alone.
+        # CUDA_VISIBLE_DEVICES hides GPUs from CUDA, but not from other libraries.
         raise LoadError(f"{file_title(file)}: it needs GPU {device_id}, but CUDA shows {count} to this process")
 
 
-def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bool) -> EngineUse:
+def _engine_use(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bool) -> EngineUse:
     spec = job.spec
-    # Of an engine that was built from an ONNX file the configuration alone tells: its outputs may lie on the GPU.
-    is_told = is_plan and spec.max_batch_size > 0
+    tensors: tuple[InputSpec | OutputSpec, ...] = (*spec.inputs, *spec.outputs)
+    # For an engine that was built from an ONNX file only the configuration knows: its outputs may lie on the GPU.
+    is_checked = is_plan and spec.max_batch_size > 0
     return EngineUse(
         model=spec.name,
         has_rows=spec.max_batch_size > 0,
-        dtypes={item.name: item.dtype for item in spec.inputs} | {item.name: item.dtype for item in spec.outputs},
-        shape_tensors=_shape_tensors(spec) if is_told else {},
+        dtypes={item.name: item.dtype for item in tensors},
+        shape_tensors={item.name: item.is_shape_tensor for item in tensors} if is_checked else {},
         allowed=_profiles_of_group(job),
         graph_sizes=sizes,
         is_mapped=is_mapped,
@@ -206,13 +219,8 @@ def _terms(job: OpenJob, sizes: tuple[int, ...], *, is_mapped: bool, is_plan: bo
     )
 
 
-def _shape_tensors(spec: ModelSpec) -> dict[str, bool]:
-    inputs = {item.name: item.is_shape_tensor for item in spec.inputs}
-    return inputs | {item.name: item.is_shape_tensor for item in spec.outputs}
-
-
 def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
-    """Return the profiles that the instance's group names, () for all. Raises LoadError."""
+    """Return the profiles of the instance's group, () for all. Raises LoadError."""
     for group in job.spec.instance_groups:
         number = job.instance_name.removeprefix(f"{group.name}_")
         if group.profiles and number != job.instance_name and _NUMBER_AND_GPU.fullmatch(number):
@@ -226,31 +234,12 @@ def _profiles_of_group(job: OpenJob) -> tuple[int, ...]:
     return ()
 
 
-def _plugins(job: OpenJob) -> tuple[str, ...]:
-    text = job.spec.parameters.get("trt_extra_plugin_lib_paths", "")
-    names = [part.strip() for part in text.split(";") if part.strip()]
-    return tuple(str(plugin_path(job.spec.name, job.file, name)) for name in names)
-
-
-def _as_text(terms: EngineUse, device: cuda_driver.CudaDevice, digest: str) -> dict[str, str]:
-    text = {
-        "cuda": cuda_driver.driver().way,
-        "gpu": f"{device.name} ({device.capability_text})",
-        "memory": "mapped" if terms.is_mapped else "page-locked",
-    }
-    if terms.graph_sizes:
-        text["cuda_graphs"] = ",".join(map(str, terms.graph_sizes))
-    if digest:
-        text["engine"] = digest
-    return text
-
-
-def _of_onnx(file: ModelFile, path: Path) -> ModelSignature:
+def _onnx_signature(file: ModelFile, path: Path) -> ModelSignature:
     failure: LoadError
     try:
-        given, made = onnx_file_info.declared(path)
-        inputs = tuple(InputSpec(*_declared(file, item)) for item in given)
-        outputs = tuple(OutputSpec(*_declared(file, item)) for item in made)
+        graph_inputs, graph_outputs = onnx_file_info.declared(path)
+        inputs = tuple(InputSpec(*_declared(file, item)) for item in graph_inputs)
+        outputs = tuple(OutputSpec(*_declared(file, item)) for item in graph_outputs)
         return ModelSignature(inputs, outputs, is_batchable(inputs, outputs))
     except (ValueError, OSError) as error:
         failure = load_error(file, "the reader of ONNX files", error)
@@ -263,10 +252,3 @@ def _declared(file: ModelFile, item: onnx_file_info.GraphTensor) -> tuple[str, D
     if item.dims is None:
         raise LoadError(f"{file_title(file)}: the graph does not say how many dimensions tensor '{item.name}' has")
     return item.name, _TYPES[item.element], item.dims
-
-
-def _most_rows(profiles: tuple[Profile, ...], values: tuple[Profile, ...]) -> int | None:
-    """Return the largest batch that one of the profiles takes, each given by its shapes and by its values that are
-    shapes: the first size, and the first value, is the number of rows."""
-    told = [(*one.values(), *other.values()) for one, other in zip(profiles, values, strict=True)]
-    return max((min(item.most[0] for item in ranges) for ranges in told if ranges), default=None)

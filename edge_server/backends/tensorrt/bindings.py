@@ -1,52 +1,53 @@
-"""Bindings of one instance: the addresses of an engine's inputs and outputs in an execution context."""
+"""Bindings of one instance: the memory of an engine's inputs and outputs, and the execution context that uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from edge_server.backends.tensorrt.buffers import Grower, TensorBuffer
-from edge_server.backends.tensorrt.cuda_driver import Context
+from edge_server.backends.tensorrt.buffers import DynamicOutput, TensorBuffer
+from edge_server.backends.tensorrt.cuda_ctypes import CudaContext
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
 from edge_server.core.tensorrt_engine import Shape
 
 
 class Bindings:
-    """The memory of all tensors, by name; outputs whose size depends on the data have a Grower, and an allocator."""
+    """The memory of all tensors, by name. An output whose size depends on the data has a DynamicOutput."""
 
-    def __init__(self, tensors: Sequence[TensorInfo], context: Context, *, is_mapped: bool) -> None:
+    def __init__(self, tensors: Sequence[TensorInfo], context: CudaContext, *, is_mapped: bool) -> None:
         self.inputs = {item.name: item for item in tensors if item.is_input}
         self.outputs = {item.name: item for item in tensors if not item.is_input}
-        self.slots = {item.name: TensorBuffer(item, context, is_mapped=is_mapped) for item in tensors}
-        self.growers: dict[str, tuple[Grower, Any]] = {}
+        self.buffers = {item.name: TensorBuffer(item, context, is_mapped=is_mapped) for item in tensors}
+        self.dynamic_outputs: dict[str, tuple[DynamicOutput, Any]] = {}
 
     @property
-    def has_values(self) -> bool:
-        """Whether any tensor is one of values that are shapes, which TensorRT reads on the host."""
+    def has_shape_tensors(self) -> bool:
+        """Whether any tensor is a shape tensor, which TensorRT reads on the host."""
         return any(item.is_on_host for item in (*self.inputs.values(), *self.outputs.values()))
 
-    def grow_the_rest(self, library: TensorRTLibrary) -> None:
-        """Give an allocator to the outputs that have no memory yet: their size is told by the run."""
+    def add_output_allocators(self, library: TensorRTLibrary) -> None:
+        """Give an allocator to each output without memory: its size is known only after a run."""
         for name, item in self.outputs.items():
-            if self.slots[name].address == 0 and not item.is_on_host:
-                grower = Grower(self.slots[name])
-                self.growers[name] = grower, library.make_allocator(grower.allocate, grower.notify)
+            if self.buffers[name].address == 0 and not item.is_on_host:
+                output = DynamicOutput(self.buffers[name])
+                allocator = library.make_output_allocator(output.allocate, output.set_shape)
+                self.dynamic_outputs[name] = output, allocator
 
-    def end_loans(self) -> None:
-        """Know nothing any more of clients' memory."""
-        for slot in self.slots.values():
-            slot.end_loan()
+    def release_borrowed(self) -> None:
+        """Forget the addresses of clients' memory."""
+        for buffer in self.buffers.values():
+            buffer.release_borrowed()
 
     def free(self) -> None:
-        """Give all memory back."""
-        self.growers.clear()
-        for slot in self.slots.values():
-            slot.free()
-        self.slots.clear()
+        """Free all memory."""
+        self.dynamic_outputs.clear()
+        for buffer in self.buffers.values():
+            buffer.free()
+        self.buffers.clear()
 
 
-class ExecutionLane:
-    """An execution context on the instance's stream, in one state: its profile, its shapes, its addresses."""
+class ExecutionContext:
+    """An execution context of TensorRT on the instance's stream, with its profile, shapes and addresses."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class ExecutionLane:
         *,
         has_own_memory: bool,
     ) -> None:
-        """Without `has_own_memory` it is given some before its first run, see Library.give_memory."""
+        """Without `has_own_memory`, TensorRTLibrary.set_context_memory must be called before the first run."""
         self.context = library.make_context(engine, has_own_memory=has_own_memory)
         self.profile = -1
         self._library = library
@@ -67,7 +68,7 @@ class ExecutionLane:
         self._profile_count = profile_count
 
     def use_profile(self, number: int) -> None:
-        """Make it the context's profile, if it is not. Raises EngineFault."""
+        """Select the profile, unless it is selected already. Raises EngineFault."""
         if self.profile == number:
             return
         if self._profile_count > 1 and not self.context.set_optimization_profile_async(number, self._stream):
@@ -75,30 +76,30 @@ class ExecutionLane:
         self.profile = number
 
     def set_addresses(self) -> None:
-        """Tell where every tensor lies, or whom to ask for memory."""
-        slots, growers = self._bindings.slots, self._bindings.growers
+        """Set the address of every tensor, or its allocator."""
+        buffers, dynamic_outputs = self._bindings.buffers, self._bindings.dynamic_outputs
         for name in self._bindings.inputs:
-            self.context.set_tensor_address(name, slots[name].address)
+            self.context.set_tensor_address(name, buffers[name].address)
         for name in self._bindings.outputs:
-            grown = growers.get(name)
-            if grown is None:
-                self.context.set_tensor_address(name, slots[name].address)
+            dynamic = dynamic_outputs.get(name)
+            if dynamic is None:
+                self.context.set_tensor_address(name, buffers[name].address)
             else:
-                self.context.set_output_allocator(name, grown[1])
+                self.context.set_output_allocator(name, dynamic[1])
 
     def execute(self) -> None:
-        """Launch the engine. Raises EngineFault, and CudaFault where there is no memory for an output."""
-        with self._library.logger.heard() as heard:
+        """Launch the engine. Raises EngineFault, or CudaFault if there is no memory for an output."""
+        with self._library.logger.captured() as errors:
             is_done = self.context.execute_async_v3(self._stream)
         if not is_done:
-            growers = self._bindings.growers.values()
-            fault = next((grower.fault for grower, _ in growers if grower.fault is not None), None)
-            raise fault or EngineFault(heard.words() or "the run was refused")
+            outputs = self._bindings.dynamic_outputs.values()
+            fault = next((output.fault for output, _ in outputs if output.fault is not None), None)
+            raise fault or EngineFault(errors.text() or "the run was refused")
 
-    def drop(self) -> None:
-        """End the execution context here and now, whoever still knows of the lane: the trace of an error may."""
+    def destroy(self) -> None:
+        """Destroy TensorRT's context now, even if a traceback still refers to this object."""
         self.context = None
 
     def output_shapes(self) -> dict[str, Shape]:
-        """Return the shapes of outputs as far as they are known: -1 for a dimension that depends on the data."""
+        """Return the shapes of the outputs, with -1 for a dimension that depends on the data."""
         return {name: tuple(self.context.get_tensor_shape(name)) for name in self._bindings.outputs}

@@ -1,14 +1,22 @@
-"""CUDA driver through ctypes: nothing to install, also on a Jetson. Names and numbers are those of cuda.h."""
+"""The CUDA driver API through ctypes. Names and numbers are those of cuda.h.
+
+`cuda_pycuda` derives from these classes and replaces context, memory, streams and copies.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from edge_server.backends.tensorrt.cuda_driver import Context, CudaDevice, CudaFault, HostBlock
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 _MAJOR, _MINOR, _INTEGRATED = 75, 76, 18
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ..._MINOR, ..._INTEGRATED."""
@@ -40,15 +48,58 @@ _SIGNATURES: dict[str, list[type]] = {
     "cuGraphExecDestroy": [_POINTER],
     "cuGraphDestroy": [_POINTER],
 }
-"""Arguments of the functions that take handles and sizes: ctypes would pass them as 32 bits."""
+"""Argument types of functions with handles and sizes. Without them ctypes passes 32 bits."""
+
+_CONTEXT_LOST = frozenset((214, 220, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721))
+"""CUresult codes after which the context must be created anew, which is impossible for a shared primary context."""
 
 
-def make(library: str) -> CtypesCuda:
-    return CtypesCuda(library)
+class CudaFault(Exception):
+    """The driver returned an error. `code` is its CUresult."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(said)
+        self.code = code
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.code == 2
+
+    @property
+    def is_context_lost(self) -> bool:
+        """Whether CUDA is unusable in this process: after an illegal access, a failed launch, or a lost GPU."""
+        return self.code in _CONTEXT_LOST
 
 
-class CtypesCalls:
-    """The driver's functions. `call` raises CudaFault with the driver's own words."""
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """One GPU. `capability` is its compute capability, (8, 7). `is_integrated`: it shares its memory with the CPU."""
+
+    name: str
+    capability: tuple[int, int]
+    total_bytes: int
+    is_integrated: bool
+
+    @property
+    def capability_text(self) -> str:
+        """The compute capability as in Triton's cc_model_filenames: "8.7"."""
+        return f"{self.capability[0]}.{self.capability[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostBlock:
+    """Page-locked host memory, valid until `free_host`.
+
+    `array` is the memory, `address` its address, `device_address` its address on the GPU, 0 if it is not mapped.
+    """
+
+    array: Bytes
+    address: int
+    device_address: int
+
+
+class CudaCalls:
+    """The functions of the driver library. `call` raises CudaFault with the driver's error name."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
@@ -64,40 +115,38 @@ class CtypesCalls:
             raise CudaFault(-1, f"the NVIDIA driver has no {name}; it is too old")
         code = function(*arguments)
         if code != 0:
-            raise CudaFault(code, f"{name}: {self._words(code)}")
-
-    def _words(self, code: int) -> str:
-        text = ctypes.c_char_p()
-        if self._library.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value:
-            return text.value.decode(errors="replace")
-        return f"CUresult {code}"
+            text = ctypes.c_char_p()
+            is_known = self._library.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value
+            error = text.value.decode(errors="replace") if is_known and text.value else f"CUresult {code}"
+            raise CudaFault(code, f"{name}: {error}")
 
 
-class CtypesCuda:
-    """See cuda.Cuda."""
+class CudaDriver:
+    """The driver. `access_library` names the library that calls it."""
 
-    way = "ctypes"
+    access_library = "ctypes"
 
     def __init__(self, library: str) -> None:
-        self._calls = CtypesCalls(library)
+        self._calls = CudaCalls(library)
 
     def devices(self) -> tuple[CudaDevice, ...]:
         count = ctypes.c_int()
         self._calls.call("cuDeviceGetCount", ctypes.byref(count))
-        return tuple(self._device(self._handle(number)) for number in range(count.value))
+        return tuple(self._describe(self._device_handle(number)) for number in range(count.value))
 
-    def retain(self, device_id: int) -> Context:
-        handle = self._handle(device_id)
+    def retain_context(self, device_id: int) -> CudaContext:
+        """Return the device's primary context, which is created on first use. Raises CudaFault."""
+        handle = self._device_handle(device_id)
         context = ctypes.c_void_p()
         self._calls.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
-        return CtypesContext(self._calls, handle, context.value or 0)
+        return CudaContext(self._calls, handle, context.value or 0)
 
-    def _handle(self, device_id: int) -> ctypes.c_int:
+    def _device_handle(self, device_id: int) -> ctypes.c_int:
         handle = ctypes.c_int()
         self._calls.call("cuDeviceGet", ctypes.byref(handle), device_id)
         return handle
 
-    def _device(self, handle: ctypes.c_int) -> CudaDevice:
+    def _describe(self, handle: ctypes.c_int) -> CudaDevice:
         name = ctypes.create_string_buffer(256)
         self._calls.call("cuDeviceGetName", name, 256, handle)
         total = _SIZE()
@@ -112,23 +161,27 @@ class CtypesCuda:
         return value.value
 
 
-class CtypesContext:
-    """See cuda.Context."""
+class CudaContext:
+    """The primary context of one device. All methods but `current` and `close` are called within `current`.
 
-    def __init__(self, calls: CtypesCalls, device: ctypes.c_int, handle: int) -> None:
+    Copies and launches are asynchronous on the given stream. Methods raise CudaFault.
+    """
+
+    def __init__(self, calls: CudaCalls, device: ctypes.c_int, handle: int) -> None:
         self._call = calls.call
         self._device = device
         self._handle = handle
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
+        """Make it the calling thread's context for a `with` block. Blocks may be nested."""
         self._call("cuCtxPushCurrent_v2", self._handle)
         try:
             yield
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(_POINTER()))
 
-    def make_stream(self) -> int:
+    def create_stream(self) -> int:
         stream = _POINTER()
         self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
         return stream.value or 0
@@ -137,6 +190,7 @@ class CtypesContext:
         self._call("cuStreamDestroy_v2", stream)
 
     def allocate(self, byte_count: int) -> int:
+        """Return the address of new device memory."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), max(byte_count, 1))
         return address.value
@@ -145,38 +199,45 @@ class CtypesContext:
         self._call("cuMemFree_v2", address)
 
     def allocate_host(self, byte_count: int, *, is_mapped: bool) -> HostBlock:
+        """Return page-locked host memory. `is_mapped`: the GPU can access it too."""
         address = _POINTER()
         size = max(byte_count, 1)
         self._call("cuMemHostAlloc", ctypes.byref(address), size, _PORTABLE | (_DEVICE_MAP if is_mapped else 0))
-        where = address.value or 0
-        seen = ctypes.c_uint64()
+        host_address = address.value or 0
+        device_address = ctypes.c_uint64()
         if is_mapped:
-            self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), where, 0)
-        array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(where))
-        return HostBlock(array, where, seen.value)
+            self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(device_address), host_address, 0)
+        array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(host_address))
+        return HostBlock(array, host_address, device_address.value)
 
     def free_host(self, block: HostBlock) -> None:
         self._call("cuMemFreeHost", block.address)
 
-    def copy_in(self, target: int, source: int, byte_count: int, stream: int) -> None:
+    def copy_to_device(self, target: int, source: int, byte_count: int, stream: int) -> None:
+        """Start to copy from page-locked host memory to the device."""
         self._call("cuMemcpyHtoDAsync_v2", target, source, byte_count, stream)
 
-    def copy_out(self, target: int, source: int, byte_count: int, stream: int) -> None:
+    def copy_to_host(self, target: int, source: int, byte_count: int, stream: int) -> None:
+        """Start to copy from the device to page-locked host memory."""
         self._call("cuMemcpyDtoHAsync_v2", target, source, byte_count, stream)
 
-    def copy_within(self, target: int, source: int, byte_count: int, stream: int) -> None:
+    def copy_on_device(self, target: int, source: int, byte_count: int, stream: int) -> None:
+        """Start to copy within the device's memory."""
         self._call("cuMemcpyDtoDAsync_v2", target, source, byte_count, stream)
 
-    def clear(self, target: int, byte_count: int, stream: int) -> None:
+    def fill_zero(self, target: int, byte_count: int, stream: int) -> None:
+        """Start to set device memory to zero."""
         self._call("cuMemsetD8Async", target, 0, byte_count, stream)
 
     def synchronise(self, stream: int) -> None:
+        """Wait for all work on the stream, without the GIL. Raises CudaFault for errors of that work."""
         self._call("cuStreamSynchronize", stream)
 
     def begin_capture(self, stream: int) -> None:
         self._call("cuStreamBeginCapture_v2", stream, _THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> int:
+        """Return the captured graph, ready to launch; 0 if nothing was captured or it cannot be launched."""
         graph, ready = _POINTER(), _POINTER()
         self._call("cuStreamEndCapture", stream, ctypes.byref(graph))
         if not graph.value:
@@ -187,16 +248,18 @@ class CtypesContext:
             self._call("cuGraphDestroy", graph)
         return ready.value or 0
 
-    def launch(self, graph: int, stream: int) -> None:
+    def launch_graph(self, graph: int, stream: int) -> None:
         self._call("cuGraphLaunch", graph, stream)
 
     def destroy_graph(self, graph: int) -> None:
         self._call("cuGraphExecDestroy", graph)
 
     def free_bytes(self) -> int:
+        """Return the free device memory in bytes."""
         free, total = _SIZE(), _SIZE()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
     def close(self) -> None:
+        """Release the primary context. Called once, after all objects in it are freed."""
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)

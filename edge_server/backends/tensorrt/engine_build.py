@@ -1,4 +1,4 @@
-"""Engine build from an ONNX file: network, profiles, precision, timing cache. Runs in a child process."""
+"""Build of a TensorRT engine from an ONNX file: network, profiles, precision, timing cache. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edge_server.backends import onnx_file_info
-from edge_server.backends.runtime_library import words
-from edge_server.backends.tensorrt.build_progress import BuildProgress
+from edge_server.backends.runtime_library import message_line
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorRTLibrary
 from edge_server.core.tensorrt_engine import EngineOrder
 
 PLAN = "engine.plan"
 
-_REPORT_GAP_S = 0.1
+_REPORT_INTERVAL_S = 0.1
 
 _MEMORY_WORDS = ("out of memory", "outofmemory", "bad_alloc", "could not allocate", "insufficient memory")
 
@@ -27,11 +26,11 @@ _MEMORY_WORDS = ("out of memory", "outofmemory", "bad_alloc", "could not allocat
 _FLAGS: dict[str, tuple[str, ...]] = {
     "fp32": (), "fp16": ("FP16",), "int8": ("INT8", "FP16"), "best": ("FP16", "BF16", "TF32"),
 }  # fmt: skip
-"""Precision -> the flags that allow it, where this version has them."""
+"""Precision -> the builder flags that allow it. Flags that the installed version lacks are skipped."""
 
 
 class BuildFault(Exception):
-    """No engine came of it. `is_final`: trying again with the same file and the same box cannot help."""
+    """The build failed. `is_final`: another try with the same file on the same machine cannot succeed."""
 
     def __init__(self, said: str, *, is_final: bool) -> None:
         super().__init__(said)
@@ -39,13 +38,16 @@ class BuildFault(Exception):
 
 
 class BuildCancelled(Exception):
-    """It was taken back."""
+    """The build was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildEnvironment:
-    """Where and for what is built. `capability` is the GPU's; `pool_bytes` bounds what TensorRT may take to try things
-    out, 0 leaves it to TensorRT; `timing_cache` is a file that outlives the build, and is there or not."""
+    """Place and target of a build.
+
+    `capability` is the GPU's compute capability. `pool_bytes` limits the memory for TensorRT's trials, 0 leaves it to
+    TensorRT. `timing_cache` is a file that outlives the build; it need not exist.
+    """
 
     folder: Path
     capability: tuple[int, int]
@@ -54,25 +56,82 @@ class BuildEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltEngine:
+    """The engine's file, its digest and size, and the duration of its build."""
+
     plan: Path
     sha256: str
     byte_count: int
     took_s: float
 
 
-def build(
+@dataclass(slots=True)
+class _ProgressPhase:
+    """A phase that runs: its parent, and its steps."""
+
+    parent: str
+    step_count: int
+    done_count: int = 0
+
+
+@dataclass(slots=True)
+class BuildProgress:
+    """Progress of a build, from the phases that TensorRT reports. Phases have steps, and may nest in a step.
+
+    `percent` never falls. Phases come in any order, and a name may come again.
+    """
+
+    percent: float = 0.0
+    phase: str = ""
+    _phases: dict[str, _ProgressPhase] = field(default_factory=dict)
+
+    def start_phase(self, name: str, parent: str | None, step_count: int) -> None:
+        self._phases[name] = _ProgressPhase(parent or "", max(step_count, 1))
+        self.phase = name
+        self._update_percent()
+
+    def complete_step(self, name: str, number: int) -> None:
+        """Record that step `number`, counted from 0, is done."""
+        phase = self._phases.get(name)
+        if phase is not None:
+            phase.done_count = max(phase.done_count, min(number + 1, phase.step_count))
+            self._update_percent()
+
+    def finish_phase(self, name: str) -> None:
+        ended = self._phases.pop(name, None)
+        if ended is None:
+            return
+        if ended.parent in self._phases:
+            self.phase = ended.parent
+        elif not self._phases:
+            self.percent = 100.0
+        self._update_percent()
+
+    def _update_percent(self) -> None:
+        roots = [name for name, phase in self._phases.items() if phase.parent not in self._phases]
+        if roots:
+            self.percent = max(self.percent, round(100.0 * max(self._done_part(name, 0) for name in roots), 1))
+
+    def _done_part(self, name: str, depth: int) -> float:
+        """Return the finished fraction of a phase: its steps, and the fraction of the step that runs."""
+        phase = self._phases[name]
+        inner = [other for other, item in self._phases.items() if item.parent == name and other != name]
+        running = max((self._done_part(other, depth + 1) for other in inner), default=0.0) if depth < 32 else 0.0
+        return min((phase.done_count + running) / phase.step_count, 1.0)
+
+
+def build_engine(
     order: EngineOrder,
-    site: BuildEnvironment,
+    environment: BuildEnvironment,
     library: TensorRTLibrary,
     report: Callable[[str, float], None],
     is_cancelled: Callable[[], bool],
-) -> Built:
-    """Build the engine and write it into the site's folder, whole or not at all.
+) -> BuiltEngine:
+    """Build the engine and write it into the environment's folder, completely or not at all.
 
-    `report` is given the phase and per cent done, from any thread. Raises BuildFault, BuildCancelled.
+    `report` gets the phase and the per cent done, from any thread. Raises BuildFault and BuildCancelled.
     """
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     trt = library.trt
     _check_precision(order, library)
     try:
@@ -80,40 +139,43 @@ def build(
     except EngineFault as error:
         raise BuildFault(str(error), is_final=True) from error
     report("Reading the model", 0.0)
-    with library.logger.heard() as heard:
+    with library.logger.captured() as errors:
         builder = trt.Builder(library.logger)
         network = library.make_network(builder)
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse_from_file(str(order.path)):
             said = "; ".join(str(parser.get_error(i)) for i in range(min(parser.num_errors, 3)))
             raise BuildFault(
-                f"{library.name} cannot read the model: {words(Exception(said or heard.words()))}", is_final=True
+                f"{library.name} cannot read the model: {message_line(Exception(said or errors.text()))}", is_final=True
             )
         config = builder.create_builder_config()
-        _configure(config, order, site, library)
+        _configure(config, order, environment, library)
         _add_profiles(builder, network, config, order, library)
-        cache = _load_timing_cache(config, site, library)
-        _watch(trt, config, report, is_cancelled)
+        has_cache = _load_timing_cache(config, environment, library)
+        _add_progress_monitor(trt, config, report, is_cancelled)
         serialised = builder.build_serialized_network(network, config)
-        if cache:
-            # Where the disk does not take it, the next build measures anew: no reason to lose the engine of this one.
+        if has_cache:
+            # If the disk refuses it, the next build measures again. The engine of this build is still good.
             with contextlib.suppress(BuildFault):
-                _save(site.timing_cache, bytes(memoryview(config.get_timing_cache().serialize())))
+                _write_atomically(environment.timing_cache, bytes(memoryview(config.get_timing_cache().serialize())))
         if serialised is None:
             if is_cancelled():
                 raise BuildCancelled
-            said = heard.words() or "no reason was given"
+            said = errors.text() or "no reason was given"
             lacks_memory = any(sign in said.lower() for sign in _MEMORY_WORDS)
-            raise BuildFault(f"{library.name} builds no engine: {words(Exception(said))}", is_final=not lacks_memory)
+            raise BuildFault(
+                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not lacks_memory
+            )
     if is_cancelled():
         raise BuildCancelled
     plan = memoryview(serialised)
-    _save(site.folder / PLAN, plan)
-    return Built(site.folder / PLAN, hashlib.sha256(plan).hexdigest(), plan.nbytes, time.monotonic() - began_s)
+    path = environment.folder / PLAN
+    _write_atomically(path, plan)
+    return BuiltEngine(path, hashlib.sha256(plan).hexdigest(), plan.nbytes, time.monotonic() - start_s)
 
 
 def _check_precision(order: EngineOrder, library: TensorRTLibrary) -> None:
-    """Raise BuildFault for a precision that this library cannot make of this file."""
+    """Raise BuildFault for a precision that this library cannot build from this file."""
     written = onnx_file_info.arithmetic(order.path)
     if order.precision == "int8" and written != "int8":
         raise BuildFault(
@@ -129,9 +191,9 @@ def _check_precision(order: EngineOrder, library: TensorRTLibrary) -> None:
         )
 
 
-def _configure(config: Any, order: EngineOrder, site: BuildEnvironment, library: TensorRTLibrary) -> None:
+def _configure(config: Any, order: EngineOrder, environment: BuildEnvironment, library: TensorRTLibrary) -> None:
     trt, flags = library.trt, library.trt.BuilderFlag
-    library.target(config, site.capability)
+    library.set_target(config, environment.capability)
     wanted = _FLAGS[order.precision]
     if order.precision == "best" and onnx_file_info.arithmetic(order.path) == "int8":
         wanted = (*wanted, "INT8")
@@ -141,11 +203,11 @@ def _configure(config: Any, order: EngineOrder, site: BuildEnvironment, library:
         if hasattr(flags, name):
             config.set_flag(getattr(flags, name))
     pools = trt.MemoryPoolType
-    workspace = int(order.options.get("trt_max_workspace_size", "0")) or site.pool_bytes
+    workspace = int(order.options.get("trt_max_workspace_size", "0")) or environment.pool_bytes
     if workspace:
         config.set_memory_pool_limit(pools.WORKSPACE, workspace)
-    if site.pool_bytes and hasattr(pools, "TACTIC_DRAM"):
-        config.set_memory_pool_limit(pools.TACTIC_DRAM, site.pool_bytes)
+    if environment.pool_bytes and hasattr(pools, "TACTIC_DRAM"):
+        config.set_memory_pool_limit(pools.TACTIC_DRAM, environment.pool_bytes)
     if "trt_builder_optimization_level" in order.options:
         config.builder_optimization_level = int(order.options["trt_builder_optimization_level"])
     if "trt_dla_enable" in order.options:
@@ -154,48 +216,50 @@ def _configure(config: Any, order: EngineOrder, site: BuildEnvironment, library:
         config.set_flag(flags.GPU_FALLBACK)
     sharing = getattr(trt.PreviewFeature, "PROFILE_SHARING_0806", None) if hasattr(trt, "PreviewFeature") else None
     if sharing is not None:
-        # Instances share an engine, and would otherwise need a profile each; later versions always share.
+        # Otherwise each instance that shares the engine needs a profile of its own. Later versions always share.
         config.set_preview_feature(sharing, True)
 
 
 def _add_profiles(builder: Any, network: Any, config: Any, order: EngineOrder, library: TensorRTLibrary) -> None:
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
-    for number, wished in enumerate(order.profiles):
+    for number, ordered in enumerate(order.profiles):
         profile = builder.create_optimization_profile()
         for item in inputs:
-            one = wished.get(item.name)
+            one = ordered.get(item.name)
             if one is None:
                 continue
-            # A false answer shows in `add_optimization_profile`; one that raises is for the same cause.
+            # `add_optimization_profile` below fails if one of these returns False.
             if item.is_shape_tensor:
                 profile.set_shape_input(item.name, one.least, one.best, one.most)
             else:
                 profile.set_shape(item.name, one.least, one.best, one.most)
-        with library.logger.heard() as heard:
+        with library.logger.captured() as errors:
             index = config.add_optimization_profile(profile)
         if index != number:
-            raise BuildFault(f"profile {number} does not fit the model: {heard.words()}", is_final=True)
+            raise BuildFault(f"profile {number} does not fit the model: {errors.text()}", is_final=True)
 
 
-def _load_timing_cache(config: Any, site: BuildEnvironment, library: TensorRTLibrary) -> bool:
-    """Give the build what earlier ones measured; return whether there is anything to keep of this one."""
+def _load_timing_cache(config: Any, environment: BuildEnvironment, library: TensorRTLibrary) -> bool:
+    """Give the build the timings of earlier builds. Return whether this build's timings should be written."""
     if not library.has_timing_cache():
         return False
     try:
-        known = site.timing_cache.read_bytes()
+        known = environment.timing_cache.read_bytes()
     except OSError:
         known = b""
     cache = config.create_timing_cache(known)
     if known and (cache is None or not config.set_timing_cache(cache, ignore_mismatch=False)):
-        # Of another version or GPU, or damaged: measured anew.
+        # It is of another version or GPU, or damaged: start an empty one.
         cache = config.create_timing_cache(b"")
     elif known:
         return True
     return bool(config.set_timing_cache(cache, ignore_mismatch=False))
 
 
-def _watch(trt: Any, config: Any, report: Callable[[str, float], None], is_cancelled: Callable[[], bool]) -> None:
-    """Have phases reported, and the build ended once it is taken back. TensorRT before 10 tells nothing."""
+def _add_progress_monitor(
+    trt: Any, config: Any, report: Callable[[str, float], None], is_cancelled: Callable[[], bool]
+) -> None:
+    """Report phases of the build, and end it when it is cancelled. TensorRT before 10 reports no phases."""
     base = getattr(trt, "IProgressMonitor", None)
     if base is None:
         report("Building", 0.0)
@@ -205,34 +269,34 @@ def _watch(trt: Any, config: Any, report: Callable[[str, float], None], is_cance
         def __init__(self) -> None:
             base.__init__(self)  # type: ignore[misc]  # likewise
             self._progress = BuildProgress()
-            self._told = ("", 0.0, 0.0)
+            self._reported = ("", 0.0, 0.0)
 
         def phase_start(self, name: str, parent: str | None, step_count: int) -> None:
-            self._progress.begin(name, parent, step_count)
-            self._tell()
+            self._progress.start_phase(name, parent, step_count)
+            self._report_change()
 
         def step_complete(self, name: str, number: int) -> bool:
-            self._progress.step(name, number)
-            self._tell()
+            self._progress.complete_step(name, number)
+            self._report_change()
             return not is_cancelled()
 
         def phase_finish(self, name: str) -> None:
-            self._progress.finish(name)
-            self._tell()
+            self._progress.finish_phase(name)
+            self._report_change()
 
-        def _tell(self) -> None:
+        def _report_change(self) -> None:
             phase, percent = self._progress.phase, self._progress.percent
-            told_phase, told_percent, told_s = self._told
+            last_phase, last_percent, last_s = self._reported
             now_s = time.monotonic()
-            if (phase, percent) != (told_phase, told_percent) and now_s - told_s >= _REPORT_GAP_S:
-                self._told = (phase, percent, now_s)
+            if (phase, percent) != (last_phase, last_percent) and now_s - last_s >= _REPORT_INTERVAL_S:
+                self._reported = (phase, percent, now_s)
                 report(phase, percent)
 
     config.progress_monitor = Monitor()
 
 
-def _save(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all. Raises BuildFault when the disk does not take it."""
+def _write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Write a file completely or not at all. Raises BuildFault if the disk refuses it."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,16 @@
-"""Engine options of a model: everything that decides an engine, except the model's bytes and the machine.
+"""Options of an engine build, from a model's configuration. They and the model's file decide what is built. Pure.
 
-Keys in config.pbtxt's `parameters` (server-wide ones through `--backend-config=tensorrt,key=value`), named as in
+Keys in `parameters` of config.pbtxt (for all models with `--backend-config=tensorrt,key=value`), named as in
 onnxruntime's TensorRT provider where it has them:
 
-- `precision`: `fp32` (also `f32`; default) the types of the file, without TF32; `fp16` (`f16`) half precision where it
-  is faster; `int8` a file with QuantizeLinear and DequantizeLinear in it; `best` whatever is fastest. TensorRT 11 and
-  TensorRT for RTX build the types that the file has: an fp16 engine needs an fp16 file there.
-- `trt_profile_min_shapes`, `..._opt_...`, `..._max_...`: see `profiles`;
+- `precision`: `fp32` (also `f32`; default) uses the types of the file, without TF32; `fp16` (`f16`) uses half precision
+  where it is faster; `int8` needs a file with QuantizeLinear and DequantizeLinear; `best` uses whatever is fastest.
+  TensorRT 11 and TensorRT for RTX build the types of the file: an fp16 engine needs an fp16 file there.
+- `trt_profile_min_shapes`, `..._opt_...`, `..._max_...`: see `optimization_profiles`;
 - `trt_max_workspace_size`: bytes; `trt_builder_optimization_level`: 0 to 5;
-- `trt_dla_enable`, `trt_dla_core`: run on a Jetson's deep learning accelerator what can be, the rest on the GPU;
+- `trt_dla_enable`, `trt_dla_core`: use a Jetson's deep learning accelerator where possible, else the GPU;
 - `trt_extra_plugin_lib_paths`: shared libraries with plugins, separated by semicolons, below the model's folder;
-- `engine_tolerance`: see `verify`.
+- `engine_tolerance`: see `verify_engine`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_server.backends.runtime_library import whole_number, yes_or_no
-from edge_server.backends.tensorrt.optimization_profiles import profiles_of
+from edge_server.backends.tensorrt.optimization_profiles import configured_profiles
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import EngineOrder, Range
@@ -28,21 +28,21 @@ from edge_server.errors import BadModelConfig, LoadError
 PRECISIONS = {
     "fp32": "fp32", "f32": "fp32", "auto": "fp32", "fp16": "fp16", "f16": "fp16", "int8": "int8", "best": "best",
 }  # fmt: skip
-"""What `precision` may say -> the one word for it."""
+"""Allowed values of `precision` -> the canonical value."""
 
-ONLY_OURS = ("fp32", "fp16", "f16", "best")
-"""Words for `precision` that runtimes standing in for an engine do not know, or cannot obey on a CPU."""
+ENGINE_ONLY_PRECISIONS = ("fp32", "fp16", "f16", "best")
+"""Values of `precision` that the runtimes replacing an engine do not know, or cannot use on a CPU."""
 
 TOLERANCES = {"fp32": 1e-3, "fp16": 2e-2, "int8": 5e-2, "best": 5e-2}
-"""Largest difference from the serving runtime's answer, as a part of its largest magnitude."""
+"""Largest difference from the serving runtime's output, as a fraction of its largest magnitude."""
 
 
-def order_of(
+def engine_order(
     spec: ModelSpec, file: ModelFile, device_id: int, library: str, library_version: str, settings: Mapping[str, str]
 ) -> EngineOrder:
-    """Return the order for a complete specification; `settings` are those for all models.
+    """Return the engine order for a complete specification. `settings` are the options for all models.
 
-    Raises LoadError for one that no engine can be built for.
+    Raises LoadError if no engine can be built for it.
     """
     merged = {**settings, **spec.parameters}
     word = merged.get("precision", "fp32").strip().lower()
@@ -62,14 +62,14 @@ def order_of(
         library_version=library_version,
         device_id=device_id,
         precision=precision,
-        profiles=profiles_of(spec),
-        options=_options(spec, file, merged),
+        profiles=configured_profiles(spec),
+        options=_build_options(spec, file, merged),
         tolerance=_tolerance(spec, merged, precision),
         spec=spec,
     )
 
 
-def _options(spec: ModelSpec, file: ModelFile, merged: Mapping[str, str]) -> dict[str, str]:
+def _build_options(spec: ModelSpec, file: ModelFile, merged: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for key, least in (("trt_max_workspace_size", 1), ("trt_builder_optimization_level", 0), ("trt_dla_core", 0)):
         if key in merged:
@@ -84,8 +84,8 @@ def _options(spec: ModelSpec, file: ModelFile, merged: Mapping[str, str]) -> dic
 
 
 def plugin_path(model: str, file: ModelFile, name: str) -> Path:
-    """Return a plugin library's path. Only what lies in the model's folder is loaded: it runs in this process, and was
-    checked with the model's other files. Raises BadModelConfig."""
+    """Return a plugin library's path. It must lie in the model's folder: it runs in this process, and is checked with
+    the model's other files. Raises BadModelConfig."""
     path = (file.model_dir / name).resolve()
     if not path.is_relative_to(file.model_dir.resolve()) or not path.is_file():
         raise BadModelConfig(
@@ -110,7 +110,7 @@ def _tolerance(spec: ModelSpec, merged: Mapping[str, str], precision: str) -> fl
 
 
 def order_to_json(order: EngineOrder) -> dict[str, object]:
-    """Return the order for another process."""
+    """Return the order as JSON for another process."""
     return {
         **order.recipe(),
         "model": order.model,
@@ -122,7 +122,7 @@ def order_to_json(order: EngineOrder) -> dict[str, object]:
 
 
 def order_from_json(data: Mapping[str, object]) -> EngineOrder:
-    """Return the order from the JSON of `order_to_json`."""
+    """Return the order that `order_to_json` wrote."""
     known: dict[str, object] = dict(data)
     profiles = known.pop("profiles")
     assert isinstance(profiles, list)
@@ -132,5 +132,5 @@ def order_from_json(data: Mapping[str, object]) -> EngineOrder:
             {name: Range(*(tuple(shape) for shape in shapes)) for name, shapes in profile.items()}
             for profile in profiles
         ),
-        **known,  # type: ignore[arg-type]  # as written, by this package
+        **known,  # type: ignore[arg-type]  # written by this package
     )

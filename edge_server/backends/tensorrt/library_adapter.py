@@ -1,13 +1,14 @@
-"""Adapter for TensorRT 8.5 to 11 and TensorRT for RTX: hides the differences between their versions.
+"""Adapter for TensorRT 8.5 to 11 and TensorRT for RTX, which hides their differences.
 
-The API of named tensors, which 8.5 brought, is the same in all of them. What differs stands in one method each.
+All of them have the API of named tensors, which came with 8.5. Each difference is in one method.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,19 +22,19 @@ _TYPES = {
     "BF16": DType.BF16, "BOOL": DType.BOOL, "FLOAT": DType.FP32, "HALF": DType.FP16, "INT32": DType.INT32,
     "INT64": DType.INT64, "INT8": DType.INT8, "UINT8": DType.UINT8,
 }  # fmt: skip
-"""Name of a trt.DataType -> ours. FP8 and the 4-bit types are never inputs or outputs."""
+"""Name of a trt.DataType -> DType. FP8 and the 4-bit types are never inputs or outputs."""
 
 _KEPT_LINES = 8
 
 
 class EngineFault(Exception):
-    """TensorRT said no; the message is what it logged."""
+    """TensorRT refused. The message is the text that it logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output of an engine. `shape` has -1 where it differs; `is_on_host`: its values are needed to know
-    shapes, and lie in the host's memory."""
+    """One input or output of an engine. `shape` has -1 for a variable dimension. `is_on_host`: it is a shape tensor,
+    whose values TensorRT needs on the host."""
 
     name: str
     is_input: bool
@@ -43,7 +44,7 @@ class TensorInfo:
 
 
 class TensorRTLibrary:
-    """The `tensorrt` package. Made once a process; may be used by several threads."""
+    """The `tensorrt` package. Created once in a process. Several threads may use it."""
 
     name = "tensorrt"
     needs = "Builder"
@@ -66,37 +67,37 @@ class TensorRTLibrary:
 
     @property
     def builds_types_of_file(self) -> bool:
-        """Whether networks are strongly typed only: the file decides the precision."""
+        """Whether the file decides the precision, because networks are always strongly typed."""
         return not hasattr(self.trt.BuilderFlag, "FP16")
 
     def make_network(self, builder: Any) -> Any:
-        """Return an empty network with explicit batch, which is the only kind since 10."""
+        """Return an empty network with an explicit batch dimension, which is the only kind since 10."""
         flags = getattr(self.trt, "NetworkDefinitionCreationFlag", None)
         explicit = getattr(flags, "EXPLICIT_BATCH", None) if self.major < 10 else None
         return builder.create_network(0 if explicit is None else 1 << int(explicit))
 
-    def target(self, config: Any, capability: tuple[int, int]) -> None:
-        """Build for the GPU in the box, which is what this library always does."""
+    def set_target(self, config: Any, capability: tuple[int, int]) -> None:
+        """Build for a GPU of this compute capability. Does nothing here: this library builds for the present GPU."""
 
     def has_timing_cache(self) -> bool:
-        """Whether a timing cache shortens the next build."""
+        """Return whether a timing cache shortens the next build."""
         return True
 
     # -- executing ----------------------------------------------------------------------------------------------------
 
     def deserialise(self, plan: bytes) -> Any:
-        """Return the engine. Only with a driver, and the device's context current. Raises EngineFault."""
+        """Return the engine of a plan. Call it within the device's context. Raises EngineFault."""
         with self._lock:
             if self._runtime is None:
                 self._runtime = self.trt.Runtime(self.logger)
-            with self.logger.heard() as heard:
+            with self.logger.captured() as errors:
                 engine = self._runtime.deserialize_cuda_engine(plan)
             if engine is None:
-                raise EngineFault(heard.words() or "it was made by another version, for another GPU, or is damaged")
+                raise EngineFault(errors.text() or "it was made by another version, for another GPU, or is damaged")
         return engine
 
     def load_plugins(self, paths: tuple[str, ...]) -> None:
-        """Register the plugins that ship with TensorRT, and those of these libraries. Raises EngineFault."""
+        """Register the plugins of TensorRT itself, and of the given libraries. Raises EngineFault."""
         if hasattr(self.trt, "init_libnvinfer_plugins"):
             self.trt.init_libnvinfer_plugins(self.logger, "")
         for path in paths:
@@ -105,10 +106,25 @@ class TensorRTLibrary:
 
     def tensors(self, engine: Any) -> tuple[TensorInfo, ...]:
         """Return the engine's inputs and outputs. Raises EngineFault for an element type that requests cannot carry."""
-        return tuple(self._tensor(engine, engine.get_tensor_name(i)) for i in range(engine.num_io_tensors))
+        found = []
+        for number in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(number)
+            kind = engine.get_tensor_dtype(name).name
+            if kind not in _TYPES:
+                raise EngineFault(f"tensor '{name}' has elements of type {kind}, which requests cannot carry")
+            found.append(
+                TensorInfo(
+                    name=name,
+                    is_input=engine.get_tensor_mode(name) == self.trt.TensorIOMode.INPUT,
+                    dtype=_TYPES[kind],
+                    shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
+                    is_on_host=engine.get_tensor_location(name) == self.trt.TensorLocation.HOST,
+                )
+            )
+        return tuple(found)
 
     def profiles(self, engine: Any, inputs: tuple[TensorInfo, ...]) -> tuple[Profile, ...]:
-        """Return the shapes of the engine's profiles. Inputs whose values are shapes are left out."""
+        """Return the shapes that each profile of the engine allows. Shape tensors are left out."""
         found = []
         for number in range(max(engine.num_optimization_profiles, 1)):
             profile: dict[str, Range] = {}
@@ -125,8 +141,7 @@ class TensorRTLibrary:
         return tuple(found)
 
     def value_profiles(self, engine: Any, inputs: tuple[TensorInfo, ...]) -> tuple[Profile, ...]:
-        """Return the values of the engine's profiles for inputs whose values are shapes; others are left out, and
-        those of which the engine tells nothing."""
+        """Return the values that each profile allows in shape tensors, if the engine reports them."""
         names = [item.name for item in inputs if item.is_on_host]
         found = []
         for number in range(max(engine.num_optimization_profiles, 1)):
@@ -135,7 +150,7 @@ class TensorRTLibrary:
                 try:
                     values = engine.get_tensor_profile_values(number, name)
                 except TypeError:
-                    # The bindings have the arguments in this order, their documentation has them in the other.
+                    # The bindings have the arguments in this order, the documentation has the other.
                     values = engine.get_tensor_profile_values(name, number)
                 if len(values) == 3:
                     profile[name] = Range(*(tuple(int(value) for value in one) for one in values))
@@ -143,17 +158,17 @@ class TensorRTLibrary:
         return tuple(found)
 
     def scratch_bytes(self, engine: Any) -> int:
-        """Return how much device memory a context needs while it runs."""
+        """Return the device memory in bytes that an execution context needs during a run."""
         size = getattr(engine, "device_memory_size_v2", None)
         return int(engine.device_memory_size if size is None else size)
 
     def make_context(self, engine: Any, *, has_own_memory: bool) -> Any:
-        """Return an execution context; without memory of its own, `give_memory` must come before it runs.
+        """Return an execution context. Without memory of its own, call `set_context_memory` before it runs.
 
         Raises EngineFault.
         """
         strategies = getattr(self.trt, "ExecutionContextAllocationStrategy", None)
-        with self.logger.heard() as heard:
+        with self.logger.captured() as errors:
             if has_own_memory:
                 context = engine.create_execution_context()
             elif strategies is not None:
@@ -161,19 +176,21 @@ class TensorRTLibrary:
             else:
                 context = engine.create_execution_context_without_device_memory()
         if context is None:
-            raise EngineFault(heard.words() or "no execution context could be made")
+            raise EngineFault(errors.text() or "no execution context could be made")
         return context
 
-    def give_memory(self, context: Any, address: int, byte_count: int) -> None:
+    def set_context_memory(self, context: Any, address: int, byte_count: int) -> None:
         if hasattr(context, "set_device_memory"):
             context.set_device_memory(address, byte_count)
         else:
             context.device_memory = address
 
-    def make_allocator(self, allocate: Callable[[int], int], notify: Callable[[tuple[int, ...]], None]) -> Any:
-        """Return an output allocator: `allocate` is given the bytes wanted, `notify` the shape once it is known.
+    def make_output_allocator(
+        self, allocate: Callable[[int], int], set_shape: Callable[[tuple[int, ...]], None]
+    ) -> Any:
+        """Return an output allocator. It calls `allocate` with a number of bytes, then `set_shape` with the shape.
 
-        `allocate` returns 0 when it cannot: TensorRT then ends the run with an error of its own.
+        `allocate` returns an address, or 0 without memory: TensorRT then ends the run with an error.
         """
         base: Any = self.trt.IOutputAllocator
 
@@ -188,30 +205,18 @@ class TensorRTLibrary:
                 return allocate(int(size))
 
             def notify_shape(self, name: str, shape: Any) -> None:
-                notify(tuple(int(size) for size in shape))
+                set_shape(tuple(int(size) for size in shape))
 
         return Allocator()
 
-    def _tensor(self, engine: Any, name: str) -> TensorInfo:
-        kind = engine.get_tensor_dtype(name).name
-        if kind not in _TYPES:
-            raise EngineFault(f"tensor '{name}' has elements of type {kind}, which requests cannot carry")
-        return TensorInfo(
-            name=name,
-            is_input=engine.get_tensor_mode(name) == self.trt.TensorIOMode.INPUT,
-            dtype=_TYPES[kind],
-            shape=tuple(int(size) for size in engine.get_tensor_shape(name)),
-            is_on_host=engine.get_tensor_location(name) == self.trt.TensorLocation.HOST,
-        )
-
 
 class RtxLibrary(TensorRTLibrary):
-    """The `tensorrt_rtx` package. It compiles for the very GPU when a context is made, so that engines are built
-    without one, and timing nothing: for a target that is named."""
+    """The `tensorrt_rtx` package. It compiles for the GPU when an execution context is created. So engines are built
+    for a named target, without a GPU and without timing."""
 
     name = "tensorrt_rtx"
 
-    def target(self, config: Any, capability: tuple[int, int]) -> None:
+    def set_target(self, config: Any, capability: tuple[int, int]) -> None:
         known = self.trt.ComputeCapability
         named = getattr(known, f"SM{capability[0]}{capability[1]}", None)
         if named is None:
@@ -231,44 +236,37 @@ def load_library(name: str) -> TensorRTLibrary:
     return _LIBRARIES[name]()
 
 
-class _Heard:
-    """What was logged while somebody listened."""
+class CapturedErrors:
+    """The last error messages that TensorRT logged within a `with logger.captured()` block."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
-    def words(self) -> str:
+    def text(self) -> str:
         return "; ".join(self.lines)
 
 
 def make_logger(trt: ModuleType | Any) -> Any:
-    """Return a logger that prints nothing and keeps errors for whoever listens: `with logger.heard() as heard`."""
+    """Return a logger that prints nothing. `with logger.captured() as errors` collects errors in CapturedErrors."""
     base: Any = trt.ILogger
 
     class Logger(base):  # type: ignore[misc]  # a base that is known at run time only
         def __init__(self) -> None:
             base.__init__(self)
-            self._listeners: list[_Heard] = []
+            self._captures: list[CapturedErrors] = []
 
         def log(self, severity: Any, message: str) -> None:
             if severity <= base.Severity.ERROR:
-                for listener in list(self._listeners):
-                    listener.lines.append(" ".join(message.split()))
+                for capture in list(self._captures):
+                    capture.lines.append(" ".join(message.split()))
 
-        def heard(self) -> Any:
-            return _Listening(self._listeners)
+        @contextlib.contextmanager
+        def captured(self) -> Iterator[CapturedErrors]:
+            capture = CapturedErrors()
+            self._captures.append(capture)
+            try:
+                yield capture
+            finally:
+                self._captures.remove(capture)
 
     return Logger()
-
-
-class _Listening:
-    def __init__(self, listeners: list[_Heard]) -> None:
-        self._listeners = listeners
-        self._heard = _Heard()
-
-    def __enter__(self) -> _Heard:
-        self._listeners.append(self._heard)
-        return self._heard
-
-    def __exit__(self, *details: object) -> None:
-        self._listeners.remove(self._heard)

@@ -1,4 +1,4 @@
-"""TensorRT session: one instance with its own stream and execution context on a shared engine."""
+"""Session of one TensorRT instance: a stream and an execution context on an engine shared by a device's instances."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_server.backends.base import Array, Session, SessionInfo
-from edge_server.backends.runtime_library import words
-from edge_server.backends.tensorrt.bindings import Bindings, ExecutionLane
-from edge_server.backends.tensorrt.cuda_driver import Context, CudaFault
+from edge_server.backends.runtime_library import message_line
+from edge_server.backends.tensorrt.bindings import Bindings, ExecutionContext
+from edge_server.backends.tensorrt.cuda_ctypes import CudaContext, CudaFault
 from edge_server.backends.tensorrt.cuda_graphs import CudaGraphs
-from edge_server.backends.tensorrt.engine_profiles import EngineProfiles
 from edge_server.backends.tensorrt.library_adapter import EngineFault, TensorInfo, TensorRTLibrary
-from edge_server.backends.tensorrt.shape_tensors import check_marks
+from edge_server.backends.tensorrt.optimization_profiles import EngineProfiles
 from edge_server.core.device_tensor import DeviceArray, DevicePiece
 from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import Shape
 from edge_server.errors import BackendError, EdgeServerError, OutOfMemory, SessionLost
 
 _FAULTS = (EngineFault, CudaFault, RuntimeError, TypeError, ValueError, OverflowError)
-"""What TensorRT, its bindings and the driver raise."""
+"""Exceptions of TensorRT, its bindings and the driver."""
 
-_NOWHERE: Mapping[str, DevicePiece] = {}
+_NO_TARGETS: Mapping[str, DevicePiece] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """How an engine is used. `dtypes` are those that requests and answers have, by tensor's name, where they may differ
-    from the engine's (TensorRT before 10 has no 64-bit integers). `shape_tensors` says by tensor's name whether it must
-    be one of values that are shapes; what is not in there may be either. `allowed` are numbers of profiles, () for all.
-    `graph_sizes`: see graphs.captured_sizes."""
+    """Use of an engine for one model.
+
+    `dtypes`: the types of requests and responses by tensor name, where they may differ from the engine's (TensorRT
+    before 10 has no 64-bit integers). `shape_tensors`: by tensor name, whether it must be a shape tensor; others may be
+    either. `allowed`: numbers of the allowed profiles, () for all. `graph_sizes`: see
+    cuda_graphs.configured_graph_sizes. `is_mapped`: the GPU shares the CPU's memory.
+    """
 
     model: str
     has_rows: bool
@@ -44,89 +46,91 @@ class EngineUse:
 
 
 class TensorRTSession(Session):
-    """See base.Session. Everything happens within the device's primary context, on one stream."""
+    """See base.Session. All work happens within the device's primary context, on one stream."""
 
     def __init__(
         self,
         library: TensorRTLibrary,
         engine: Any,
-        context: Context,
-        terms: EngineUse,
+        context: CudaContext,
+        use: EngineUse,
         info: SessionInfo,
         release: Callable[[], None],
     ) -> None:
-        """`release` gives back the engine's share; called within the context, once, at the end. Raises EngineFault and
-        CudaFault; the engine's share is given back then too, the context is not."""
+        """`release` releases the share in the engine. It is called once at the end, within the context.
+
+        Raises EngineFault and CudaFault. The share is released then, the context is not.
+        """
         self.info = info
-        self.takes_device_memory = not terms.is_mapped
+        self.takes_device_memory = not use.is_mapped
         self._library = library
         self._context = context
-        self._terms = terms
+        self._use = use
         self._release = release
         try:
             tensors = library.tensors(engine)
-            self._bindings = Bindings(tensors, context, is_mapped=terms.is_mapped)
-            given = tuple(self._bindings.inputs.values())
-            self._profiles = EngineProfiles(library, engine, given, terms.allowed)
+            self._bindings = Bindings(tensors, context, is_mapped=use.is_mapped)
+            inputs = tuple(self._bindings.inputs.values())
+            self._profiles = EngineProfiles(library, engine, inputs, use.allowed)
         except BaseException:
             release()
             raise
-        self._inputs, self._outputs, self._slots = self._bindings.inputs, self._bindings.outputs, self._bindings.slots
-        self._plain: ExecutionLane | None = None
-        self._recordings: CudaGraphs | None = None
-        """None where each run is launched kernel by kernel."""
+        self._inputs, self._outputs = self._bindings.inputs, self._bindings.outputs
+        self._buffers = self._bindings.buffers
+        self._plain: ExecutionContext | None = None
+        self._graphs: CudaGraphs | None = None
+        """None if every run is launched kernel by kernel."""
         self._stream = 0
         self._engine: Any = engine
         with context.current():
             try:
                 self._open(tensors)
             except BaseException:
-                self._drop()
+                self._free_all()
                 raise
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def _open(self, tensors: Sequence[TensorInfo]) -> None:
         self._profiles.check_allowed()
-        check_marks(tensors, self._terms.shape_tensors)
-        self._stream = self._context.make_stream()
-        recordings = self._make_recordings()
-        plain = self._plain = ExecutionLane(
+        for item in tensors:
+            is_marked = self._use.shape_tensors.get(item.name, item.is_on_host)
+            if is_marked != item.is_on_host:
+                raise EngineFault(
+                    f"{'input' if item.is_input else 'output'} '{item.name}' is {'a' if item.is_on_host else 'no'} "
+                    f"shape tensor, the configuration says is_shape_tensor: {str(is_marked).lower()}"
+                )
+        self._stream = self._context.create_stream()
+        graphs: CudaGraphs | None = None
+        if self._use.graph_sizes:
+            has_rows = self._use.has_rows
+            graphs = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=has_rows)
+            if not graphs.are_possible():
+                graphs = None
+        self._graphs = graphs
+        plain = self._plain = ExecutionContext(
             self._library, self._engine, self._bindings, self._stream, len(self._profiles),
-            has_own_memory=recordings is None,
+            has_own_memory=graphs is None,
         )  # fmt: skip
-        if recordings is not None:
-            recordings.share_memory(self._engine, plain)
+        if graphs is not None:
+            graphs.share_memory(self._engine, plain)
         plain.use_profile(self._profiles.first)
-        self._make_room(plain)
-        if recordings is not None:
-            for rows in self._terms.graph_sizes:
-                recordings.record(self._engine, self._stream, rows)
-
-    def _make_recordings(self) -> CudaGraphs | None:
-        terms = self._terms
-        if not terms.graph_sizes:
-            return None
-        recordings = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=terms.has_rows)
-        if recordings.are_possible():
-            self._recordings = recordings
-        return self._recordings
-
-    def _make_room(self, plain: ExecutionLane) -> None:
-        """Have memory for the largest shapes, so that addresses stay: recordings hold them. Outputs whose size depends
-        on the data get an allocator."""
+        # Memory for the largest shapes, so that addresses do not change: recordings contain them.
         for number in self._profiles.allowed:
             profile = self._profiles[number]
             plain.use_profile(number)
             for name in self._inputs:
                 if name in profile:
-                    self._slots[name].make_room(profile[name].most)
+                    self._buffers[name].reserve(profile[name].most)
                     plain.context.set_input_shape(name, profile[name].most)
             for name, shape in plain.output_shapes().items():
                 if min(shape, default=0) >= 0:
-                    self._slots[name].make_room(shape)
-        self._bindings.grow_the_rest(self._library)
+                    self._buffers[name].reserve(shape)
+        self._bindings.add_output_allocators(self._library)
         plain.use_profile(self._profiles.first)
+        if graphs is not None:
+            for rows in self._use.graph_sizes:
+                graphs.record(self._engine, self._stream, rows)
 
     @property
     def output_names(self) -> list[str]:
@@ -135,154 +139,155 @@ class TensorRTSession(Session):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        # Without targets all of it comes back as arrays of the host.
-        return self._translated(self._run, inputs, outputs)  # type: ignore[return-value]
+        # Without targets all outputs are arrays on the host.
+        return self._run_in_context(self._run, inputs, outputs)  # type: ignore[return-value]
 
     def run_on_device(
         self, inputs: Mapping[str, Array | DeviceArray], outputs: Sequence[str], targets: Mapping[str, DevicePiece]
     ) -> dict[str, Array | DeviceArray]:
-        return self._translated(self._run_there, inputs, outputs, targets)
+        return self._run_in_context(self._run_with_targets, inputs, outputs, targets)
 
-    def _run_there(
+    def _run_with_targets(
         self, inputs: Mapping[str, Array | DeviceArray], outputs: Sequence[str], targets: Mapping[str, DevicePiece]
     ) -> dict[str, Array | DeviceArray]:
-        usable = {name: self._usable(name, array) for name, array in inputs.items()}
+        usable: dict[str, Array | DeviceArray] = {}
+        for name, array in inputs.items():
+            if isinstance(array, DeviceArray):
+                buffer = self._buffers.get(name)
+                if buffer is None or not buffer.can_use(array, self._use.device_id):
+                    array = array.host()
+            usable[name] = array
         try:
             return self._run(usable, outputs, targets)
         except BaseException:
-            # What was begun still reads the client's memory, which is given back once this is told.
+            # Copies may still read the client's memory, which the caller releases after this.
             with contextlib.suppress(CudaFault):
                 self._context.synchronise(self._stream)
             raise
         finally:
-            self._bindings.end_loans()
+            self._bindings.release_borrowed()
 
-    def _usable(self, name: str, array: Array | DeviceArray) -> Array | DeviceArray:
-        if not isinstance(array, DeviceArray):
-            return array
-        slot = self._slots.get(name)
-        return array if slot is not None and slot.can_take(array, self._terms.device_id) else array.host()
-
-    def _translated(
-        self, run: Callable[..., dict[str, Array | DeviceArray]], *given: object
+    def _run_in_context(
+        self, run: Callable[..., dict[str, Array | DeviceArray]], *arguments: object
     ) -> dict[str, Array | DeviceArray]:
+        """Call `run` within the device's context. Raises EdgeServerError for any fault of CUDA or TensorRT."""
         failure: EdgeServerError
         try:
             with self._context.current():
-                return run(*given)
+                return run(*arguments)
         except CudaFault as error:
-            failure = self._of_driver(error)
+            said = f"model '{self._use.model}': CUDA: {message_line(error)}"
+            if error.is_context_lost:
+                failure = SessionLost(f"{said}; the process has lost the GPU and must be started anew")
+            else:
+                failure = OutOfMemory(said) if error.is_out_of_memory else BackendError(said)
         except _FAULTS as error:
-            failure = BackendError(f"model '{self._terms.model}': {self._library.name}: {words(error)}")
+            failure = BackendError(f"model '{self._use.model}': {self._library.name}: {message_line(error)}")
         raise failure
-
-    def _of_driver(self, error: CudaFault) -> EdgeServerError:
-        said = f"model '{self._terms.model}': CUDA: {words(error)}"
-        if error.is_context_lost:
-            return SessionLost(f"{said}; the process has lost the GPU and must be started anew")
-        return OutOfMemory(said) if error.is_out_of_memory else BackendError(said)
 
     def _run(
         self,
         inputs: Mapping[str, Array | DeviceArray],
         outputs: Sequence[str],
-        targets: Mapping[str, DevicePiece] = _NOWHERE,
+        targets: Mapping[str, DevicePiece] = _NO_TARGETS,
     ) -> dict[str, Array | DeviceArray]:
         absent = self._inputs.keys() - inputs.keys()
         if absent:
             raise EngineFault(f"input '{min(absent)}' is missing")
         recording = keep = None
-        if self._recordings is not None:
-            # Where there are recordings, no input is one of values: every one has the rows of the batch.
-            rows = len(next(iter(inputs.values()))) if self._terms.has_rows and inputs else 0
-            recording = self._recordings.find(inputs, rows)
+        if self._graphs is not None:
+            # With recordings there are no shape tensors, so every input has the rows of the batch.
+            rows = len(next(iter(inputs.values()))) if self._use.has_rows and inputs else 0
+            recording = self._graphs.find(inputs, rows)
         if recording is None:
             shapes = self._run_plain(inputs)
         else:
             for name in self._inputs:
-                self._slots[name].put(inputs[name], self._stream, recording.rows, is_recorded=True)
-            self._context.launch(recording.graph, self._stream)
-            shapes = recording.lane.output_shapes()
+                self._buffers[name].upload(inputs[name], self._stream, recording.rows, is_recorded=True)
+            self._context.launch_graph(recording.graph, self._stream)
+            shapes = recording.execution.output_shapes()
             keep = rows if recording.rows is not None else None
-        placed = self._hand_over(targets, shapes, outputs, keep) if targets else {}
+        placed = self._copy_to_targets(targets, shapes, outputs, keep) if targets else {}
         for name in outputs:
             if name not in placed:
-                self._slots[name].fetch(shapes[name], self._stream)
+                self._buffers[name].download(shapes[name], self._stream)
         self._context.synchronise(self._stream)
         return {
-            name: placed[name] if name in placed else self._slots[name].take(shapes[name], self._dtype(name), keep)
+            name: placed[name]
+            if name in placed
+            else self._buffers[name].copy_downloaded(shapes[name], self._dtype(name), keep)
             for name in outputs
         }
 
-    def _hand_over(
+    def _copy_to_targets(
         self, targets: Mapping[str, DevicePiece], shapes: Mapping[str, Shape], outputs: Sequence[str], rows: int | None
     ) -> dict[str, DeviceArray]:
-        """Begin to write outputs to clients' memory on the GPU; return those where that is possible."""
+        """Start to copy outputs to clients' memory on the GPU. Return the ones for which that is possible."""
         found: dict[str, DeviceArray] = {}
         for name in targets.keys() & set(outputs):
             shape = shapes[name] if rows is None else (rows, *shapes[name][1:])
-            terms, slot = self._terms, self._slots[name]
-            array = slot.hand_over(shape, self._dtype(name), targets[name], terms.device_id, self._stream)
+            buffer, device_id = self._buffers[name], self._use.device_id
+            array = buffer.copy_to_target(shape, self._dtype(name), targets[name], device_id, self._stream)
             if array is not None:
                 found[name] = array
         return found
 
     def _run_plain(self, inputs: Mapping[str, Array | DeviceArray]) -> dict[str, Shape]:
-        """Launch the engine, and return the shapes of its outputs."""
-        lane, growers = self._plain, self._bindings.growers
-        assert lane is not None, "made when the session was opened"
+        """Launch the engine without a recording, and return the shapes of its outputs."""
+        plain, dynamic_outputs = self._plain, self._bindings.dynamic_outputs
+        assert plain is not None, "made when the session was opened"
         shapes = {name: inputs[name].shape for name in self._inputs}
-        lane.use_profile(self._profiles.for_inputs(inputs, shapes, lane.profile))
-        with self._library.logger.heard() as heard:
+        plain.use_profile(self._profiles.for_inputs(inputs, shapes, plain.profile))
+        with self._library.logger.captured() as errors:
             for name in self._inputs:
-                slot = self._slots[name]
-                slot.make_room(shapes[name])
-                slot.put(inputs[name], self._stream)
-                # A false answer is of no shape that TensorRT takes; `infer_shapes` and the run would say less.
-                if not slot.info.is_on_host and not lane.context.set_input_shape(name, shapes[name]):
-                    raise EngineFault(heard.words() or f"input '{name}' cannot have the shape {list(shapes[name])}")
-                lane.context.set_tensor_address(name, slot.address)
-            unknown = lane.context.infer_shapes()
+                buffer = self._buffers[name]
+                buffer.reserve(shapes[name])
+                buffer.upload(inputs[name], self._stream)
+                # False means that TensorRT cannot take the shape. `infer_shapes` and the run would report less.
+                if not buffer.info.is_on_host and not plain.context.set_input_shape(name, shapes[name]):
+                    raise EngineFault(errors.text() or f"input '{name}' cannot have the shape {list(shapes[name])}")
+                plain.context.set_tensor_address(name, buffer.address)
+            unknown = plain.context.infer_shapes()
             if unknown:
-                raise EngineFault(heard.words() or f"the shape of '{unknown[0]}' cannot be told")
-        known = lane.output_shapes()
+                raise EngineFault(errors.text() or f"the shape of '{unknown[0]}' cannot be told")
+        known = plain.output_shapes()
         for name, shape in known.items():
-            if name not in growers:
-                self._slots[name].make_room(shape)
-        lane.set_addresses()
-        for grower, _ in growers.values():
-            grower.begin()
-        lane.execute()
-        if growers:
-            # Shapes that depend on data are told while the stream works.
+            if name not in dynamic_outputs:
+                self._buffers[name].reserve(shape)
+        plain.set_addresses()
+        for output, _ in dynamic_outputs.values():
+            output.reset()
+        plain.execute()
+        if dynamic_outputs:
+            # Their shapes are known only after the run.
             self._context.synchronise(self._stream)
-        for name, (grower, _) in growers.items():
-            if grower.fault is not None:
-                raise grower.fault
-            known[name] = grower.shape
+        for name, (output, _) in dynamic_outputs.items():
+            if output.fault is not None:
+                raise output.fault
+            known[name] = output.shape
         return known
 
     def _dtype(self, name: str) -> DType:
-        return self._terms.dtypes.get(name, self._outputs[name].dtype)
+        return self._use.dtypes.get(name, self._outputs[name].dtype)
 
     # -- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        # A device that is gone cannot be tidied up.
+        # On a device that is lost nothing can be freed.
         with contextlib.suppress(CudaFault), self._context.current():
-            self._drop()
+            self._free_all()
         with contextlib.suppress(CudaFault):
             self._context.close()
 
-    def _drop(self) -> None:
-        """Let go of everything, newest first: TensorRT's objects end within the context that they were made in."""
-        if self._recordings is not None:
-            self._recordings.drop()
+    def _free_all(self) -> None:
+        """Free everything, newest first: TensorRT's objects must end within their context."""
+        if self._graphs is not None:
+            self._graphs.destroy()
         if self._plain is not None:
-            self._plain.drop()
+            self._plain.destroy()
         self._bindings.free()
-        if self._recordings is not None:
-            self._recordings.free()
+        if self._graphs is not None:
+            self._graphs.free()
         if self._stream:
             self._context.destroy_stream(self._stream)
         self._stream = 0

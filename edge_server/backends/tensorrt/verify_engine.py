@@ -1,7 +1,8 @@
-"""Engine verification: compares an engine's answers with the serving runtime's, in a child process.
+"""Verification of an engine: its outputs must agree with those of the runtime that serves the model meanwhile.
 
-Two answers agree when no element of a floating-point output differs by more than the tolerance times the largest
-magnitude in it, and no more than that part of the elements of any other output differs at all.
+Two outputs agree if no element of a floating-point output differs by more than the tolerance times its largest
+magnitude, and no more than that fraction of the elements of any other output differs at all. Verification runs in a
+child process, because an engine may crash.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _SAMPLE = "sample"
 
 
 class Mismatch(Exception):
-    """The engine answers something else; says which output, and by how much."""
+    """The engine's output differs. The message names the output and the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationSample:
-    """One request and its answer; without outputs nobody knows it, and the engine's need only be finite."""
+    """One request and its expected outputs. Without outputs, the engine's outputs need only be finite."""
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
@@ -59,9 +60,9 @@ def load_samples(path: Path) -> list[VerificationSample]:
 
 
 def difference(found: Array, expected: Array) -> float:
-    """Return how far two answers are apart, as the module's text measures it; infinity where they cannot be compared.
+    """Return the difference of two outputs as defined above; infinity if they cannot be compared.
 
-    An element that is NaN, or the same infinity, in both is no difference.
+    An element that is NaN, or the same infinity, in both is equal.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return float("inf")
@@ -79,18 +80,26 @@ def difference(found: Array, expected: Array) -> float:
     return float(apart.max()) / scale
 
 
-def verify(
+def verify_engine(
     order: EngineOrder, plan: Path, samples: list[VerificationSample], library: TensorRTLibrary, *, has_rows: bool
 ) -> float:
-    """Run every sample through the engine; return the largest difference. Raises Mismatch, EngineFault, CudaFault,
-    EdgeServerError."""
-    context = cuda_driver.driver().retain(order.device_id)
+    """Run every sample through the engine and return the largest difference.
+
+    Raises Mismatch, EngineFault, CudaFault and EdgeServerError.
+    """
+    # The engine's outputs are converted to the types of the expected ones.
+    of_numpy = {dtype.numpy: dtype for dtype in DType if dtype not in (DType.BF16, DType.BYTES)}
+    dtypes = {
+        name: of_numpy[array.dtype]
+        for sample in samples[:1]
+        for name, array in {**sample.inputs, **sample.outputs}.items()
+        if array.dtype in of_numpy and array.dtype != np.uint16
+    }
+    context = cuda_driver.driver().retain_context(order.device_id)
     with context.current():
         engine = library.deserialise(plan.read_bytes())
-        terms = EngineUse(
-            order.model, has_rows, _types_of(samples), is_mapped=cuda_driver.devices()[order.device_id].is_integrated
-        )
-        session = TensorRTSession(library, engine, context, terms, SessionInfo("", "", ""), lambda: None)
+        use = EngineUse(order.model, has_rows, dtypes, is_mapped=cuda_driver.devices()[order.device_id].is_integrated)
+        session = TensorRTSession(library, engine, context, use, SessionInfo("", "", ""), lambda: None)
         del engine
     try:
         return max((_check(order, session, sample) for sample in samples), default=0.0)
@@ -98,25 +107,14 @@ def verify(
         session.close()
 
 
-def _types_of(samples: list[VerificationSample]) -> dict[str, DType]:
-    """Return the types that the serving runtime answers with, for the engine to answer alike."""
-    of_numpy = {dtype.numpy: dtype for dtype in DType if dtype not in (DType.BF16, DType.BYTES)}
-    return {
-        name: of_numpy[array.dtype]
-        for sample in samples[:1]
-        for name, array in {**sample.inputs, **sample.outputs}.items()
-        if array.dtype in of_numpy and array.dtype != np.uint16
-    }
-
-
 def _check(order: EngineOrder, session: TensorRTSession, sample: VerificationSample) -> float:
     found = session.run(sample.inputs, list(sample.outputs) or session.output_names)
     if not sample.outputs:
-        wild = next(
+        not_finite = next(
             (name for name, array in found.items() if array.dtype.kind == "f" and not np.isfinite(array).all()), ""
         )
-        if wild:
-            raise Mismatch(f"output '{wild}' holds NaN or infinity")
+        if not_finite:
+            raise Mismatch(f"output '{not_finite}' holds NaN or infinity")
     worst = 0.0
     for name, expected in sample.outputs.items():
         apart = difference(found[name], expected)

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from edge_server.backends import TENSORRT_LIBRARIES, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session
-from edge_server.backends.tensorrt.optimization_profiles import KEYS, profiles_of
+from edge_server.backends.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
@@ -109,7 +109,7 @@ class OpenedModel:
         stated = {part.rpartition(":")[0].strip() for part in self._profiles[1].split(",")}
         # Inputs that the profiles leave out have, for this purpose, any size; only those named are asked for.
         named = tuple(item for item in self.spec.inputs if item.name in stated)
-        return profiles_of(dataclasses.replace(self.spec, parameters=parameters, inputs=named))[0]
+        return configured_profiles(dataclasses.replace(self.spec, parameters=parameters, inputs=named))[0]
 
     def load(self, command: Mapping[str, Any]) -> dict[str, object]:
         self._samples = list(load(Path(command["from"])))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from edge_server.backends.tensorrt import cuda_driver
 from edge_server.backends.tensorrt.engine_build import PLAN
-from edge_server.backends.tensorrt.engine_options import order_of
+from edge_server.backends.tensorrt.engine_options import engine_order
 from edge_server.backends.tensorrt.library_adapter import load_library
 from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelFile, ModelSpec
@@ -64,8 +64,8 @@ class CandidateEngines:
     def ready(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
         """Return the engine source for the backend. Raises LoadError; BuiltNotRun if no GPU can run it."""
         library = load_library(self._spec.backend)
-        order = order_of(self._spec, self._file, device_id or 0, library.name, library.version, settings)
-        missing = cuda_driver.missing()
+        order = engine_order(self._spec, self._file, device_id or 0, library.name, library.version, settings)
+        missing = cuda_driver.unavailable_reason()
         if missing:
             self._build(order, build_job(order, self._scratch, self._scratch / "timing.cache", None))
             raise BuiltNotRun(f"built, not run: {missing}")

@@ -68,7 +68,7 @@ def make_plan(request: TrialRequest, around: TrialEnvironment) -> TrialPlan:
     for_all = around.settings.get("openvino", {}).get(TARGET_DEVICE)
     if for_all and TARGET_DEVICE not in base.parameters:  # each candidate says its own, so that none is elsewhere
         base.parameters[TARGET_DEVICE].string_value = for_all
-    no_gpu = cuda_driver.missing()
+    no_gpu = cuda_driver.unavailable_reason()
     field = candidates_for(
         base, model.name, model.path / str(version), no_gpu=no_gpu, survey=around.survey, only=request.runtimes
     )

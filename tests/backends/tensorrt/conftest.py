@@ -1,4 +1,4 @@
-"""Engines built in this process from ONNX files made to order, and sessions on them with the fake GPU behind."""
+"""Fixtures for TensorRT: engines built from generated ONNX files, and sessions on them with the fake GPU."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build
-from edge_server.backends.tensorrt.engine_options import order_of
+from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build_engine
+from edge_server.backends.tensorrt.engine_options import engine_order
 from edge_server.backends.tensorrt.library_adapter import load_library
-from edge_server.backends.tensorrt.verify_engine import VerificationSample, verify
+from edge_server.backends.tensorrt.verify_engine import VerificationSample, verify_engine
 from edge_server.core.batch import BatchPlan
 from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response
@@ -84,9 +84,9 @@ def make_plan(gpu: Any, host: Any, resizing: ModelFile, tmp_path: Path) -> Make:
     def make(bounds: dict[str, str] = BOUNDS) -> ModelFile:
         found = resolved(resizing.model_dir, CONFIG + parameters(bounds))
         library = load_library("tensorrt_rtx")
-        order = order_of(found.spec, found.file, 0, library.name, library.version, {})
+        order = engine_order(found.spec, found.file, 0, library.name, library.version, {})
         folder = tmp_path / "plans" / "1"
-        built = build(
+        built = build_engine(
             order, BuildEnvironment(folder, (8, 6), tmp_path / "timing.cache"), library, lambda *_: None, lambda: False
         )
         plan = built.plan.rename(folder / "model.plan")
@@ -256,7 +256,7 @@ def test_bounds_that_leave_out_the_batch_size_are_refused(
         text = text.replace(old, new)
     found = resolved(resizing.model_dir, CONFIG + text)
     with pytest.raises(BadModelConfig, match=f"profile of input 'S': {words}"):
-        order_of(found.spec, found.file, 0, "tensorrt_rtx", "1.7", {})
+        engine_order(found.spec, found.file, 0, "tensorrt_rtx", "1.7", {})
 
 
 def test_an_engine_is_compared_with_the_values_that_it_is_made_fastest_for(
@@ -268,7 +268,7 @@ def test_an_engine_is_compared_with_the_values_that_it_is_made_fastest_for(
     plan = make_plan()
     found = resolved(resizing.model_dir, CONFIG + parameters(BOUNDS))
     library = load_library("tensorrt_rtx")
-    order = order_of(found.spec, found.file, 0, library.name, library.version, {})
+    order = engine_order(found.spec, found.file, 0, library.name, library.version, {})
     runtime = onnxruntime.InferenceSession(str(resizing.path), providers=["CPUExecutionProvider"])
     check, batches = RequestCheck(found.spec), BatchPlan(found.spec)
 
@@ -280,4 +280,4 @@ def test_an_engine_is_compared_with_the_values_that_it_is_made_fastest_for(
     samples: list[VerificationSample] = answers(requests_for(found.spec, order, resizing.model_dir), found.spec, submit)
     assert samples[-1].inputs["S"].tolist() == [8, 8, 8]
     assert samples[-1].outputs["N"].tolist() == [8, 8, 8]
-    assert verify(order, plan.path, samples, library, has_rows=True) <= order.tolerance
+    assert verify_engine(order, plan.path, samples, library, has_rows=True) <= order.tolerance

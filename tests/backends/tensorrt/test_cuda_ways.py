@@ -1,4 +1,4 @@
-"""Every way to the driver does the same, shown on the driver that is compiled for the tests."""
+"""The CUDA driver through pycuda and ctypes: both behave the same on a driver that is compiled for the tests."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from edge_server.backends.tensorrt import cuda_driver, cuda_pycuda
 
 SCRIPT = """
 import sys
-from edge_server.backends.tensorrt import cuda
-found = cuda.driver()
-print(found.way, found.devices()[0])
-context = found.retain(0)
+from edge_server.backends.tensorrt import cuda_driver
+found = cuda_driver.driver()
+print(found.access_library, found.devices()[0])
+context = found.retain_context(0)
 with context.current():
-    stream, memory = context.make_stream(), context.allocate(100)
+    stream, memory = context.create_stream(), context.allocate(100)
     block = context.allocate_host(100, is_mapped=True)
     block.array[:] = 7
-    context.copy_in(memory, block.address, 100, stream)
+    context.copy_to_device(memory, block.address, 100, stream)
     block.array[:] = 0
-    context.copy_out(block.address, memory, 100, stream)
+    context.copy_to_host(block.address, memory, 100, stream)
     context.synchronise(stream)
     assert block.array.tolist() == [7] * 100 and block.device_address
     other = context.allocate(100)
-    context.clear(other, 100, stream)
-    context.copy_within(other + 10, memory, 60, stream)
-    context.copy_out(block.address, other, 100, stream)
+    context.fill_zero(other, 100, stream)
+    context.copy_on_device(other + 10, memory, 60, stream)
+    context.copy_to_host(block.address, other, 100, stream)
     context.synchronise(stream)
     assert block.array.tolist() == [0] * 10 + [7] * 60 + [0] * 30
     context.free(other)
@@ -39,8 +39,8 @@ with context.current():
     context.begin_capture(stream)
     assert context.end_capture(stream) == 0
     try:
-        context.copy_in(memory, block.address, 101, stream)
-    except cuda.CudaFault as fault:
+        context.copy_to_device(memory, block.address, 101, stream)
+    except cuda_driver.CudaFault as fault:
         assert fault.is_context_lost and "ILLEGAL_ADDRESS" in str(fault), fault
     else:
         raise AssertionError("a copy past the end was taken")
@@ -51,37 +51,33 @@ context.close()
 """
 
 
-@pytest.mark.parametrize(
-    ("way", "library"), [("cuda-python", "cuda.bindings.driver"), ("pycuda", "pycuda.driver"), ("ctypes", "ctypes")]
-)
-def test_a_way_to_the_driver_allocates_copies_and_tells_faults(way: str, library: str, fake_gpu: Any) -> None:
+@pytest.mark.parametrize(("name", "library"), [("pycuda", "pycuda.driver"), ("ctypes", "ctypes")])
+def test_each_library_allocates_copies_and_reports_faults(name: str, library: str, fake_gpu: Any) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(fake_gpu.library).parent)}
     try_it = [sys.executable, "-c", f"import {library}"]
     if subprocess.run(try_it, env=environment, capture_output=True, check=False).returncode:
         pytest.skip(f"{library} does not import here")
-    ways = repr([item for item in cuda_driver._WAYS if item[0] == library])
-    script = f"from edge_server.backends.tensorrt import cuda_driver as cuda\ncuda._WAYS = {ways}\n{SCRIPT}"
+    # A None in sys.modules makes the import fail.
+    script = ("import sys; sys.modules['pycuda'] = None\n" if name == "ctypes" else "") + SCRIPT
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{way} Device(name='Fake GPU', capability=(8, 6)")
+    assert done.stdout.startswith(f"{name} CudaDevice(name='Fake GPU', capability=(8, 6)")
 
 
-def test_why_there_is_no_gpu_is_told_without_a_runtime_being_made(
-    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_for_no_gpu_is_found_without_a_runtime(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     library = str(fake_gpu.library)
-    assert cuda_driver.missing(library) == ""
-    assert cuda_driver.missing("libnone.so.1") == "there is no NVIDIA driver (libnone.so.1 does not load)"
+    assert cuda_driver.unavailable_reason(library) == ""
+    assert cuda_driver.unavailable_reason("libnone.so.1") == "there is no NVIDIA driver (libnone.so.1 does not load)"
     monkeypatch.setenv("FAKE_CUDA_COUNT", "0")
-    assert cuda_driver.missing(library) == "the NVIDIA driver finds no GPU"
+    assert cuda_driver.unavailable_reason(library) == "the NVIDIA driver finds no GPU"
     monkeypatch.setenv("FAKE_CUDA_INIT", "803")
-    assert cuda_driver.missing(library) == "the NVIDIA driver does not start (cuInit: CUresult 803)"
+    assert cuda_driver.unavailable_reason(library) == "the NVIDIA driver does not start (cuInit: CUresult 803)"
 
 
 @pytest.mark.parametrize(
     ("said", "is_lost"),
     [
-        # The driver's own words, cuGetErrorString's, which pycuda quotes.
+        # Texts of cuGetErrorString, which pycuda quotes.
         ("cuStreamSynchronize failed: unspecified launch failure", True),
         ("cuStreamSynchronize failed: an illegal memory access was encountered", True),
         ("cuStreamSynchronize failed: the launch timed out and was terminated", True),
@@ -92,7 +88,7 @@ def test_why_there_is_no_gpu_is_told_without_a_runtime_being_made(
         ("cuStreamCreate failed: invalid resource handle", False),
     ],
 )
-def test_pycudas_words_tell_whether_the_context_is_lost(
+def test_messages_of_pycuda_show_whether_the_context_is_lost(
     said: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pycuda: Any = ModuleType("pycuda.driver")
@@ -101,19 +97,21 @@ def test_pycudas_words_tell_whether_the_context_is_lost(
     pycuda.RuntimeError = type("RuntimeError", (pycuda.Error,), {})
     monkeypatch.setitem(sys.modules, "pycuda", ModuleType("pycuda"))
     monkeypatch.setitem(sys.modules, "pycuda.driver", pycuda)
-    with pytest.raises(cuda_driver.CudaFault, match=said) as fault, cuda_pycuda._translated():
+    with pytest.raises(cuda_driver.CudaFault, match=said) as fault, cuda_pycuda._translated_errors():
         raise pycuda.Error(said)
     assert fault.value.is_context_lost is is_lost
 
 
 def test_a_driver_that_becomes_ready_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (cuda_driver.CudaDevice("late", (8, 7), 1 << 30, True),)
-    cuda_driver._found.cache_clear()
+    cuda_driver._devices_of_driver.cache_clear()
     monkeypatch.setattr(cuda_driver, "driver", lambda: SimpleNamespace(devices=lambda: found))
-    monkeypatch.setattr(cuda_driver, "missing", lambda: "the NVIDIA driver does not start (cuInit: CUresult 802)")
+    monkeypatch.setattr(
+        cuda_driver, "unavailable_reason", lambda: "the NVIDIA driver does not start (cuInit: CUresult 802)"
+    )
     assert cuda_driver.devices() == ()
-    monkeypatch.setattr(cuda_driver, "missing", lambda: "")
+    monkeypatch.setattr(cuda_driver, "unavailable_reason", lambda: "")
     try:
         assert cuda_driver.devices() == found
     finally:
-        cuda_driver._found.cache_clear()
+        cuda_driver._devices_of_driver.cache_clear()

@@ -1,4 +1,4 @@
-"""Clients' GPU memory as inputs and outputs of engines: nothing of it comes to the host, as the driver counts it."""
+"""Inputs and outputs in clients' GPU memory: the driver's counters show that nothing is copied to the host."""
 
 from __future__ import annotations
 

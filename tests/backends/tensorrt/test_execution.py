@@ -1,4 +1,4 @@
-"""How engines are executed, on a fake GPU that is strict: profiles, graphs, outputs that depend on data, leaks."""
+"""Execution of engines on a strict fake GPU: profiles, graphs, data-dependent outputs, and leaks."""
 
 from __future__ import annotations
 
@@ -208,10 +208,10 @@ def test_a_board_that_shares_its_memory_copies_nothing_to_the_gpu(
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_INTEGRATED", "1")
     copies: list[int] = []
-    from edge_server.backends.tensorrt.cuda_ctypes import CtypesContext
+    from edge_server.backends.tensorrt.cuda_ctypes import CudaContext
 
-    monkeypatch.setattr(CtypesContext, "copy_in", lambda *given: copies.append(given[3]))
-    monkeypatch.setattr(CtypesContext, "copy_out", lambda *given: copies.append(given[3]))
+    monkeypatch.setattr(CudaContext, "copy_to_device", lambda *given: copies.append(given[3]))
+    monkeypatch.setattr(CudaContext, "copy_to_host", lambda *given: copies.append(given[3]))
     session = open_session(double_plan, **BATCHING)
     assert session.info.options["memory"] == "mapped"
     np.testing.assert_array_equal(session.run({"X": rows(3)}, ["Y"])["Y"], rows(3) * 2)

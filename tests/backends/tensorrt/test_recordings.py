@@ -1,4 +1,4 @@
-"""TensorRT's objects of an instance end in the order that they need, also where opening it fails half way."""
+"""Order in which an instance frees TensorRT's objects, also after a failed opening."""
 
 from __future__ import annotations
 

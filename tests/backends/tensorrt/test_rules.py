@@ -1,4 +1,4 @@
-"""The rules without TensorRT: profiles, recorded sizes, progress, orders, and when two answers are the same."""
+"""Rules without TensorRT: profiles, graph sizes, build progress, engine orders, and comparison of outputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.base import ModelFile
-from edge_server.backends.tensorrt.build_progress import BuildProgress
-from edge_server.backends.tensorrt.cuda_graph_sizes import padded_size
-from edge_server.backends.tensorrt.engine_options import order_from_json, order_of, order_to_json
-from edge_server.backends.tensorrt.optimization_profiles import choose, profiles_of
+from edge_server.backends.tensorrt.cuda_graphs import padded_size
+from edge_server.backends.tensorrt.engine_build import BuildProgress
+from edge_server.backends.tensorrt.engine_options import engine_order, order_from_json, order_to_json
+from edge_server.backends.tensorrt.optimization_profiles import choose_profile, configured_profiles
 from edge_server.backends.tensorrt.verify_engine import VerificationSample, difference, load_samples, save_samples
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -41,18 +41,18 @@ def stated(least: str, best: str, most: str) -> ModelSpec:
 
 def test_without_parameters_a_profile_takes_one_row_to_the_most_and_is_best_at_the_preferred() -> None:
     spec = replace(FIXED, dynamic_batching=DynamicBatching((2, 4)))
-    assert profiles_of(spec) == ({"image": Range((1, 3, 8, 8), (4, 3, 8, 8), (8, 3, 8, 8))},)
-    assert profiles_of(replace(FIXED, max_batch_size=0)) == ({"image": Range((3, 8, 8), (3, 8, 8), (3, 8, 8))},)
+    assert configured_profiles(spec) == ({"image": Range((1, 3, 8, 8), (4, 3, 8, 8), (8, 3, 8, 8))},)
+    assert configured_profiles(replace(FIXED, max_batch_size=0)) == ({"image": Range((3, 8, 8), (3, 8, 8), (3, 8, 8))},)
 
 
 def test_a_dimension_of_any_size_must_be_bounded() -> None:
     with pytest.raises(LoadError, match=r"input 'image' has a dimension of any size .* trt_profile_min_shapes"):
-        profiles_of(SPEC)
+        configured_profiles(SPEC)
 
 
 def test_a_name_given_twice_makes_two_profiles() -> None:
     spec = stated("image:1x3x8x8,image:1x3x64x64", "image:2x3x16x16,image:2x3x64x64", "image:8x3x32x32,image:4x3x64x64")
-    first, second = profiles_of(spec)
+    first, second = configured_profiles(spec)
     assert first["image"] == Range((1, 3, 8, 8), (2, 3, 16, 16), (8, 3, 32, 32))
     assert second["image"] == Range((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))
 
@@ -71,7 +71,7 @@ def test_a_name_given_twice_makes_two_profiles() -> None:
 )
 def test_profiles_that_make_no_sense_are_told(least: str, best: str, most: str, said: str) -> None:
     with pytest.raises(BadModelConfig, match=said):
-        profiles_of(stated(least, best, most))
+        configured_profiles(stated(least, best, most))
 
 
 def test_the_profile_in_use_is_kept_while_it_fits_and_the_smallest_taken_otherwise() -> None:
@@ -79,11 +79,11 @@ def test_the_profile_in_use_is_kept_while_it_fits_and_the_smallest_taken_otherwi
         {"X": Range((1, 1), (1, 1), most)} for most in ((2, 8), (2, 100), (8, 100))
     )  # fmt: skip
     profiles = (small, wide, all_of_it)
-    assert choose(profiles, (0, 1, 2), {"X": (2, 8)}, 2) == 2
-    assert choose(profiles, (0, 1, 2), {"X": (2, 8)}, -1) == 0
-    assert choose(profiles, (0, 1, 2), {"X": (2, 9)}, 0) == 1
-    assert choose(profiles, (2,), {"X": (1, 1)}, 0) == 2
-    assert choose(profiles, (0, 1), {"X": (3, 1)}, 0) is None
+    assert choose_profile(profiles, (0, 1, 2), {"X": (2, 8)}, 2) == 2
+    assert choose_profile(profiles, (0, 1, 2), {"X": (2, 8)}, -1) == 0
+    assert choose_profile(profiles, (0, 1, 2), {"X": (2, 9)}, 0) == 1
+    assert choose_profile(profiles, (2,), {"X": (1, 1)}, 0) == 2
+    assert choose_profile(profiles, (0, 1), {"X": (3, 1)}, 0) is None
 
 
 @given(st.sets(st.integers(1, 64), min_size=1), st.integers(1, 80))
@@ -95,16 +95,16 @@ def test_a_batch_is_filled_up_to_the_smallest_size_that_holds_it(sizes: set[int]
 
 def test_progress_counts_what_is_done_of_the_step_under_way() -> None:
     progress = BuildProgress()
-    progress.begin("all", None, 4)
-    progress.step("all", 0)
+    progress.start_phase("all", None, 4)
+    progress.complete_step("all", 0)
     assert progress.percent == 25.0
-    progress.begin("inner", "all", 2)
-    progress.step("inner", 0)
+    progress.start_phase("inner", "all", 2)
+    progress.complete_step("inner", 0)
     assert (progress.percent, progress.phase) == (37.5, "inner")
-    progress.finish("inner")
+    progress.finish_phase("inner")
     assert (progress.percent, progress.phase) == (37.5, "all")
-    progress.step("all", 3)
-    progress.finish("all")
+    progress.complete_step("all", 3)
+    progress.finish_phase("all")
     assert progress.percent == 100.0
 
 
@@ -120,11 +120,11 @@ def test_progress_never_falls_and_stays_between_0_and_100_whatever_is_told(steps
     progress, last = BuildProgress(), 0.0
     for number, (kind, name, value) in enumerate(steps):
         if kind == "begin":
-            progress.begin(name, "abc"[number % 3] if number % 2 else None, value)
+            progress.start_phase(name, "abc"[number % 3] if number % 2 else None, value)
         elif kind == "step":
-            progress.step(name, value)
+            progress.complete_step(name, value)
         else:
-            progress.finish(name)
+            progress.finish_phase(name)
         assert last <= progress.percent <= 100.0
         last = progress.percent
 
@@ -132,7 +132,7 @@ def test_progress_never_falls_and_stays_between_0_and_100_whatever_is_told(steps
 def test_an_order_reads_the_same_in_the_process_that_builds(tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
     spec = replace(FIXED, parameters={"precision": "f16", "trt_max_workspace_size": "1000000"})
-    order = order_of(spec, file, 0, "tensorrt", "10.3.0", {"trt_builder_optimization_level": "4"})
+    order = engine_order(spec, file, 0, "tensorrt", "10.3.0", {"trt_builder_optimization_level": "4"})
     assert (order.precision, order.tolerance) == ("fp16", 2e-2)
     assert order.options == {"trt_max_workspace_size": "1000000", "trt_builder_optimization_level": "4"}
     assert order_from_json(json.loads(json.dumps(order_to_json(order)))) == order
@@ -150,7 +150,7 @@ def test_an_order_reads_the_same_in_the_process_that_builds(tmp_path: Path) -> N
 def test_orders_that_cannot_be_are_told(parameters: dict[str, str], said: str, tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "1" / "model.onnx", tmp_path, 1)
     with pytest.raises(LoadError, match=said):
-        order_of(replace(FIXED, parameters=parameters), file, 0, "tensorrt", "10", {})
+        engine_order(replace(FIXED, parameters=parameters), file, 0, "tensorrt", "10", {})
 
 
 def test_difference_is_measured_by_the_largest_magnitude() -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from edge_server.backends import load_backend
 from edge_server.backends.base import ModelFile, OpenJob
-from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build
-from edge_server.backends.tensorrt.engine_options import order_of
+from edge_server.backends.tensorrt.engine_build import BuildEnvironment, build_engine
+from edge_server.backends.tensorrt.engine_options import engine_order
 from edge_server.backends.tensorrt.library_adapter import load_library
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
@@ -217,10 +217,10 @@ def test_a_configuration_with_a_shape_tensor_becomes_an_engine_that_is_served(
     found = resolved(reshaped, CONFIG + BOUNDS)
     assert [item.is_shape_tensor for item in found.spec.inputs] == [False, True]
     library = load_library("tensorrt_rtx")
-    order = order_of(found.spec, found.file, 0, library.name, library.version, {})
+    order = engine_order(found.spec, found.file, 0, library.name, library.version, {})
     assert order.profiles == ({"X": Range((1, 4), (8, 4), (8, 4)), "S": Range((1, 1), (8, 4), (32, 32))},)
     site = BuildEnvironment(tmp_path, (8, 6), tmp_path / "timing.cache")
-    built = build(order, site, library, lambda phase, percent: None, lambda: False)
+    built = build_engine(order, site, library, lambda phase, percent: None, lambda: False)
     host["S"] = [VALUES]
     gpu.register(built.plan.read_bytes(), reshaped.path, [{"X": [[1, 4], [8, 4], [8, 4]]}])
     file = ModelFile(built.plan, tmp_path, 1)
@@ -234,4 +234,4 @@ def test_a_shape_tensor_without_bounds_is_told_what_is_missing(gpu: Any, reshape
     found = resolved(reshaped, CONFIG.replace("-1, 4 ]", "8, 4 ]"))
     words = r"input 'S' has values that are shapes \(\[2\]\): TensorRT must be told their bounds, by .*trt_profile_min"
     with pytest.raises(LoadError, match=words):
-        order_of(found.spec, found.file, 0, "tensorrt_rtx", "1.7", {})
+        engine_order(found.spec, found.file, 0, "tensorrt_rtx", "1.7", {})

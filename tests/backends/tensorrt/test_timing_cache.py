@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import ModelFile
-from edge_server.backends.tensorrt.engine_build import BuildCancelled, BuildEnvironment, BuildFault, build
+from edge_server.backends.tensorrt.engine_build import BuildCancelled, BuildEnvironment, BuildFault, build_engine
 from edge_server.backends.tensorrt.library_adapter import TensorRTLibrary, load_library
 from edge_server.core.tensorrt_engine import EngineOrder
 
@@ -115,7 +115,7 @@ def order(write_onnx: Callable[..., ModelFile]) -> EngineOrder:
 
 def run(timed: Timed, order: EngineOrder, folder: Path, *, is_cancelled: bool = False) -> None:
     site = BuildEnvironment(folder, (8, 6), folder / "timing.cache")
-    build(order, site, timed, lambda phase, percent: None, lambda: is_cancelled)  # type: ignore[arg-type]
+    build_engine(order, site, timed, lambda phase, percent: None, lambda: is_cancelled)  # type: ignore[arg-type]
 
 
 def test_a_build_goes_on_with_what_the_one_before_measured(timed: Timed, order: EngineOrder, tmp_path: Path) -> None:

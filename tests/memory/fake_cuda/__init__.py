@@ -59,7 +59,7 @@ class FakeCuda:
 
         patch.setenv("FAKE_CUDA_STATE", str(self.state))
         patch.setattr(cuda_driver, "LIBRARY", str(self.library))
-        made = cuda_ctypes.make(str(self.library))
+        made = cuda_ctypes.CudaDriver(str(self.library))
         patch.setattr(cuda_driver, "driver", lambda: made)
         patch.setattr(cuda_driver, "devices", lambda: made.devices())
         return ctypes.CDLL(str(self.library))

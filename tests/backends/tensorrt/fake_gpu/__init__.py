@@ -50,7 +50,7 @@ class FakeGpu:
         from edge_server.backends.tensorrt import cuda_ctypes, cuda_driver
 
         patch.setattr(cuda_driver, "LIBRARY", str(self.library))
-        made = cuda_ctypes.make(str(self.library))
+        made = cuda_ctypes.CudaDriver(str(self.library))
         patch.setattr(cuda_driver, "driver", lambda: made)
         patch.setattr(cuda_driver, "devices", lambda: made.devices())
         patch.setenv("FAKE_ENGINES", str(self.engines))

@@ -1,5 +1,5 @@
-"""Read by Python at its start when this folder is on PYTHONPATH: gives a process, and its children, a GPU that is not
-there. FAKE_CUDA_LIBRARY is the compiled driver."""
+"""Fake GPU for a process and its children: Python imports this module at its start if this folder is on PYTHONPATH.
+FAKE_CUDA_LIBRARY is the compiled driver."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ if os.environ.get("FAKE_CUDA_LIBRARY") and not any("pip" in word for word in sys
 
     from edge_server.backends.tensorrt import cuda_driver
 
-    # cuda-python, where it is installed, looks for a driver of the system's.
-    cuda_driver._WAYS = ()
+    # pycuda, if it is installed, loads the system's driver. A None in sys.modules makes its import fail.
+    sys.modules["pycuda"] = None
     cuda_driver.LIBRARY = os.environ["FAKE_CUDA_LIBRARY"]
     runtime_double.install(tensorrt_rtx, cuda_driver.LIBRARY)

@@ -1,4 +1,4 @@
-"""`late.put_off`: a library's code runs with its first use, once, whoever uses it first."""
+"""Deferred imports: a library's code runs once, at the first use of one of its names."""
 
 from __future__ import annotations
 
@@ -32,89 +32,95 @@ def library(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(code: str, folder: Path) -> str:
-    """Return what a process of its own prints."""
-    whole = f"import sys; sys.path.insert(0, {str(folder)!r})\nfrom edge_server.late import put_off, use\n{code}"
+def run_and_read(code: str, folder: Path) -> str:
+    """Return the output of a new Python process that runs the code."""
+    names = "from edge_server.lazy_import import defer_import, run_deferred_import"
+    whole = f"import sys; sys.path.insert(0, {str(folder)!r})\n{names}\n{code}"
     done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.stdout.strip()
 
 
 @pytest.mark.parametrize(
-    "first_use", ["lib.double(1)", "use('lib_under_test')", "import lib_under_test.part", "lib.__path__"]
+    "first_use",
+    ["lib.double(1)", "run_deferred_import('lib_under_test')", "import lib_under_test.part", "lib.__path__"],
 )
 def test_its_code_runs_once_with_the_first_use_and_not_before(library: Path, first_use: str) -> None:
     code = f"""
-print(put_off("lib_under_test"))
+print(defer_import("lib_under_test"))
 import lib_under_test as lib
 print("RUNS" in vars(lib), "lib_under_test.part" in sys.modules)
 {first_use}
 print(lib.RUNS, lib.double(2), lib.VALUE, lib.__version__, type(lib).__name__, lib is sys.modules["lib_under_test"])
-use("lib_under_test")
+run_deferred_import("lib_under_test")
 print(lib.RUNS)
 """
-    assert told(code, library).split("\n") == ["True", "False False", "1 4 1.2! 1.2 module True", "1"]
+    assert run_and_read(code, library).split("\n") == ["True", "False False", "1 4 1.2! 1.2 module True", "1"]
 
 
 def test_of_a_library_that_gathers_names_parts_come_alone_and_the_rest_on_demand(library: Path) -> None:
     code = """
-put_off("lib_under_test", has_free_parts=True)
+defer_import("lib_under_test", has_free_parts=True)
 from lib_under_test import other
 import lib_under_test as lib
 print(other.NAME, lib.part.VALUE, "RUNS" in vars(lib))
 from lib_under_test import double
 print(double(4), lib.RUNS, type(lib).__name__)
 """
-    assert told(code, library).split("\n") == ["other 1.2! False", "8 1 module"]
+    assert run_and_read(code, library).split("\n") == ["other 1.2! False", "8 1 module"]
 
 
 def test_a_part_that_needs_the_whole_gets_it(library: Path) -> None:
-    code = 'put_off("lib_under_test", has_free_parts=True)\nimport lib_under_test.late_part as p\nprint(p.FOUR)'
-    assert told(code, library) == "4"
+    code = 'defer_import("lib_under_test", has_free_parts=True)\nimport lib_under_test.late_part as p\nprint(p.FOUR)'
+    assert run_and_read(code, library) == "4"
 
 
 def test_threads_that_come_at_once_wait_for_the_one_that_runs_it(library: Path) -> None:
     code = """
-put_off("lib_under_test")
+defer_import("lib_under_test")
 import lib_under_test as lib
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(8) as pool:
     print(set(pool.map(lambda n: lib.double(3), range(64))), lib.RUNS)
 """
-    assert told(code, library) == "{6} 1"
+    assert run_and_read(code, library) == "{6} 1"
 
 
 def test_a_name_it_has_not_is_missing_as_ever(library: Path) -> None:
     code = """
-put_off("lib_under_test")
+defer_import("lib_under_test")
 import lib_under_test as lib
 for _ in range(2):
     try: lib.absent
     except AttributeError as error: print(error)
 """
-    assert told(code, library).split("\n") == ["module 'lib_under_test' has no attribute 'absent'"] * 2
+    assert run_and_read(code, library).split("\n") == ["module 'lib_under_test' has no attribute 'absent'"] * 2
 
 
 def test_a_library_that_fails_says_so_each_time(library: Path) -> None:
     (library / "lib_under_test/__init__.py").write_text("raise ImportError('no such driver')")
     code = """
-put_off("lib_under_test")
+defer_import("lib_under_test")
 import lib_under_test as lib
 for _ in range(2):
-    try: use("lib_under_test")
+    try: run_deferred_import("lib_under_test")
     except ImportError as error: print(error)
 """
-    assert told(code, library).split("\n") == ["no such driver"] * 2
+    assert run_and_read(code, library).split("\n") == ["no such driver"] * 2
 
 
 def test_what_is_imported_already_or_absent_is_left_alone(library: Path) -> None:
-    code = 'import json\nprint(put_off("json"), put_off("no_such_library"))\nuse("json"); use("no_such_library")'
-    assert told(code, library) == "False False"
+    code = """
+import json
+print(defer_import("json"), defer_import("no_such_library"))
+run_deferred_import("json"); run_deferred_import("no_such_library")
+"""
+    assert run_and_read(code, library) == "False False"
 
 
 def test_numpy_and_the_client_of_aiohttp_work_after_they_were_put_off() -> None:
     code = """
-put_off("numpy"); put_off("aiohttp", has_free_parts=True)
+defer_import("numpy"); defer_import("aiohttp", has_free_parts=True)
 import numpy as np
 from aiohttp import web
 from edge_server.core.tensor import DType
@@ -124,4 +130,4 @@ print(DType.FP32.numpy, DType.from_numpy("i8").value, np.arange(3).sum())
 import aiohttp
 print(aiohttp.ClientSession.__name__, aiohttp.web is web, isinstance(aiohttp.__version__, str))
 """
-    assert told(code, Path()).split("\n") == ["False False", "float32 INT64 3", "ClientSession True True"]
+    assert run_and_read(code, Path()).split("\n") == ["False False", "float32 INT64 3", "ClientSession True True"]
