@@ -19,14 +19,11 @@ from edge_server.backends.tensorrt import cuda_driver
 from edge_server.core.status_reports import EngineBuildsReport
 from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
 from edge_server.engines.build_process import Bounds
-from edge_server.engines.build_registry import BuildRegistry
-from edge_server.engines.build_state import UNDER_WAY, Build, BuildState
-from edge_server.engines.builder import EngineBuilder
+from edge_server.engines.build_registry import UNDER_WAY, Build, BuildRegistry, BuildState
+from edge_server.engines.builder import EngineBuilder, ServingCallbacks
 from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
-from edge_server.engines.engine_key import FileHashes, key_of
-from edge_server.engines.gpu_identity import GpuIdentity
+from edge_server.engines.engine_key import FileHashes, GpuIdentity, key_of
 from edge_server.engines.metric_families import families
-from edge_server.engines.server_callbacks import ServingCallbacks
 from edge_server.errors import DeviceLost, EdgeServerError
 from edge_server.telemetry.metrics_page import Family
 

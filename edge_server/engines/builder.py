@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from edge_server.backends.base import Array
 from edge_server.backends.tensorrt import cuda_driver
-from edge_server.backends.tensorrt.verify_engine import save_samples
-from edge_server.engines.build_messages import build_job, facts_of, verify_job
-from edge_server.engines.build_process import Bounds, BuildControl, BuildOutcome, run_child
-from edge_server.engines.build_registry import BuildRegistry
-from edge_server.engines.build_state import Build
+from edge_server.backends.tensorrt.verify_engine import VerificationSample, save_samples
+from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
+from edge_server.core.request_response import Request, Response, ResponseSink
+from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, prepend_batch_size
+from edge_server.core.tensor import DType, Tensor
+from edge_server.core.tensorrt_engine import EngineOrder
+from edge_server.engines.build_process import (
+    Bounds,
+    BuildControl,
+    BuildOutcome,
+    build_job,
+    facts_of,
+    run_child,
+    verify_job,
+)
+from edge_server.engines.build_registry import Build, BuildRegistry
 from edge_server.engines.engine_cache import EngineCache
-from edge_server.engines.server_callbacks import ServingCallbacks
-from edge_server.engines.verification_samples import answers, requests_for, unanswered
+from edge_server.errors import EdgeServerError, ServingFault
 from edge_server.serving.execution.version_interface import ServedVersion
+from edge_server.serving.execution.warmup import build
+from edge_server.telemetry.event_bus import PublishEvent
 
 _PROGRESS_STEP_PERCENT = 5.0
 """How far a build must have come since the last event of its progress, unless the phase changed."""
 
 _SAMPLES = "samples.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCallbacks:
+    """Functions of the server for engine builds. All may be called from any thread and return at once.
+
+    `serving` returns the serving version, or None. `is_settled`: no load of the model is in progress. `renew` loads a
+    version again, with a mark for the reason, and returns whether it will. `may_build` returns why no engine is built
+    now, "" if one may be. `lost_gpus` returns the GPUs that this process has lost, with the reason.
+    """
+
+    serving: Callable[[str, int], ServedVersion | None]
+    is_settled: Callable[[str], bool]
+    renew: Callable[[str, int, str], bool]
+    may_build: Callable[[], str]
+    announce: PublishEvent
+    lost_gpus: Callable[[], Mapping[int, str]]
+
+    def lost_gpu(self, order: EngineOrder) -> str:
+        """Return why the GPU of an engine is lost to this process, as a sentence; "" if it is not."""
+        reason = self.lost_gpus().get(order.device_id)
+        return "" if reason is None else f"GPU {order.device_id} is lost to this process: {reason}"
 
 
 class EngineBuilder:
@@ -130,3 +169,110 @@ class EngineBuilder:
         self._ledger.note_cancelled(build)
         if self._side.serving(*build.name) is None and not self._side.lost_gpu(build.order):
             self._ledger.forget(build)
+
+
+_PATIENCE_S = 120.0
+
+Submit = Callable[[Request, ResponseSink], object]
+
+
+def requests_for(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[Request]:
+    """Return the requests that an engine is checked with: every declared warm-up sample, and one of random numbers of
+    the shapes that the engine is made fastest for. Raises WarmupFailed for data that cannot be read."""
+    declared = [sample for sample in spec.warmup if sample.batch_size > 0]
+    made = [build(spec, sample, model_dir) for sample in [*declared, _made_up(spec, order)]]
+    made[-1] = Request(spec.name, {**made[-1].inputs, **_best_values(spec, order)}, id=made[-1].id)
+    return [Request(spec.name, request.inputs, version=order.version, id=request.id) for request in made]
+
+
+def answers(requests: list[Request], spec: ModelSpec, submit: Submit) -> list[VerificationSample]:
+    """Have the serving version answer. Raises what it raises; ServingFault when no answer comes."""
+    return [VerificationSample(_given(spec, request), _made(spec, _ask(request, submit))) for request in requests]
+
+
+def unanswered(requests: list[Request], spec: ModelSpec) -> list[VerificationSample]:
+    """Return the requests without answers, where nothing serves that could give them."""
+    return [VerificationSample(_given(spec, request), {}) for request in requests]
+
+
+def _made_up(spec: ModelSpec, order: EngineOrder) -> WarmupSample:
+    profile = order.profiles[0]
+    skip = 1 if spec.max_batch_size > 0 else 0
+    rows = max((profile[item.name].best[0] for item in spec.inputs if item.name in profile), default=1) if skip else 1
+    inputs = []
+    for item in spec.inputs:
+        if item.is_optional or item.is_shape_tensor or item.name not in profile:
+            continue
+        best = profile[item.name].best[skip:]
+        dims = best if item.reshape is None else tuple(1 if size == -1 else size for size in item.dims)
+        is_float = item.dtype.numpy.kind == "f" and item.dtype is not DType.BF16
+        # Integers are indices as often as not: zeros are in every vocabulary.
+        inputs.append(WarmupInput(item.name, item.dtype, dims, "random" if is_float else "zero"))
+    return WarmupSample("engine check", rows, tuple(inputs))
+
+
+def _best_values(spec: ModelSpec, order: EngineOrder) -> dict[str, Tensor]:
+    """Return the shape tensors' values that the engine is made fastest for, as a client sends them."""
+    skip = 1 if spec.max_batch_size > 0 else 0
+    profile = order.profiles[0]
+    return {
+        item.name: Tensor(
+            item.name, item.dtype, np.array(profile[item.name].best[skip:], item.dtype.numpy).reshape(item.dims)
+        )
+        for item in spec.inputs
+        if item.is_shape_tensor and item.name in profile
+    }
+
+
+def _ask(request: Request, submit: Submit) -> Response:
+    answered = threading.Event()
+    responses: list[Response] = []
+
+    def take(response: Response) -> None:
+        responses.append(response)
+        answered.set()
+
+    submit(request, take)
+    if not answered.wait(_PATIENCE_S):
+        raise ServingFault(f"model '{request.model}' did not answer the check's request within {_PATIENCE_S:g} s")
+    error: EdgeServerError | None = responses[0].error
+    if error is not None:
+        raise error
+    return responses[0]
+
+
+def _given(spec: ModelSpec, request: Request) -> dict[str, Array]:
+    """Return a request's inputs with the shapes that a runtime is given."""
+    told = batched_shape_inputs(spec)
+    rows = next((tensor.shape[0] for name, tensor in request.inputs.items() if name not in told), 1) if told else 1
+    return {
+        name: prepend_batch_size(tensor.array, rows) if name in told else _reshaped(tensor, _reshape_of(spec, name))
+        for name, tensor in request.inputs.items()
+    }
+
+
+def _made(spec: ModelSpec, response: Response) -> dict[str, Array]:
+    """Return an answer's outputs with the shapes that a runtime yields."""
+    told = batched_shape_outputs(spec)
+    return {
+        tensor.name: prepend_batch_size(tensor.array[0], len(tensor.array))
+        if tensor.name in told
+        else _reshaped(tensor, _reshape_of(spec, tensor.name))
+        for tensor in response.outputs
+    }
+
+
+def _reshape_of(spec: ModelSpec, name: str) -> tuple[int, ...] | None:
+    item = spec.input(name) or spec.output(name)
+    if item is None or item.reshape is None:
+        return None
+    return (-1, *item.reshape) if spec.max_batch_size > 0 else item.reshape
+
+
+def _reshaped(tensor: Tensor, shape: tuple[int, ...] | None) -> Array:
+    array = np.array(tensor.array)
+    if shape is None or shape.count(-1) > 1:
+        return array
+    rows = (len(array), *shape[1:]) if shape[:1] == (-1,) else shape
+    reshaped: Array = array.reshape(rows)
+    return reshaped

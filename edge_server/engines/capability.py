@@ -15,21 +15,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuildCapability:
-    """What the box offers. `onnx_order`: the runtimes for ONNX files that name none, its TensorRT before others."""
+    """The TensorRT and GPUs of this machine. `onnx_order`: runtimes for ONNX files without a stated backend."""
 
     onnx_order: tuple[str, ...]
     gpu_count: int
 
 
-def look(config: EngineConfig) -> BuildCapability | None:
-    """Return the means to build and run engines; None without a TensorRT, a driver or a GPU, or where it is
-    switched off. Imports nothing where the libraries are not installed."""
+def find_capability(config: EngineConfig) -> BuildCapability | None:
+    """Return the means to build and run engines; None without a TensorRT, a driver or a GPU, or if it is
+    switched off. Imports nothing if the libraries are not installed."""
     if not config.is_enabled:
         return None
     installed = [name for name in TENSORRT_LIBRARIES if importlib.util.find_spec(name) is not None]
     if not installed:
         return None
-    # Only now: most boxes never need what follows.
+    # Imported here: most machines do not need it.
     from edge_server.backends.tensorrt import cuda_driver
 
     missing = cuda_driver.unavailable_reason()

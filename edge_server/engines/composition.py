@@ -9,9 +9,9 @@ from pathlib import Path
 from edge_server.config import EngineConfig
 from edge_server.engines.build_process import Bounds
 from edge_server.engines.build_queue import EngineBuildQueue
+from edge_server.engines.builder import ServingCallbacks
 from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
-from edge_server.engines.gpu_identity import read_box
-from edge_server.engines.server_callbacks import ServingCallbacks
+from edge_server.engines.engine_key import read_gpu_identity
 from edge_server.serving.execution.version_interface import ServedVersion
 from edge_server.serving.lifecycle.manager import Manager
 from edge_server.telemetry.event_bus import PublishEvent
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _LEAST_FLOOR_MB = 128
 
 
-def make_works(
+def make_build_queue(
     config: EngineConfig,
     manager: Manager,
     announce: PublishEvent,
@@ -31,7 +31,8 @@ def make_works(
     floor_mb: int,
     root: Path,
 ) -> EngineBuildQueue | None:
-    """Make the works; None when engines cannot be kept, which is logged. `root` is where the box's files are."""
+    """Make the build queue; None if engines cannot be stored, which is logged. `root` is the root of sysfs and
+    procfs."""
     cache = EngineCache(Path(config.cache_dir), config.cache_limit_mb << 20)
     try:
         cache.open()
@@ -44,7 +45,7 @@ def make_works(
 
     return EngineBuildQueue(
         cache,
-        read_box(root),
+        read_gpu_identity(root),
         Bounds(config.build_timeout_s, config.build_memory_mb << 20, max(floor_mb, _LEAST_FLOOR_MB) << 20),
         ServingCallbacks(
             serving=serving,

@@ -1,4 +1,4 @@
-"""Engine cache: verified engines on disk, and unfinished builds.
+"""Engine cache: verified engines on disk, unfinished builds, and the lock that lets one process build an engine.
 
     <folder>/engines/<digest>/engine.plan, engine.json      verified: written once, never changed
     <folder>/work/<digest>/...                              being built, or built and not yet verified
@@ -12,20 +12,23 @@ checked before the plan is opened, and how the engine was verified. Engines are 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from edge_server.backends.tensorrt.engine_build import PLAN
-from edge_server.engines.build_lock import BuildLock, claim, holder
 from edge_server.engines.engine_key import EngineKey, words_for
 
 log = logging.getLogger(__name__)
@@ -266,3 +269,77 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+log = logging.getLogger(__name__)
+
+_NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP))
+_LONGEST_WORDS = 300
+
+
+class BuildLock:
+    """The right to build one engine; without a guarantee on file systems that have no locks."""
+
+    def __init__(self, path: Path, descriptor: int | None) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let others build. May be called again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        # Closing alone would leave it to a forked child that inherited the descriptor.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+    def __enter__(self) -> BuildLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def claim(path: Path) -> BuildLock | None:
+    """Return the right that the file at `path` stands for, None while another process, or another part of this one, has
+    it. Returns at once. Raises OSError."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+                return BuildLock(path, descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _NO_LOCKS:
+                raise
+            log.warning("'%s' cannot be locked: another server may build the same engine: %s", path, error.strerror)
+            return BuildLock(path, None)
+        # Its holder let go of it, and deleted it, between our opening and our locking.
+        os.close(descriptor)
+
+
+def holder(path: Path) -> str:
+    """Return the holder of the lock as text."""
+    try:
+        said = path.read_bytes()[:_LONGEST_WORDS].decode(errors="replace")
+    except OSError:
+        said = ""
+    return said if said and said.isprintable() else "another process"
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

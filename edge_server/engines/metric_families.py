@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_server.core.status_reports import EngineBuildsReport
-from edge_server.engines.build_state import BuildState
+from edge_server.engines.build_registry import BuildState
 from edge_server.telemetry.metrics_page import Family
 
 

@@ -17,7 +17,7 @@ from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.priority import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
-from edge_server.engines.capability import BuildCapability, look
+from edge_server.engines.capability import BuildCapability, find_capability
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.memory.cuda_memory import CudaMemoryRegistry
 from edge_server.memory.malloc_settings import trim
@@ -101,7 +101,7 @@ def build(
         repository.paths, repository.cache_dir, repository.poll_s, follows=repository.control_mode != "none"
     )
     scanner = _scanner(repository, mirrors)
-    chance = look(config.engines)
+    chance = find_capability(config.engines)
     options = _resolve_options(repository, chance)
     devices = cuda_devices.find()
     gpus = Gpus(devices, dict(config.memory.gpu_load_limits))
@@ -257,7 +257,7 @@ def copy_first(config: RepositoryConfig, mirrors: RepositoryList) -> None:
 def _engines(
     config: ServerConfig, manager: Manager, events: EventBus, governor: Governor | None, gpus: Gpus
 ) -> EngineBuildQueue | None:
-    from edge_server.engines.composition import make_works
+    from edge_server.engines.composition import make_build_queue
 
     def may_build() -> str:
         """Return why no engine is built now, "" when one may be."""
@@ -266,7 +266,7 @@ def _engines(
             return ""
         return f"the box is {decision.level.name}: {decision.detail}"
 
-    return make_works(
+    return make_build_queue(
         config.engines,
         manager,
         events.publish,

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.engines import build_lock as claims
-from edge_server.engines.build_lock import BuildLock, claim, holder
-from edge_server.engines.engine_cache import EngineCache
+from edge_server.engines import engine_cache as claims
+from edge_server.engines.engine_cache import BuildLock, EngineCache, claim, holder
 from edge_server.engines.engine_key import EngineKey
 
 KEY = EngineKey({}, "0123456789abcdef0123456789abcdef")
@@ -23,7 +22,7 @@ KEY = EngineKey({}, "0123456789abcdef0123456789abcdef")
 HOLDER = """
 import sys
 from pathlib import Path
-from edge_server.engines.build_lock import claim
+from edge_server.engines.engine_cache import claim
 mine = claim(Path(sys.argv[1]))
 assert mine is not None
 print("mine", flush=True)
@@ -33,7 +32,7 @@ sys.stdin.read()
 RIVAL = """
 import sys, time
 from pathlib import Path
-from edge_server.engines.build_lock import claim
+from edge_server.engines.engine_cache import claim
 path, book = Path(sys.argv[1]), Path(sys.argv[2])
 for _ in range(200):
     mine = claim(path)

@@ -14,8 +14,7 @@ import pytest
 from edge_server.backends.tensorrt.cuda_driver import CudaDevice
 from edge_server.core.tensorrt_engine import EngineOrder, Range
 from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
-from edge_server.engines.engine_key import EngineKey, FileHashes, key_of
-from edge_server.engines.gpu_identity import GpuIdentity, read_box
+from edge_server.engines.engine_key import EngineKey, FileHashes, GpuIdentity, key_of, read_gpu_identity
 
 DEVICE = CudaDevice("Orin (nvgpu)", (8, 7), 8 << 30, True)
 BOX = GpuIdentity("36.4.3", "248")
@@ -173,14 +172,14 @@ TPC_POWER_GATING TPC_PG_MASK 248
 
 
 def test_a_jetson_tells_its_release_and_the_mask_of_its_power_mode(tmp_path: Path) -> None:
-    assert read_box(tmp_path) == GpuIdentity()
+    assert read_gpu_identity(tmp_path) == GpuIdentity()
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3, GCID: 1, BOARD: generic\n")
-    assert read_box(tmp_path) == GpuIdentity("36.4.3", "")
+    assert read_gpu_identity(tmp_path) == GpuIdentity("36.4.3", "")
     (tmp_path / "etc/nvpmodel.conf").write_text(NVPMODEL)
     (tmp_path / "var/lib/nvpmodel").mkdir(parents=True)
     (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0002 fmode:quiet\n")
-    assert read_box(tmp_path) == GpuIdentity("36.4.3", "248")
+    assert read_gpu_identity(tmp_path) == GpuIdentity("36.4.3", "248")
 
 
 def test_an_engine_that_cannot_be_read_just_now_is_a_miss_and_is_kept(

@@ -20,11 +20,11 @@ from edge_server.core.tensor import DType
 from edge_server.core.tensorrt_engine import EngineOrder, Range
 from edge_server.engines.build_process import Bounds
 from edge_server.engines.build_queue import EngineBuildQueue
-from edge_server.engines.build_state import MOST_ATTEMPTS
+from edge_server.engines.build_registry import MOST_ATTEMPTS
+from edge_server.engines.builder import ServingCallbacks
 from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
-from edge_server.engines.gpu_identity import GpuIdentity
+from edge_server.engines.engine_key import GpuIdentity
 from edge_server.engines.json_process import JsonProcess
-from edge_server.engines.server_callbacks import ServingCallbacks
 from edge_server.errors import DeviceLost
 from edge_server.serving.execution.gpu_state import Gpus
 
@@ -205,7 +205,7 @@ def test_what_waits_for_another_can_be_taken_back(
 def test_a_cache_that_cannot_be_written_is_not_tried_for_ever(
     works: Callable[[Server], EngineBuildQueue], order: EngineOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_server.engines.build_state._FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr("edge_server.engines.build_registry._FIRST_RETRY_S", 0.0)
     server = Server()
     mine = works(server)
     assert mine.find(order) is None

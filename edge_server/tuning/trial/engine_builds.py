@@ -20,12 +20,9 @@ from edge_server.core.custom_metric import MetricSource
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.request_response import Request, ResponseSink
 from edge_server.core.tensorrt_engine import EngineFile, EngineOrder
-from edge_server.engines.build_lock import BuildLock
-from edge_server.engines.build_messages import build_job, facts_of
-from edge_server.engines.build_process import Bounds, BuildControl, run_child
-from edge_server.engines.engine_cache import EngineCache, EngineCacheFault
-from edge_server.engines.engine_key import EngineKey, FileHashes, key_of
-from edge_server.engines.gpu_identity import read_box
+from edge_server.engines.build_process import Bounds, BuildControl, build_job, facts_of, run_child
+from edge_server.engines.engine_cache import BuildLock, EngineCache, EngineCacheFault
+from edge_server.engines.engine_key import EngineKey, FileHashes, key_of, read_gpu_identity
 from edge_server.errors import LoadError, Unsupported
 
 _CLAIM_LOOK_S = 0.5
@@ -100,7 +97,7 @@ class CandidateEngines:
         cache = EngineCache(self._cache_dir)
         cache.open()
         device = cuda_driver.devices()[order.device_id]
-        key = key_of(order, device, read_box(), FileHashes())
+        key = key_of(order, device, read_gpu_identity(), FileHashes())
         found = cache.find(key)
         if found is None:
             # Until it is opened: a server that has the claim may move what it finds built.

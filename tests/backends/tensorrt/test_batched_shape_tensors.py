@@ -24,7 +24,7 @@ from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.core.tensorrt_engine import Range
-from edge_server.engines.verification_samples import answers, requests_for
+from edge_server.engines.builder import answers, requests_for
 from edge_server.errors import BackendError, BadModelConfig, LoadError
 from edge_server.repository.resolve import ResolveOptions, resolve
 from edge_server.repository.scan import Scanner
