@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from edge_server.core.frame import StreamCounts
+if TYPE_CHECKING:
+    # Not imported by a server without cameras.
+    from edge_server.core.frame import StreamCounts
 
 
 @dataclass(frozen=True, slots=True)

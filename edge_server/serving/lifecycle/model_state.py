@@ -85,6 +85,8 @@ class EvictedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
+    """The last report of a version that was unloaded."""
+
     generation: int
     since_s: float
     served_count: int
